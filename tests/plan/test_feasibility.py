@@ -1,4 +1,4 @@
-"""Which points fit, where not all bits go together: against every point there is."""
+"""Feasible points on chips that refuse some combinations of bits, compared with all points of small spaces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hago.plan.topology import analyze
 from hago.search.prepare import QuantizationOptions, prepare
 
 CHIPS: Final = {chip.name: chip for chip in (either(), signs(), behind())}
-#: By chip, bits that are fixed, with what a chip must then do behind them.
+#: Chips, and bits that are fixed, so that a chip refuses combinations at nodes that depend on them.
 FIXED: Final = [
     ("either", {}),
     ("either", {"conv0.weight": 7}),
@@ -45,10 +45,10 @@ FIXED: Final = [
 cases = pytest.mark.parametrize(("name", "fixed"), FIXED, ids=str)
 
 
-def resolver_of(chip: Hardware, fixed: Mapping[str, int], whole: bool = True) -> Resolver:
-    """Of three layers; of the whole space, or of the choices that some point has."""
+def resolver_of(chip: Hardware, fixed: Mapping[str, int], unpruned: bool = True) -> Resolver:
+    """The resolver of three layers, for the whole space or for the pruned one."""
     made = prepare(layers(3), chip, DATA, QuantizationOptions(estimator="max_range", fix_bits=fixed))
-    if not whole:
+    if not unpruned:
         return made.resolver
     return made.resolver.with_space(build_space(made.graph, chip, made.topology, fixed))
 
@@ -57,74 +57,74 @@ def refused(resolver: Resolver, bits: Bits) -> bool:
     return isinstance(plan_or_refusal(resolver, bits), InfeasibleBits)
 
 
-def every_kind(resolver: Resolver) -> list[dict[str, int]]:
-    """A point for all that differ in no dtype."""
+def every_point(resolver: Resolver) -> list[dict[str, int]]:
+    """One point for each combination of dtypes."""
     groups = resolver.space.groups
-    listed = itertools.product(*([c[0] for c in choices_by_dtype(resolver, g)] for g in groups.values()))
-    return [dict(zip(groups, choices, strict=True)) for choices in listed]
+    points = itertools.product(*([c[0] for c in choices_by_dtype(resolver, g)] for g in groups.values()))
+    return [dict(zip(groups, choices, strict=True)) for choices in points]
 
 
 @cases
-def test_what_is_supported_is_what_some_point_has(name: str, fixed: Mapping[str, int]) -> None:
+def test_pruned_choices_are_those_that_no_feasible_point_has(name: str, fixed: Mapping[str, int]) -> None:
     resolver = resolver_of(CHIPS[name], fixed)
-    fits = [point for point in every_kind(resolver) if not refused(resolver, point)]
-    found = prune_infeasible_choices(resolver)
+    fits = [point for point in every_point(resolver) if not refused(resolver, point)]
+    pruned = prune_infeasible_choices(resolver)
     for key, group in resolver.space.groups.items():
         kept = {b for c in choices_by_dtype(resolver, group) if any(point[key] == c[0] for point in fits) for b in c}
-        assert set(found.groups[key].choices) == kept, key
+        assert set(pruned.groups[key].choices) == kept, key
 
 
 @cases
-def test_the_most_bits_that_fit_have_none_above_them(name: str, fixed: Mapping[str, int]) -> None:
+def test_no_feasible_point_is_wider_than_the_widest(name: str, fixed: Mapping[str, int]) -> None:
     resolver = resolver_of(CHIPS[name], fixed)
     most = widest_feasible(resolver)
     assert not refused(resolver, most.bits)
-    above = (p for p in every_kind(resolver) if p != most.bits and all(p[k] >= b for k, b in most.bits.items()))
+    above = (p for p in every_point(resolver) if p != most.bits and all(p[k] >= b for k, b in most.bits.items()))
     assert all(refused(resolver, point) for point in above)
 
 
 @cases
-def test_groups_that_are_held_keep_their_bits(name: str, fixed: Mapping[str, int]) -> None:
-    """And nothing is found only where there is nothing."""
+def test_fixed_groups_keep_their_bits(name: str, fixed: Mapping[str, int]) -> None:
+    """A feasible point is found if and only if there is one."""
     resolver = resolver_of(CHIPS[name], fixed)
-    every, rng = every_kind(resolver), random.Random(0)
+    every, rng = every_point(resolver), random.Random(0)
     fits = [point for point in every if not refused(resolver, point)]
     for point in rng.sample(every, min(40, len(every))):
-        held = rng.sample(list(point), 2)
-        found = nearest_feasible(resolver, point, held)
-        there = any(all(other[k] == point[k] for k in held) for other in fits)
-        assert (found is not None) == there
+        fixed_groups = rng.sample(list(point), 2)
+        found = nearest_feasible(resolver, point, fixed_groups)
+        is_feasible = any(all(other[k] == point[k] for k in fixed_groups) for other in fits)
+        assert (found is not None) == is_feasible
         if found is not None:
-            assert found.plan.key == resolver(found.bits).key and all(found.bits[k] == point[k] for k in held)
+            assert found.plan.key == resolver(found.bits).key and all(found.bits[k] == point[k] for k in fixed_groups)
 
 
 @cases
-def test_every_choice_is_shown(name: str, fixed: Mapping[str, int]) -> None:
-    resolver = resolver_of(CHIPS[name], fixed, whole=False)
-    levels = ChoicePoints(resolver)
+def test_choice_points_cover_every_feasible_choice(name: str, fixed: Mapping[str, int]) -> None:
+    resolver = resolver_of(CHIPS[name], fixed, unpruned=False)
+    choice_points = ChoicePoints(resolver)
     for key, group in resolver.space.groups.items():
-        for rung, bits in enumerate(group.choices):
-            (shown,) = (s for s in levels.of(rung) if key in s.keys)
-            assert shown.bits[key] == bits and not refused(resolver, shown.bits)
-            assert levels.plan(rung, key) is shown.plan
-            assert shown.plan.key == resolver(shown.bits).key
+        for index, bits in enumerate(group.choices):
+            (point,) = (s for s in choice_points.of(index) if key in s.keys)
+            assert point.bits[key] == bits and not refused(resolver, point.bits)
+            assert choice_points.plan(index, key) is point.plan
+            assert point.plan.key == resolver(point.bits).key
 
 
-def test_one_point_shows_a_level_where_all_goes_together() -> None:
+def test_one_choice_point_is_enough_if_the_choices_are_feasible_together() -> None:
     resolver = prepare(layers(2), "x86_vnni", DATA, QuantizationOptions(estimator="max_range")).resolver
-    levels = ChoicePoints(resolver)
-    for rung in range(levels.count):
-        assert [dict(shown.bits) for shown in levels.of(rung)] == [point_at_choice(resolver.space, rung)]
+    choice_points = ChoicePoints(resolver)
+    for index in range(choice_points.count):
+        assert [dict(point.bits) for point in choice_points.of(index)] == [point_at_choice(resolver.space, index)]
     assert prune_infeasible_choices(resolver) is resolver.space
 
 
-def test_bits_that_nothing_fits_are_refused_before_a_search() -> None:
+def test_an_infeasible_space_is_refused_before_a_search() -> None:
     with pytest.raises(InfeasibleBits, match=r"network on signs.*no signature.*'conv1'.*uint8.*fix_bits"):
         prepare(layers(3), signs(), DATA, QuantizationOptions(fix_bits={"conv0:out": 3, "conv2:out": 8}))
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
-def test_one_shot_quantization_and_costs_need_no_luck(chip: Hardware) -> None:
+def test_one_shot_quantization_and_cost_range_use_feasible_points(chip: Hardware) -> None:
     quantizer = quantize(layers(3), chip, DATA)
     assert not refused(resolver_of(chip, {}), quantizer.strategy.bits)
     graph = layers(3)
@@ -134,8 +134,8 @@ def test_one_shot_quantization_and_costs_need_no_luck(chip: Hardware) -> None:
 
 
 # ---------------------------------------------------------------- any chip
-def test_chips_that_may_refuse_nothing_do_not() -> None:
-    """On random networks and hardware; and the three chips, which do, are told."""
+def test_no_point_is_infeasible_unless_may_refuse_is_true() -> None:
+    """On random networks and hardware; for the three chips of this file, which refuse points, it is true."""
     for chip in CHIPS.values():
         assert may_refuse(resolver_of(chip, {}))
     asked = 0

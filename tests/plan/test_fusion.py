@@ -1,4 +1,4 @@
-"""Clamps that become part of their readers' clipping: the same outputs, with fewer nodes computed."""
+"""Fusion of clamps into their readers' clipping: the outputs are equal, and fewer nodes are computed."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def clamped(low: float | None, high: float | None, *readers: str) -> Graph:
     return b.graph(*(outputs or [cut]))
 
 
-def test_what_only_requantizing_edges_read_is_skipped() -> None:
+def test_a_clamp_that_only_requantizing_edges_read_is_fused() -> None:
     plan = plan_of(residual_block())
     fused = fuse_clamps(plan)
     assert fused.skipped == {"stem.relu", "left.relu"}  # the pooling takes add.relu's accumulators as they are
     assert {str(e) for e in fused.simqs} == {"left:0", "add:0", "right:0"}
 
 
-def test_a_value_that_is_looked_at_is_computed() -> None:
+def test_a_watched_value_is_not_fused() -> None:
     plan, seen = plan_of(residual_block()), []
     Simulator(plan).run([seeded(2, 3, 8, 8)], lambda node, value: seen.append(node.name))
     assert {"stem.relu", "left.relu"} <= set(seen)
@@ -53,7 +53,7 @@ def test_an_output_is_not_skipped() -> None:
 
 
 def test_limits_that_differ_by_channel_are_not_fused() -> None:
-    """With a scale per channel, 0.7 is another integer in each, which 23 bits still show; 0 is 0 in all."""
+    """With a scale per channel, 0.7 is a different integer in each channel, and 0 is 0 in all."""
     chip = Chip("uint8", granularity="per_channel").hardware()
     for high, expected in ((0.7, set()), (None, {"cut"})):
         b = Builder()

@@ -1,4 +1,4 @@
-"""Concatenations: operands that nothing else reads take the scale of the result, back to their producers."""
+"""Concatenations: operands that have no other reader get the scale of the result at their producers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOINING = (
 
 
 class Branches(nn.Module):
-    """Branches of very different ranges, joined behind relus; then one joined with what it is made from."""
+    """Branches of very different ranges, concatenated after relus; then a result concatenated with its own operand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def some_points(prepared: Prepared) -> list[Plan]:
 
 
 @pytest.mark.parametrize("name", JOINING)
-def test_scales_in_and_out_are_one(name: str, model: nn.Module, data: list[Tensor]) -> None:
+def test_operands_and_result_of_a_concatenation_have_one_scale(name: str, model: nn.Module, data: list[Tensor]) -> None:
     prepared = prepare(model, name, data)
     widest, *others = some_points(prepared)
     first, second = concats(widest)
@@ -73,7 +73,7 @@ def test_scales_in_and_out_are_one(name: str, model: nn.Module, data: list[Tenso
     assert not any(key.startswith(f"{first}:") for key in prepared.space.groups)
     for source in widest.graph[first].inputs:
         assert widest.nodes[source].out is node.out
-    # one operand of the second has other readers: it keeps a range of its own
+    # one operand of the second concatenation has other readers, so it keeps a range of its own
     shared = widest.nodes[second].operands
     assert shared[0] is shared[1]
     assert {k for k in prepared.space.groups if k.startswith(f"{second}:")} == {f"{second}:0"}
@@ -82,7 +82,7 @@ def test_scales_in_and_out_are_one(name: str, model: nn.Module, data: list[Tenso
 
 
 @pytest.mark.parametrize("name", ["tflite", "tpu_mlir_bm1684x"])
-def test_operands_of_different_bits_meet_in_the_coarsest(name: str, model: nn.Module, data: list[Tensor]) -> None:
+def test_operands_of_different_bits_get_the_coarsest_scale(name: str, model: nn.Module, data: list[Tensor]) -> None:
     prepared = prepare(model, name, data)
     widest = prepared.space.widest()
     plan = prepared.resolver(widest)
@@ -96,14 +96,14 @@ def test_operands_of_different_bits_meet_in_the_coarsest(name: str, model: nn.Mo
     assert compare_plan_exactly(plan, data[:1]).same
 
 
-def test_hardware_that_requantizes_on_edges_is_as_it_was(model: nn.Module, data: list[Tensor]) -> None:
+def test_hardware_that_requantizes_on_edges_is_not_affected(model: nn.Module, data: list[Tensor]) -> None:
     prepared = prepare(model, "x86_vnni", data)
     first, _ = concats(prepared.resolver(prepared.space.widest()))
     assert {f"{first}:0", f"{first}:1"} <= set(prepared.space.groups)
 
 
-def test_ranges_that_were_given_per_operand(model: nn.Module, data: list[Tensor]) -> None:
-    """Other ranges, of another sign, for operands than for the result: still one scale inside."""
+def test_ranges_given_per_operand(model: nn.Module, data: list[Tensor]) -> None:
+    """Ranges with other signs for the operands than for the result: the concatenation still has one scale."""
     graph = prepare(model, "tpu_mlir_bm1684x", data).graph
     first = next(n for n in graph if n.op == "concat")
     a, b = first.inputs

@@ -1,4 +1,4 @@
-"""Nodes that are integer or float by choice: what a point means, what it costs, and what is stored."""
+"""Nodes that are integer or float by choice: the Plans, costs and strategies of such points."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def points(prepared: Prepared, count: int) -> list[dict[str, int]]:
     return [{k: rng.choice(g.choices) for k, g in prepared.space.groups.items()} for _ in range(count)]
 
 
-# ---------------------------------------------------------------- what a point means
-def test_only_nodes_that_quantize_have_a_kind(prepared: Prepared) -> None:
+# ---------------------------------------------------------------- plans of points
+def test_only_nodes_with_groups_have_a_kind(prepared: Prepared) -> None:
     kinds = {g.source for g in prepared.space.groups.values() if g.is_kind}
     assert {"stem", "left", "right", "fc", "add", "flat"} >= kinds >= {"stem", "left", "right", "fc"}
     ends = (prepared.space.widest(), prepared.space.narrowest())
     assert all(bits[kind_key(n)] == INTEGER for bits in ends for n in kinds)
 
 
-def test_a_point_is_the_plan_of_its_topology(prepared: Prepared) -> None:
+def test_a_point_has_the_plan_of_its_topology(prepared: Prepared) -> None:
     for bits in points(prepared, 12):
         floats = prepared.space.floats(bits)
         plan = prepared.resolver(bits)
@@ -58,7 +58,7 @@ def test_a_point_is_the_plan_of_its_topology(prepared: Prepared) -> None:
         assert plain.resolver(own).key == plan.key
 
 
-def test_bits_of_a_float_node_say_nothing(prepared: Prepared) -> None:
+def test_bits_of_a_float_node_have_no_effect(prepared: Prepared) -> None:
     space = prepared.space
     bits = {**space.widest(), kind_key("left"): FLOAT}
     inert = [k for k in ("left:0", "left:1", "left:out") if k in space.groups]
@@ -71,7 +71,7 @@ def test_simulation_equals_integers_in_every_topology(prepared: Prepared) -> Non
         assert not compare_plan_exactly(prepared.resolver(bits), [DATA[0][0]]).differences
 
 
-def test_strategies_read_as_any_other(prepared: Prepared, tmp_path: Path) -> None:
+def test_strategies_with_kinds_are_saved_and_loaded(prepared: Prepared, tmp_path: Path) -> None:
     for number, bits in enumerate(points(prepared, 6)):
         plan = prepared.resolver(bits)
         made = make_strategy(prepared, plan, bits, {"keep_float": []})
@@ -80,7 +80,7 @@ def test_strategies_read_as_any_other(prepared: Prepared, tmp_path: Path) -> Non
         assert again.key == plan.key and not any(k.endswith(":kind") for k in made.bits)
 
 
-# ---------------------------------------------------------------- what it costs
+# ---------------------------------------------------------------- costs
 @pytest.mark.parametrize("metric", ["bops", "weight_bytes", "cycles", "energy"])
 def test_one_float_node_costs_what_is_expected(prepared: Prepared, metric: str) -> None:
     start = prepared.space.widest()
@@ -91,7 +91,7 @@ def test_one_float_node_costs_what_is_expected(prepared: Prepared, metric: str) 
         assert surrogate.loss(bits) < surrogate.loss(start)
 
 
-def test_crossings_are_paid(prepared: Prepared) -> None:
+def test_conversions_between_float_and_integer_cost(prepared: Prepared) -> None:
     start = prepared.space.widest()
     before = plan_cost(prepared.resolver(start))
     after = plan_cost(prepared.resolver({**start, kind_key("left"): FLOAT}))
@@ -120,7 +120,7 @@ def test_the_program_chooses_kinds(prepared: Prepared) -> None:
 
 
 # ---------------------------------------------------------------- searches
-def test_a_search_leaves_float_what_pays(tmp_path: Path) -> None:
+def test_a_search_keeps_nodes_float_where_it_is_cheaper(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     options = {"budget_cost": "bops <= 4M", "progress": False, "budget": 30}
     free = run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of("sensitivity", log=log, **options))
@@ -138,8 +138,8 @@ def test_a_search_leaves_float_what_pays(tmp_path: Path) -> None:
     ("float_rate", "requantize_rate", "floats"),
     [(12, 1e9, {"one", "two"}), (4, 1e9, set()), (4, 0.05, {"one", "two"})],
 )
-def test_what_is_cheaper_wins(float_rate: float, requantize_rate: float, floats: set[str]) -> None:
-    """Where requantization is slow, a float network has the least of it."""
+def test_the_cheaper_kind_is_chosen(float_rate: float, requantize_rate: float, floats: set[str]) -> None:
+    """If requantization is slow, a float network is the cheapest."""
     b = Builder()
     x = b.input(6, name="x")
     hidden = b.call("relu", b.linear(x, seeded(8, 6, seed=1), name="one"), name="relu")

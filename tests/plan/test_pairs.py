@@ -1,4 +1,4 @@
-"""Sums of neighbouring products in 16 bits, against sums written out pair by pair."""
+"""Sums of neighbouring products in 16 bits, compared with sums that are computed pair by pair in Python."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cut(pair: int, overflow: str) -> int:
 
 
 def by_hand(x: Sequence[int], w: Sequence[int], bias: int, x_zero: int, overflow: str) -> int:
-    """One sum as the chip makes it: pairs of stored products, then the correction for the zero point."""
+    """One sum as the chip computes it: pairs of stored products, then the correction for the zero point."""
     total = bias - x_zero * sum(w)
     for k in range(0, len(x), 2):
         total += cut(sum(a * b for a, b in zip(x[k : k + 2], w[k : k + 2], strict=True)), overflow)
@@ -52,7 +52,7 @@ def stored(node: NodePlan, slot: int, c: Tensor) -> Tensor:
 
 
 def accumulators(graph: Graph, hardware: Hardware, x: Tensor) -> tuple[NodePlan, Tensor, Tensor]:
-    """The plan of the only integer node, the stored operand it reads and the value it emits."""
+    """The plan of the only integer node, the stored operand that it reads, and the value that it emits."""
     resolver = resolver_of(graph, hardware, [x], "max_range")
     plan = resolver(resolver.space.widest())
     (name,) = plan.nodes
@@ -84,7 +84,7 @@ def test_rows(depth: int, overflow: str, signed: bool, seed: int) -> None:
     (4, 4, {"padding": [1, 1]}), (2, 1, {"padding": "same", "dilation": [2, 1]}), (2, 1, {"padding": "valid"}),
 ])  # fmt: skip
 def test_windows(channels: int, groups: int, options: dict[str, list[int] | str]) -> None:
-    """Channels are paired place by place; padding holds the zero point; a depthwise product is alone."""
+    """Channels are paired at each place; padding holds the zero point; a depthwise product has no partner."""
     b = Builder()
     attrs = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "groups": groups} | options
     weight = seeded(4, channels // groups, 2, 3).sign() * 0.97
@@ -129,7 +129,7 @@ def test_products_of_two_activations() -> None:
     assert held["product"].eq(expected).all()
 
 
-# ---------------------------------------------------------------- what is proved, and what is seen
+# ---------------------------------------------------------------- proofs and counts
 def wide(bits: tuple[int, int], sign: float = 1.0) -> NodePlan:
     b = Builder()
     b.linear(b.input(4, name="x"), torch.tensor([[1.0, 1.0, sign, 1.0]]), name="fc")
@@ -191,7 +191,7 @@ def test_whole_networks(overflow: str) -> None:
         assert compare_plan_exactly(resolver(bits), [seeded(2, 3, 8, 8, seed=5) * 20]).same
 
 
-def test_ops_whose_pairs_nobody_knows_are_refused() -> None:
+def test_ops_that_are_no_matrix_product_are_refused_with_pairs() -> None:
     desc = OpDesc(["uint8", "int8"], "int32", AVX2.ops["conv2d"][0].register)
     with pytest.raises(HardwareError, match="no pairs of products of conv_transpose2d"):
         check_hardware(Hardware({"conv_transpose2d": [desc]}))

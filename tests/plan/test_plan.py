@@ -1,4 +1,4 @@
-"""From bits and thresholds to a Plan: what resolve derives, remembers and refuses."""
+"""Resolving bits and thresholds to a Plan: what a Resolver derives, caches and refuses."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_first_signature_that_holds_the_bits() -> None:
 
 
 def test_bits_that_no_signature_holds_together() -> None:
-    """Each width is in the space, but no signature takes both."""
+    """Each number of bits is in the space, but no signature takes both."""
     descs = (OpDesc(["int16", "int8"], "int32"), OpDesc(["int8", "int16"], "int32"))
     b = Builder()
     b.linear(b.input(4, name="x"), seeded(3, 4), name="fc")
@@ -157,7 +157,7 @@ def test_infeasible_bits_on_the_rfc_hardware() -> None:
 
 # ---------------------------------------------------------------- verdicts
 def test_a_verdict_is_about_the_actual_weights() -> None:
-    """128 products of 127 times 127 pass 2**20, of 127 times 1 they do not."""
+    """128 products of 127 times 127 exceed 2**20; 128 products of 127 times 1 do not."""
     b = Builder()
     weight = torch.ones(2, 128)
     weight[1] = 1 / 127
@@ -192,8 +192,8 @@ def test_the_bound_of_a_chip_that_multiplies_zero_points_in_is_over_stored_weigh
     assert plan.raw_bound == int(stored.sum(1).max()) * max(abs(x.qmin), abs(x.qmax))
 
 
-def test_a_value_that_a_relu_bounds_is_not_bounded_by_its_dtype() -> None:
-    """A proved bound travels on, so a sum of two accumulators need not assume the worst of both."""
+def test_bounds_of_producers_are_used() -> None:
+    """A sum of accumulators uses the proved bound of its operand, not the range of its dtype."""
     b = Builder()
     x = b.conv2d(b.input(3, 8, 8, name="x"), seeded(4, 3, 3, 3), name="conv")
     b.call("mean", b.call("relu", x, name="relu"), axes=[2, 3], keepdim=False, count=64, name="mean")
@@ -203,7 +203,7 @@ def test_a_value_that_a_relu_bounds_is_not_bounded_by_its_dtype() -> None:
     assert set(plan.verdicts.values()) == {"proved"}
 
 
-# ---------------------------------------------------------------- keys and memory
+# ---------------------------------------------------------------- keys and the cache
 def test_equal_points_give_equal_plans() -> None:
     _, one = conv()
     _, other = conv()
@@ -211,7 +211,7 @@ def test_equal_points_give_equal_plans() -> None:
     assert one({"conv:0": 8, "conv:1": 6}).key != one({"conv:0": 8, "conv:1": 7}).key
 
 
-def test_only_what_a_change_reaches_is_resolved_again() -> None:
+def test_only_nodes_that_a_change_reaches_are_resolved_again() -> None:
     graph = residual_block()
     resolver = resolver_of(graph, load_hardware("x86_vnni"), [seeded(2, 3, 8, 8)])
     bits = resolver.space.widest()
@@ -221,7 +221,7 @@ def test_only_what_a_change_reaches_is_resolved_again() -> None:
     assert before.nodes["stem"] is changed.nodes["stem"] and before.nodes["left"] is not changed.nodes["left"]
 
 
-def test_an_edge_with_nothing_to_do_has_no_simq() -> None:
+def test_an_edge_without_requantization_has_no_simq() -> None:
     plan = resolver_of(residual_block(), load_hardware("x86_vnni"), [seeded(2, 3, 8, 8)])
     edges = plan(plan.space.widest()).edges
     assert edges[Edge("stem.relu", 0)] is None and edges[Edge("pool", 0)] is None
@@ -231,7 +231,7 @@ def test_an_edge_with_nothing_to_do_has_no_simq() -> None:
 
 
 def test_operands_of_a_sum_are_on_one_scale() -> None:
-    """Unequal scales are never silently taken: every add in every plan has one."""
+    """Every add in every plan reads its operands on one scale."""
     for chip in ("x86_vnni", "vta", "int16_accumulator", "arm_dot"):
         resolver = resolver_of(residual_block(), load_hardware(chip), [seeded(2, 3, 8, 8)])
         for bits in (resolver.space.widest(), resolver.space.narrowest()):
@@ -239,7 +239,7 @@ def test_operands_of_a_sum_are_on_one_scale() -> None:
             assert first is not None and second is not None and first.scale.equal(second.scale)
 
 
-def test_a_threshold_source_that_is_wrong_is_said() -> None:
+def test_an_invalid_threshold_is_refused() -> None:
     graph, _ = conv()
     resolver = fixed_resolver(graph, Chip().hardware(), {"conv:0": (float("nan"), 1.0)})
     with pytest.raises(HagoError, match="finite"):

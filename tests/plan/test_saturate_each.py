@@ -1,4 +1,4 @@
-"""Registers that saturate at every addition, against sums written out step by step in Python's integers."""
+"""Registers that saturate at every addition, compared with sums that are computed step by step in Python's integers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ AddendsOf = Callable[[Attrs, Sequence[Tensor], Sequence[int], str], Iterator[int
 
 # ---------------------------------------------------------------- the independent model
 def prefixes(addends: Sequence[int], register: DType) -> tuple[int, bool]:
-    """What the register holds in the end, and whether it was clamped at any step."""
+    """The final value of the register, and whether it was clamped at any step."""
     held, clamped = 0, False
     for addend in addends:
         total = held + addend
@@ -92,7 +92,7 @@ def conv_addends(attrs: Attrs, operands: Sequence[Tensor], entry: Sequence[int],
 
 
 def transposed_addends(attrs: Attrs, operands: Sequence[Tensor], entry: Sequence[int], order: str) -> Iterator[int]:
-    """The places of the input row by row, each with the tap that takes it to the entry, if there is one."""
+    """The places of the input row by row, each with the tap that connects it to the entry, if there is one."""
     x, w = operands[:2]
     sample, out, *place = entry
     channels, (group, within) = x.shape[1] // attrs["groups"], divmod(out, w.shape[1])
@@ -146,7 +146,7 @@ def mean_addends(attrs: Attrs, operands: Sequence[Tensor], entry: Sequence[int],
 
 @dataclass(frozen=True)
 class Seen:
-    """What the only node of interest of a Plan computed."""
+    """The results of the one node of a Plan that a test is about."""
 
     plan: Plan
     node: NodePlan
@@ -304,7 +304,7 @@ def test_matmul_with_a_bias(bias: BiasAt, size: int) -> None:
 
 # ---------------------------------------------------------------- sums without a weight
 def before_sums(b: Builder, shape: Sequence[int]) -> str:
-    """Something that a chip quantizes, so that what follows is read as integers."""
+    """An op that the chip quantizes, so that the next op reads integers."""
     weight = torch.ones(shape[0], 1, *[1] * (len(shape) - 1))
     ones, zeros = [1] * (len(shape) - 1), [0] * (len(shape) - 1)
     attrs = {"stride": ones, "padding": zeros, "dilation": ones, "groups": shape[0]}
@@ -323,7 +323,7 @@ def before_sums(b: Builder, shape: Sequence[int]) -> str:
 ])  # fmt: skip
 @pytest.mark.parametrize("order", ORDERS)
 def test_sums(op: str, attrs: dict[str, Any], shape: tuple[int, ...], addends: AddendsOf, order: Order) -> None:
-    """Large values in a register that is hardly wider: the places of a window, or entries, as they lie."""
+    """Large values in a register that is hardly wider; the places of a window, or entries, in row-major order."""
     b = Builder()
     b.call(op, before_sums(b, shape), name=op, **attrs)
     conv, pool = f"conv{len(shape) - 1}d", OpDesc("int8", "int8", Accumulator(INT8, "saturate_each", order, "last"))
@@ -345,7 +345,7 @@ def test_adaptive_average() -> None:
 
 @pytest.mark.parametrize("op", ["add", "sub", "mul"])
 def test_one_addition_is_one_clamp(op: str) -> None:
-    """A sum of two, a difference and a product clamp once; the kernels of the fast engine do so too."""
+    """A sum, difference or product of two operands is clamped once, also by the kernels of the fast engine."""
     b = Builder()
     x = b.input(3, 4, 4, name="x")
     one = b.conv2d(x, seeded(3, 3, 1, 1), name="one")
@@ -401,7 +401,7 @@ def test_orders_differ(order: Order, bias: BiasAt, expected: int) -> None:
     assert seen.peaks.overflows == ({} if (order, bias) == ("channels_outer", "last") else {"conv": 1})
 
 
-def test_what_cancels_out_is_counted() -> None:
+def test_clamps_that_cancel_out_are_counted() -> None:
     """100, 100, -100, -100, -100, 127: clamped up by 73 and down by 45 on the way."""
     b = Builder()
     b.linear(b.input(6, name="x"), torch.tensor([[1.0, 1.0, -1.0, -1.0, -1.0, 1.0]]), name="linear")
@@ -416,8 +416,8 @@ def test_what_cancels_out_is_counted() -> None:
 
 # ---------------------------------------------------------------- proofs
 @pytest.mark.parametrize("depth", [2, 3])
-def test_what_is_proved_is_never_clamped(depth: int) -> None:
-    """127 * 127 * 2 fits 16 bits and 127 * 127 * 3 does not, whatever the signs on the way."""
+def test_proved_sums_are_never_clamped(depth: int) -> None:
+    """127 * 127 * 2 fits 16 bits and 127 * 127 * 3 does not, whatever the signs are."""
     b = Builder()
     weight = torch.tensor([[1.0, -1.0, 1.0][:depth], [-1.0, -1.0, 1.0][:depth]])
     b.linear(b.input(depth, name="x"), weight, name="linear")
@@ -472,8 +472,8 @@ def test_an_empty_batch() -> None:
     assert out.shape[0] == 0 and compare_plan_exactly(plan, [x[:0]]).same
 
 
-def test_no_proved_node_would_lose_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every sum is added up step by step, those that are proved to hold too."""
+def test_partial_sums_of_proved_nodes_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sum is computed step by step, also those that are proved to fit."""
     monkeypatch.setattr(
         "hago.plan.resolve.additions_of",
         lambda rule, attrs, register, bound: additions.additions_of(rule, attrs, register, 2.0**60),
@@ -554,7 +554,7 @@ def test_hardware_files_keep_the_order(tmp_path: Path) -> None:
     ({"overflow": "wrap", "order": "channels_inner"}, r"accumulator\.order: .* belongs to saturate_each, got wrap"),
     ({"overflow": "saturate_eech"}, "Did you mean 'saturate_each'"),
 ])  # fmt: skip
-def test_what_files_are_refused_for(tmp_path: Path, register: dict[str, str], expected: str) -> None:
+def test_invalid_registers_in_files_are_refused(tmp_path: Path, register: dict[str, str], expected: str) -> None:
     document = hardware_to_document(Chip(register="int16", overflow="saturate_end").hardware())
     (name,) = (n for n in document["ops"]["conv2d"])
     document["signatures"][name]["accumulator"] = {"dtype": "int16", "overflow": "saturate_each"} | register
@@ -570,12 +570,12 @@ def test_what_files_are_refused_for(tmp_path: Path, register: dict[str, str], ex
     (("wrap", "channels_inner"), "order belongs to saturate_each"),
     (("saturate_end", None, "last"), "bias belongs to saturate_each"),
 ])  # fmt: skip
-def test_what_python_is_refused_for(given: tuple[Any, ...], expected: str) -> None:
+def test_invalid_registers_in_python_are_refused(given: tuple[Any, ...], expected: str) -> None:
     with pytest.raises(HardwareError, match=expected):
         Accumulator(INT16, *given)
 
 
-def test_what_says_no_order_is_written_as_before() -> None:
+def test_registers_without_an_order_are_written_as_before() -> None:
     chip = Chip(register="int16", overflow="saturate_end").hardware()
     registers = [s["accumulator"] for s in hardware_to_document(chip)["signatures"].values() if "accumulator" in s]
     assert registers and all(set(r) == {"dtype", "overflow"} for r in registers)
@@ -611,7 +611,7 @@ def test_stored_models_of_an_unknown_order_are_refused(key: str, value: str | No
 
 # ---------------------------------------------------------------- every op
 def test_every_op_is_simulated_or_refused_by_name() -> None:
-    """Ops that add up say what; the forms of engines, whose sums are their own, are refused."""
+    """Ops that add up terms have `addends`; the forms of engines, which have other sums, are refused."""
     refused = []
     for op, rule in OPS.items():
         for named in (*([None] if rule.integer is not None else []), *rule.forms):
@@ -656,8 +656,8 @@ def test_a_search_finds_bits(chip: str) -> None:
     assert compare_plan_exactly(plan, images).same
 
 
-def test_the_start_of_a_search_holds_sums_on_the_way() -> None:
-    """Products that cancel out: the sum is 0, and the sum on the way as large as can be."""
+def test_the_start_of_a_search_holds_partial_sums() -> None:
+    """Products that cancel out: the sum is 0, and a partial sum is as large as possible."""
     b = Builder()
     b.linear(b.input(64, name="x"), torch.tensor([[1.0] * 32 + [-1.0] * 32]), name="fc")
     chip = Chip("int8", "int16", "saturate_each", order="channels_outer", bias="first")
@@ -681,7 +681,7 @@ def test_inspection_counts_and_blames() -> None:
         assert (row.verdict == "overflows") == (row.overflows > 0)
 
 
-def test_training_computes_what_the_plan_says() -> None:
+def test_training_clamps_as_the_plan_does() -> None:
     """In training the forward pass clamps as the chip does, before a step and after one."""
     hardware, x = CHIPS["int16_saturates_each"].hardware(name="each"), seeded(4, 3, 8, 8)
     prepared = prepare(residual_block(), hardware, [(x,)])
@@ -702,7 +702,7 @@ def test_training_computes_what_the_plan_says() -> None:
         trained.zero_grad()
 
 
-def test_onnx_files_refuse_it_by_node() -> None:
+def test_onnx_export_names_the_refused_node() -> None:
     plan, _ = unproved()
     (name, *_) = (n for n, node in plan.nodes.items() if node.additions is not None)
     with pytest.raises(HagoError, match=f"node '{name}': sums may leave .* int16, which saturates at every addition"):

@@ -1,4 +1,4 @@
-"""What there is to choose, and nothing that cannot matter."""
+"""The search space: it has all choices that can change a Plan, and no others."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_thirty_two_bits_are_twenty_nine_choices() -> None:
     assert len(chosen) == 29 and chosen[0] == 32
 
 
-def test_a_producer_limits_what_its_reader_can_be_asked() -> None:
-    """A convolution after one that hands on 8 bits has 8 bits to choose, whatever its slot takes."""
+def test_a_producer_limits_the_bits_of_its_reader() -> None:
+    """A convolution that reads 8 bits has at most 8 bits to choose, whatever its slot takes."""
     wide = Chip("int16", "int40").hardware()
     graph = one_conv()
     assert limits(space_of(graph, wide)) == {"conv:0": 16, "conv:1": 8}
@@ -66,7 +66,7 @@ def test_a_producer_limits_what_its_reader_can_be_asked() -> None:
     assert limits(space) == {"first:0": 8, "first:1": 8, "table:0": 8, "table:out": 8, "second:1": 8}
 
 
-# ---------------------------------------------------------------- what cannot matter
+# ---------------------------------------------------------------- edges without a choice
 def test_a_relu_has_nothing_to_choose() -> None:
     """The prototype swept the bits before relu in 221 of 551 trials; no bit of them changed anything."""
     space = space_of(one_conv("relu"), load_hardware("x86_vnni"))
@@ -85,7 +85,7 @@ def test_real_operands_and_indices_have_nothing_to_choose() -> None:
     assert list(space_of(b.graph(), Chip().hardware()).groups) == ["conv:0", "conv:1"]
 
 
-def test_a_scale_per_channel_is_brought_to_one_before_a_reshape() -> None:
+def test_a_reshape_requantizes_a_scale_per_channel() -> None:
     b = Builder()
     conv = b.conv2d(b.input(3, 8, 8), seeded(4, 3, 3, 3), name="conv")
     b.call("reshape", conv, shape=[-1, 256], name="flat")
@@ -94,7 +94,7 @@ def test_a_scale_per_channel_is_brought_to_one_before_a_reshape() -> None:
     assert "flat:0" in space_of(b.graph(), per_channel.hardware()).groups
 
 
-def test_both_slots_of_a_sum_of_one_value_are_edges_of_their_own() -> None:
+def test_two_slots_that_read_one_value_are_two_groups() -> None:
     b = Builder()
     conv = b.conv2d(b.input(3, 8, 8), seeded(4, 3, 3, 3), name="conv")
     b.call("add", conv, conv, name="add")
@@ -107,14 +107,14 @@ def test_the_output_of_a_node_that_requantizes_is_one_group() -> None:
     assert groups["stem:out"].source == "stem.relu"  # what relu cuts off need not be represented
     assert [str(e) for e in groups["stem:out"].edges] == ["stem.relu:0"]
     assert "fc:out" in groups
-    # a value that a relu only passes on was requantized before
+    # the relu passes on a value that was requantized before
     assert not {"stem.relu:0", "left:0", "right:0", "add:0", "add:1"} & set(groups)
 
 
 @settings(max_examples=25)
 @given(st.integers(0, 10_000), st.sampled_from(["x86_vnni", "vta", "int16_accumulator"]))
 def test_every_choice_changes_some_plan(seed: int, name: str) -> None:
-    """A choice may be inert beside some others (then equal plans are noticed), but not beside all."""
+    """A choice may have no effect together with some other choices (the Plans are then equal), but not with all."""
     graph = random_graph(seed, steps=6)
     resolver = resolver_of(graph, load_hardware(name), random_inputs(graph, seed))
     for key, group in resolver.space.groups.items():
@@ -124,7 +124,7 @@ def test_every_choice_changes_some_plan(seed: int, name: str) -> None:
 
 
 # ---------------------------------------------------------------- points
-def test_what_is_no_point() -> None:
+def test_bits_that_are_no_point_are_refused() -> None:
     space = space_of(one_conv(), load_hardware("x86_vnni"))
     space.check(space.widest())
     for bits, says in (
@@ -182,7 +182,7 @@ def four_joined() -> Graph:
 
 
 def test_four_dense_joined() -> None:
-    """14 edges; concat takes int32 where it is asked for more than 8 bits, and int8 where it is not."""
+    """14 edges; concat runs in int32 for more than 8 bits, and else in int8."""
     resolver = resolver_of(four_joined(), TOY, [seeded(8, 16)])
     found = limits(resolver.space)
     assert list(found.values()) == [8] * 8 + [32] * 4 + [8, 8]
@@ -193,7 +193,7 @@ def test_four_dense_joined() -> None:
 
 
 def test_a_sum_of_rows() -> None:
-    """The prototype forced it to float and so had nothing to choose; here the hardware's word counts."""
+    """The prototype kept it float and so had nothing to choose; here the hardware decides."""
     b = Builder()
     b.call("add", b.input(32, name="a"), b.input(32, name="b"), name="add")
     assert limits(space_of(b.graph(), TOY)) == {"add:0": 8, "add:1": 8}

@@ -1,4 +1,4 @@
-"""Strategies: they read back exactly, they are written whole, and what does not fit is refused."""
+"""Strategies: they are read back exactly, written atomically, and refused if they are inconsistent."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_parts_can_be_replaced() -> None:
     assert replace(make_strategy(), bits={"conv:0": 4}).bits == {"conv:0": 4}
 
 
-# ---------------------------------------------------------------- what contradicts itself
+# ---------------------------------------------------------------- contradictions
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -127,7 +127,7 @@ def test_contradictions_are_refused(changes: dict[str, Any], words: str) -> None
         make_strategy(**{"bits": {}, "thresholds": {}, **changes})
 
 
-# ---------------------------------------------------------------- files that are not as written
+# ---------------------------------------------------------------- damaged files
 def damaged(edit: Callable[[dict[str, Any]], object]) -> str:
     record = make_strategy().to_json()
     edit(record)
@@ -230,7 +230,7 @@ def test_a_failed_save_leaves_the_old_file(call: str, tmp_path: Path, monkeypatc
     assert os.listdir(tmp_path) == ["best.json"]
 
 
-def test_what_is_renamed_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     for name in ("fsync", "replace"):
         real = getattr(os, name)

@@ -12,7 +12,7 @@ from hago.searchers.annealing import _accepts, _TypicalChange
 from hago.study.searcher import Score, generator
 
 
-def test_annealing_takes_losses_by_its_temperature() -> None:
+def test_annealing_accepts_losses_by_its_temperature() -> None:
     def taken(loss: float, temperature: float, **worse: int) -> float:
         mine, its = Score(1.0), Score(1.0 - loss, **worse)
         typical_change = _TypicalChange([1.0])
@@ -26,7 +26,7 @@ def test_annealing_takes_losses_by_its_temperature() -> None:
     assert taken(math.inf, 1.0) == 0.0
 
 
-def test_annealing_does_not_leave_what_runs() -> None:
+def test_annealing_does_not_leave_accepted_points() -> None:
     mine, its = Score(0.0), Score(100.0, overflows={"n": 1}, excess_bits={"n": 1})
     assert not any(_accepts(mine, its, 1e9, _TypicalChange(), generator(0, i)) for i in range(100))
 

@@ -1,4 +1,4 @@
-"""Greedy search: the descent of the RFC, further passes, both ways, tolerance."""
+"""Greedy search: the descent of the RFC, repeated passes, raises of bits, and the tolerance."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def accuracy(bits: Bits) -> Score:
 
 
 def rfc_greedy(space: Space) -> tuple[list[dict[str, int]], dict[str, int]]:
-    """The RFC's greedy searcher by the letter, repeats and all: trials in order, and what it decided.
+    """The RFC's greedy searcher, literally and with its repeats: the trials in order, and the point that it decided
+    for.
 
     A trial is what is decided, one choice for the next group, and the widest choice for the rest.
     The best of all trials so far, by accuracy and then fewer bits, decides a group as soon as a trial
@@ -79,13 +80,13 @@ def test_one_pass_is_the_descent_of_the_rfc_less_its_repeats() -> None:
     result = run("greedy", space=BLOCKS, evaluate=accuracy, options={"max_passes": 1})
     assert [t.bits for t in result.trials] == unique
     assert result.bits == decided
-    # What this table gives, so that a change of either side shows.
+    # the figures of this table, so that a change of both implementations is noticed
     assert (len(trials), len(unique)) == GOLDEN["trials"]
     assert (sum(BLOCKS.widest().values()), sum(decided.values())) == GOLDEN["bits"]
     assert (table(BLOCKS.widest()) * 128, table(decided) * 128) == GOLDEN["right of 128"]
 
 
-def test_masking_what_is_inert_saves_the_trials_that_swept_it() -> None:
+def test_equal_plans_save_the_trials_of_inert_groups() -> None:
     def plan_key(bits: Bits) -> str:
         return str(sorted((k, b) for k, b in bits.items() if k not in INERT))
 
@@ -96,7 +97,7 @@ def test_masking_what_is_inert_saves_the_trials_that_swept_it() -> None:
     assert {k: b for k, b in masked.bits.items() if k not in INERT} == {
         k: b for k, b in plain.bits.items() if k not in INERT
     }
-    # Equal Plans have equal scores, so nothing is gained by lowering what is inert.
+    # equal Plans have equal scores, so lowering the bits of an inert group gains nothing
     live = Space({k: g for k, g in BLOCKS.groups.items() if k not in INERT})
 
     def without(bits: Bits) -> Score:
@@ -114,7 +115,7 @@ GOLDEN: Mapping[str, object] = {
 }
 
 
-def test_passes_go_on_until_nothing_changes() -> None:
+def test_passes_are_repeated_until_nothing_changes() -> None:
     one = run("greedy", space=BLOCKS, evaluate=accuracy, options={"max_passes": 1})
     more = run("greedy", space=BLOCKS, evaluate=accuracy)
     assert more.score.rank >= one.score.rank
@@ -127,7 +128,7 @@ def test_passes_go_on_until_nothing_changes() -> None:
                 assert neighbour.rank <= more.score.rank, key
 
 
-def test_a_later_pass_takes_what_an_earlier_one_made_worth_taking() -> None:
+def test_a_later_pass_makes_steps_that_an_earlier_one_made_worthwhile() -> None:
     space = make_space({"a:0": (8, 7, 6, 5), "b:0": (8, 7, 6, 5)})
 
     def evaluate(bits: Bits) -> Score:
@@ -143,7 +144,7 @@ def test_a_later_pass_takes_what_an_earlier_one_made_worth_taking() -> None:
     assert any(t.why.startswith("pass 2") for t in more.trials)
 
 
-def test_walks_up_from_a_narrow_start() -> None:
+def test_bits_are_raised_from_a_narrow_start() -> None:
     start = TOY.narrowest()
     result = run("greedy", start=start)
     assert result.bits == {"conv:0": 6, "conv:1": 6, "relu:0": 4, "add:1": 12}
@@ -179,7 +180,7 @@ def test_losses_within_the_tolerance_do_not_add_up() -> None:
 
 
 def test_ties_go_to_fewer_bits_and_never_back() -> None:
-    """Even where the evaluation does not count bits."""
+    """Also if the evaluation does not count bits."""
     result = run("greedy", evaluate=lambda bits: Score(0.0))
     points = [t.bits for t in result.trials]
     descent = sum(len(g.choices) - 1 for g in TOY.groups.values())
@@ -189,7 +190,7 @@ def test_ties_go_to_fewer_bits_and_never_back() -> None:
         assert sum(bits[key] != b for key, b in TOY.narrowest().items()) == 1
 
 
-def test_values_decide_while_everything_overflows() -> None:
+def test_values_decide_while_every_point_overflows() -> None:
     def overflowing(value: float, bits: int) -> Score:
         return Score(value, overflows={"a": 1}, excess_bits={"a": 1}, total_bits=bits)
 
@@ -200,7 +201,7 @@ def test_values_decide_while_everything_overflows() -> None:
     assert incumbent.is_replaced_by(Score(-9.0), fewer_bits=False)
 
 
-def test_a_walk_of_another_start_has_another_log(tmp_path: Path) -> None:
+def test_another_start_cannot_continue_the_log(tmp_path: Path) -> None:
     run("greedy", tmp_path / "a")
     run("greedy", tmp_path / "b", start=TOY.narrowest())
     assert timeless((tmp_path / "a").read_bytes())[1:] != timeless((tmp_path / "b").read_bytes())[1:]

@@ -1,4 +1,4 @@
-"""The integer program against all points of small spaces, and the searchers that it guides."""
+"""The integer program, compared with all points of small spaces, and the searchers that use it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def random_terms(rng: random.Random, space: Space) -> list[Term]:
     return terms
 
 
-def random_guide(seed: int) -> tuple[Space, Surrogate]:
-    """Losses over many orders of size; costs of one group, of two, and of one group twice."""
+def random_surrogate(seed: int) -> tuple[Space, Surrogate]:
+    """Losses over many orders of magnitude; cost terms over one group, two groups, and one group twice."""
     rng = random.Random(seed)
     space = make_space({f"n{i}:{s}": (8, 7, 5, 4)[: rng.randint(1, 4)] for i in range(3) for s in (0, 1)})
     losses = {k: {b: 10 ** rng.uniform(-9, 0) * 4.0**-b for b in g.choices} for k, g in space.groups.items()}
@@ -52,7 +52,7 @@ def random_guide(seed: int) -> tuple[Space, Surrogate]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_program_finds_the_best_of_all_points(seed: int) -> None:
-    space, surrogate = random_guide(seed)
+    space, surrogate = random_surrogate(seed)
     every = points(space)
     program = Knapsack(space, surrogate)
     costs = sorted(map(surrogate.cost, every))
@@ -68,7 +68,7 @@ def test_the_program_finds_the_best_of_all_points(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_limits_of_two_costs(seed: int) -> None:
-    space, surrogate = random_guide(seed)
+    space, surrogate = random_surrogate(seed)
     rng, every = random.Random(seed + 100), points(space)
     other = CostConstraint("other", random_terms(rng, space), 7.0, math.inf)
     for _ in range(2):
@@ -88,7 +88,7 @@ def test_limits_of_two_costs(seed: int) -> None:
         assert program.solve(None, {"other": min(map(other.cost, every)) * 0.9}) is None
 
 
-def test_limits_that_no_point_is_expected_to_keep() -> None:
+def test_limits_that_no_point_is_expected_to_keep_are_ignored() -> None:
     space = make_space({"a:0": (8, 4)})
     surrogate = Surrogate("size", {"a:0": {8: 0.0, 4: 1.0}}, [Term(("a:0",), {(8,): 8.0, (4,): 4.0})])
     against = CostConstraint("other", [Term(("a:0",), {(8,): 4.0, (4,): 8.0})], 0.0, 4.0)
@@ -123,7 +123,7 @@ def measured(score: Score) -> float:
     return float(score.results["loss"])
 
 
-def test_factors_find_what_was_expected_wrongly() -> None:
+def test_factors_correct_wrong_expectations() -> None:
     space = make_space({f"g{i}:0": (8, 4) for i in range(3)})
     surrogate = Surrogate("", {k: {8: 0.01, 4: 1.0} for k in space.groups}, (), measured=measured)
     truth = {k: {8: f, 4: f} for k, f in {"g0:0": 4.0, "g1:0": 1.0, "g2:0": 1.0}.items()}
@@ -148,7 +148,7 @@ def test_factors_find_what_was_expected_wrongly() -> None:
 
 # ---------------------------------------------------------------- guided searches
 def toy(limit: float | None = None, minimize: bool = False) -> tuple[Space, Surrogate]:
-    """Forty groups; what is measured is what is expected, times a factor that differs by group."""
+    """Forty groups; the measured loss is the expected one times a factor that differs by group."""
     rng = random.Random(0)
     space = make_space({f"n{i}:0": (8, 7, 6, 5, 4) for i in range(40)})
     sizes = {k: 10 ** rng.uniform(-3, 0) for k in space.groups}
@@ -158,7 +158,7 @@ def toy(limit: float | None = None, minimize: bool = False) -> tuple[Space, Surr
 
 
 def squares(space: Space, most: float) -> CostConstraint:
-    """A cost that rises faster than the bits."""
+    """A cost that grows faster than the bits."""
     terms = [Term((k,), {(b,): float(b * b) for b in g.choices}) for k, g in space.groups.items()]
     return CostConstraint("other", terms, 0.0, most)
 
@@ -191,9 +191,9 @@ def test_a_guided_search_comes_close_to_the_best_under_a_limit(name: str, most: 
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("minimize", [False, True])
-def test_under_limits_the_default_keeps_what_any_point_keeps(seed: int, minimize: bool) -> None:
-    """Small spaces, all points known: costs and losses are not quite what is expected, and limits are tight."""
-    space, surrogate = random_guide(seed)
+def test_limited_search_keeps_limits_that_some_point_keeps(seed: int, minimize: bool) -> None:
+    """Small spaces whose points are all evaluated: costs and losses deviate from expectations, and limits are tight."""
+    space, surrogate = random_surrogate(seed)
     rng, every = random.Random(seed), points(space)
     other = replace(squares(space, 0.0), most=0.0)
     real = {k: {b: rng.uniform(0.7, 1.4) for b in by} for k, by in surrogate.losses.items()}
@@ -245,7 +245,7 @@ def test_a_limit_is_kept_where_points_cost_more_than_expected() -> None:
     assert best is not None and result.score.accepted and result.score.results["loss"] <= 1.3 * best.loss
 
 
-def test_what_bits_cost_that_no_signature_holds_is_as_expected() -> None:
+def test_infeasible_points_have_their_expected_cost() -> None:
     space, surrogate = toy(limit=2005.0)
     other = squares(space, 1001.0)
     surrogate = replace(surrogate, constraints=[other])
@@ -325,7 +325,7 @@ def test_pareto_search_ends_with_the_round_that_adds_little() -> None:
     assert some == whole[: len(some)] and least == whole[: len(least)]
 
 
-def test_what_a_front_adds_to_another() -> None:
+def test_the_area_that_a_front_adds_to_another() -> None:
     def line(*points: tuple[float, float]) -> list[MeasuredPoint]:
         return [MeasuredPoint(cost, merit, {}) for cost, merit in points]
 
@@ -365,7 +365,7 @@ def test_neighbours_of_a_front_are_ranked_by_the_area_that_they_add() -> None:
     assert not list(front_neighbours(space, replace(floats, terms=terms[:1]), gated, {}))
 
 
-def test_overflow_makes_room_smaller() -> None:
+def test_overflow_lowers_the_limit_of_an_accumulator() -> None:
     space = make_space({"a:0": (8, 7, 6, 5, 4), "a:1": (8, 7, 6, 5, 4)})
     losses = {"a:0": {b: 4.0**-b for b in range(4, 9)}, "a:1": {b: 64 * 4.0**-b for b in range(4, 9)}}
     surrogate = Surrogate("", losses, (), measured=None)
@@ -379,7 +379,7 @@ def test_overflow_makes_room_smaller() -> None:
     assert result.bits == {"a:0": 4, "a:1": 8}
 
 
-def test_options_that_make_no_sense() -> None:
+def test_invalid_options_are_refused() -> None:
     from hago.errors import HagoError
 
     for name, option in (("sensitivity", "moves"), ("sensitivity", "rounds"), ("pareto", "points")):

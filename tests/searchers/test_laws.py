@@ -1,4 +1,4 @@
-"""Laws that every searcher obeys under the driver."""
+"""Laws that every searcher obeys in the search loop."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_same_seed_same_log(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["random", "annealing"])
-def test_another_seed_another_walk(name: str) -> None:
+def test_another_seed_asks_other_points(name: str) -> None:
     a, b = (run(name, seed=seed).trials for seed in (0, 1))
     assert [t.bits for t in a] != [t.bits for t in b]
 

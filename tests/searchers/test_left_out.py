@@ -1,4 +1,4 @@
-"""Bits that a term leaves out: no solution has them, and no move leads to them."""
+"""Rows that the table of a term lacks: no solution has these bits, and no move leads to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .test_knapsack import points, random_guide
 
 
 def with_gaps(seed: int) -> tuple[Space, Surrogate]:
-    """Terms that leave out a third of their rows, but for those of the most bits."""
+    """Terms that lack a third of their rows, but not those of the most bits."""
     space, surrogate = random_guide(seed)
     rng, widest = random.Random(seed + 50), space.widest()
     kept = [
@@ -34,7 +34,7 @@ def with_gaps(seed: int) -> tuple[Space, Surrogate]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_program_finds_the_best_of_what_is_left(seed: int) -> None:
+def test_the_program_finds_the_best_point_without_missing_rows(seed: int) -> None:
     space, surrogate = with_gaps(seed)
     every = points(space)
     left = [p for p in every if math.isfinite(surrogate.cost(p))]
@@ -49,7 +49,7 @@ def test_the_program_finds_the_best_of_what_is_left(seed: int) -> None:
     assert program.solve(costs[0] * 0.9) is None
 
 
-def test_room_for_nothing_that_is_left() -> None:
+def test_limits_that_only_missing_rows_keep_have_no_solution() -> None:
     space = make_space({"a:0": (8, 4), "b:0": (8, 4)})
     losses = {k: {8: 0.0, 4: 1.0} for k in space.groups}
     surrogate = Surrogate("size", losses, [Term(("a:0", "b:0"), {(8, 8): 16.0, (8, 4): 12.0})])
@@ -59,7 +59,7 @@ def test_room_for_nothing_that_is_left() -> None:
     assert some.range == (12.0, 12.0)
 
 
-def test_neighbours_of_a_front_are_of_what_is_left() -> None:
+def test_neighbours_of_a_front_have_no_missing_rows() -> None:
     space = make_space({"a:0": (8, 6, 4), "b:0": (8, 4)})
     losses = {"a:0": {8: 1.0, 6: 2.0, 4: 3.0}, "b:0": {8: 1.0, 4: 2.0}}
     rows = {(a, b): float(a + b) for a in (8, 6, 4) for b in (8, 4)}
@@ -74,7 +74,7 @@ def test_neighbours_of_a_front_are_of_what_is_left() -> None:
 @pytest.mark.parametrize("limit", [None, 60.0])
 @pytest.mark.parametrize("minimize", [False, True])
 @pytest.mark.parametrize("name", ["sensitivity", "gradient", "pareto"])
-def test_searches_ask_for_nothing_that_is_left_out(name: str, minimize: bool, limit: float | None) -> None:
+def test_searches_ask_no_point_with_missing_rows(name: str, minimize: bool, limit: float | None) -> None:
     """A chain of groups of which none may have more bits than the one before."""
     keys = [f"n{i}:0" for i in range(10)]
     space = make_space(dict.fromkeys(keys, (8, 6, 4)))
@@ -94,8 +94,8 @@ def test_searches_ask_for_nothing_that_is_left_out(name: str, minimize: bool, li
     assert not [t.score.infeasible for t in result.trials if t.score.infeasible]
 
 
-def test_a_start_that_is_left_out_is_left_behind() -> None:
-    """By the solution, and by moves where there is none."""
+def test_a_start_with_missing_rows_is_left() -> None:
+    """By the solution of the program, and by moves if there is none."""
     space = make_space({"a:0": (8, 6, 4), "b:0": (8, 6, 4)})
     losses = {k: {8: 0.0, 6: 1.0, 4: 3.0} for k in space.groups}
     rows = {(a, b): float(a + b) for a in (8, 6, 4) for b in (8, 6, 4) if a + b < 13}

@@ -1,4 +1,4 @@
-"""What is expected near a point: the whole surrogate's figures to the last bit, without computing them whole."""
+"""Estimates for neighbours of a point: they equal the surrogate's own figures bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHOICES = {"a:0": (8, 6, 4), "a:1": (8, 4), "b:0": (8, 7, 6, 5), "a:kind": (INTE
 GATES = {"a:kind": ("a:0", "a:1"), "b:kind": ("b:0",)}
 
 
-def guide_of(rng: random.Random) -> Surrogate:
+def surrogate_of(rng: random.Random) -> Surrogate:
     losses = {k: {b: rng.uniform(0, 10 ** rng.randint(-9, 3)) for b in CHOICES[k]} for k in ("a:0", "a:1", "b:0")}
     keys = [(k,) for k in CHOICES] + [("a:0", "a:1", "a:kind"), ("b:0", "b:kind"), ("a:1", "b:0")]
     rows = [(names, itertools.product(*(CHOICES[k] for k in names))) for names in keys]
@@ -25,9 +25,9 @@ def guide_of(rng: random.Random) -> Surrogate:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_changes_are_differences_of_the_whole(seed: int) -> None:
+def test_changes_equal_differences_of_the_surrogate(seed: int) -> None:
     rng = random.Random(seed)
-    surrogate = guide_of(rng)
+    surrogate = surrogate_of(rng)
     here, there = ({k: rng.choice(listed) for k, listed in CHOICES.items()} for _ in range(2))
     some = {k: there[k] for k in rng.sample(sorted(CHOICES), rng.randint(0, 3))}
     found, whole = NeighbourEstimates(surrogate, here).change(some), {**here, **some}
@@ -39,7 +39,7 @@ def test_changes_are_differences_of_the_whole(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_sum_that_is_kept_exactly(seed: int) -> None:
+def test_exact_sum_is_exact(seed: int) -> None:
     rng = random.Random(seed)
     values = [rng.uniform(-1, 1) * 10.0 ** rng.randint(-20, 20) for _ in range(50)]
     for more in ([], [1.0], [-v for v in values[:7]]):
@@ -48,10 +48,10 @@ def test_a_sum_that_is_kept_exactly(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_terms_leave_out_costs_without_end(seed: int) -> None:
-    """As long as a change leads there; one that leads away costs less than any other."""
+def test_missing_rows_cost_infinity(seed: int) -> None:
+    """A change that leads to missing rows costs infinity; one that leads away from them costs minus infinity."""
     rng = random.Random(seed)
-    whole = guide_of(rng)
+    whole = surrogate_of(rng)
     tables = [{row: x for row, x in t.table.items() if rng.random() < 0.8} for t in whole.terms]
     surrogate = replace(whole, terms=[replace(t, table=x) for t, x in zip(whole.terms, tables, strict=True)])
     here = {k: rng.choice(listed) for k, listed in CHOICES.items()}

@@ -1,4 +1,4 @@
-"""Searches that Optuna samples for: warm starts, limits, storages that are shared or cannot be reached."""
+"""Searches with Optuna's samplers: warm starts, limits, storages that are shared or cannot be reached."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def logged(path: Path) -> list[tuple[dict[str, int], float]]:
 @pytest.mark.parametrize("first", [7, 8], ids=["after a batch", "within a batch"])
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_search_on_a_storage_is_continued(name: str, first: int, lost: bool, tmp_path: Path) -> None:
-    """Within a batch, the study has not heard of the log's last trial."""
+    """If the search was stopped within a batch, the study lacks the log's last trial."""
     path, database = tmp_path / "log.jsonl", tmp_path / "study.db"
     options = {"trials": 14, "startup": 4, "warm": 3, "batch": 2, "storage": f"sqlite:///{database}", "study": "s"}
 
@@ -153,13 +153,13 @@ def test_a_storage_that_cannot_be_reached(url: str) -> None:
         run("tpe", options={"trials": 3, "storage": url})
 
 
-def test_optuna_is_left_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_of_optuna_are_restored(caplog: pytest.LogCaptureFixture) -> None:
     level = logging.getLogger("optuna").level
     run("gp", options={"trials": 3, "warm": 1})
     assert logging.getLogger("optuna").level == level and not caplog.records
 
 
-def test_options_that_make_no_sense() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(HagoError, match="expected 1 or more trials"):
         make_searcher("tpe", TOY, options={"trials": 0})
     with pytest.raises(HagoError, match="has no option 'trails'.*Did you mean 'trials'"):

@@ -35,7 +35,7 @@ def test_repair_and_descent_reach_the_optimum() -> None:
     assert found.score.rank == best.score.rank
 
 
-def test_repair_goes_on_where_the_excess_was_underestimated() -> None:
+def test_repair_continues_if_the_excess_was_underestimated() -> None:
     space, evaluate = chain(4, 10)
 
     def shy(bits: Bits) -> Score:
@@ -49,7 +49,7 @@ def test_repair_goes_on_where_the_excess_was_underestimated() -> None:
     assert totals == sorted(set(totals), reverse=True)
 
 
-def test_a_group_that_feeds_two_nodes_gives_once() -> None:
+def test_a_group_that_feeds_two_nodes_is_lowered_once() -> None:
     edges = (Edge("left", 0), Edge("right", 0))
     space = Space({"x:out": Group("x:out", "x", edges, (8, 7, 6, 5, 4))})
     assert feeds_of(space) == {"left": ("x:out",), "right": ("x:out",)}
@@ -63,8 +63,8 @@ def test_a_group_that_feeds_two_nodes_gives_once() -> None:
     assert [t.bits["x:out"] for t in trials[:2]] == [8, 5]
 
 
-def test_feeds_may_be_given() -> None:
-    """An add on a common scale overflows through the operand before it, say."""
+def test_feeds_can_be_passed() -> None:
+    """E.g. an add on a common scale overflows because of the operands of its producer."""
     space = make_space({"conv:0": (8, 7, 6, 5, 4), "other:0": (8, 7, 6, 5, 4)})
 
     def evaluate(bits: Bits) -> Score:
@@ -73,7 +73,7 @@ def test_feeds_may_be_given() -> None:
 
     given = make_searcher("greedy", space, feeds={"add": ["conv:0", "gone:0"]})
     assert run_study(space, given, evaluate).trials[1].bits == {"conv:0": 5, "other:0": 8}
-    # Without them nothing is known to feed the add, so every group gives one choice at a time.
+    # without them, no group is known to feed the add, so every group is lowered by one choice at a time
     plain = run_study(space, make_searcher("greedy", space), evaluate)
     assert plain.trials[1].bits == {"conv:0": 7, "other:0": 7}
     assert plain.bits == {"conv:0": 5, "other:0": 8}

@@ -1,4 +1,4 @@
-"""make_searcher, the options of searchers, and budgets: what is taken and what is refused."""
+"""make_searcher, the options of searchers, and budgets: accepted and refused arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from hago.study.searcher import Explains, Score, point_key
         ({"name": "exhaustive", "options": {"limit": 47}}, "has 48 points, exhaustive .* at most 47"),
     ],
 )
-def test_what_make_searcher_refuses(arguments, words: str) -> None:
+def test_invalid_arguments_of_make_searcher_are_refused(arguments, words: str) -> None:
     with pytest.raises(HagoError, match=words):
         make_searcher(space=TOY, **arguments)
 

@@ -1,4 +1,4 @@
-"""Storages: a real PostgreSQL server that processes share, and what is said where one cannot be reached."""
+"""Storages: a PostgreSQL server that processes share, and the errors if a storage cannot be reached."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def postgres() -> Iterator[Server]:
 
 
 def test_two_processes_work_on_one_study(postgres: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process and another."""
+    """This process and another one search on the same study."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     logs = [tmp_path / f"{seed}.jsonl" for seed in range(2)]
     one, other = ([postgres.url, str(log), str(seed)] for seed, log in enumerate(logs))

@@ -1,4 +1,4 @@
-"""Which point is best, what is announced, and what is never returned."""
+"""The best trial: which one it is, when `on_best` is called, and which trials are never returned."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_point_that_fits_no_signature_is_a_trial(tmp_path: Path) -> None:
         run("default", evaluate=evaluate, allow_overflow=True)
 
 
-def test_a_plan_key_may_find_that_a_point_fits_no_signature(tmp_path: Path) -> None:
+def test_a_plan_key_may_raise_infeasible_bits(tmp_path: Path) -> None:
     def plan_key(bits):
         if bits["conv:0"] > 6:
             raise InfeasibleBits("too wide")

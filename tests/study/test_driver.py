@@ -1,4 +1,4 @@
-"""The driver: budget, interruption, and searchers that break the rules."""
+"""The search loop: budgets, interrupts, and searchers that violate the protocol."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_larger_budget_continues_a_finished_log(tmp_path: Path) -> None:
     assert timeless((tmp_path / "log").read_bytes()) == timeless((tmp_path / "once").read_bytes())
 
 
-def test_a_smaller_budget_keeps_what_the_log_has(tmp_path: Path) -> None:
+def test_a_smaller_budget_keeps_all_trials_of_the_log(tmp_path: Path) -> None:
     whole = run("exhaustive", tmp_path / "log", budget=9)
     counting = Counting(separable)
     again = run("exhaustive", tmp_path / "log", counting, budget=5)
@@ -90,7 +90,7 @@ def test_an_interrupt_is_raised_once_log_and_best_are_kept_and_can_be_continued(
     assert timeless((tmp_path / "log").read_bytes()) == timeless((tmp_path / "once").read_bytes())
 
 
-def test_an_interrupt_while_the_best_is_kept_keeps_it_all_the_same(tmp_path: Path) -> None:
+def test_on_best_is_called_again_if_it_was_interrupted(tmp_path: Path) -> None:
     kept: list[Trial] = []
 
     def keep(trial: Trial) -> None:
@@ -197,7 +197,7 @@ def test_telling_another_point_is_refused() -> None:
 @pytest.mark.parametrize(
     ("budget", "before", "trials"), [("9 forwards", (0.0, 6.5), 3), ("9s", (6.5, 0.0), 2), ("9s", (9.0, 9.0), 1)]
 )
-def test_what_came_before_the_first_trial_counts(budget: str, before: tuple[float, float], trials: int) -> None:
+def test_preparation_counts_towards_the_budget(budget: str, before: tuple[float, float], trials: int) -> None:
     ticks = itertools.count()
     result = run("exhaustive", budget=budget, before=before, clock=lambda: next(ticks) / 4)
     assert len(result.trials) == trials and result.trials[0].elapsed >= before[0]

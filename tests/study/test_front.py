@@ -1,4 +1,4 @@
-"""The front: what no other point beats, whatever the order in which points come."""
+"""The front: the trials that no other beats, in whatever order trials are added."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def brute(trials: list[Trial]) -> set[tuple[float, float]]:
     return {(v, c) for v, c in pairs if not any((w >= v and d <= c) and (w, d) != (v, c) for w, d in pairs)}
 
 
-def test_it_is_the_front_of_all_that_was_seen() -> None:
+def test_the_front_is_that_of_all_trials() -> None:
     for seed in range(50):
         draw, front, seen = random.Random(seed), Front("sqnr", "cycles"), []
         for i in range(30):

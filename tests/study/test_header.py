@@ -1,4 +1,4 @@
-"""What a log belongs to: a log of another search is refused, and none is overwritten."""
+"""The header: a log of another search is refused, and no log is overwritten."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_log_of_another_searcher_option_or_space_is_refused(tmp_path: Path) ->
         run("greedy", tmp_path / "log", evaluate, space=space)
 
 
-def test_other_versions_are_worth_a_notice(tmp_path: Path) -> None:
+def test_other_versions_give_a_notice(tmp_path: Path) -> None:
     run("greedy", tmp_path / "log", budget=3)
     searcher = make_searcher("greedy", TOY)
     notices: list[str] = []
@@ -104,7 +104,7 @@ def test_two_searches_cannot_write_one_log(tmp_path: Path) -> None:
     assert len(run("greedy", path).trials) == len(whole.trials)
 
 
-def test_settings_stand_in_the_header() -> None:
+def test_the_header_has_the_settings() -> None:
     searcher = make_searcher("greedy", TOY)
     header = make_header(
         TOY,

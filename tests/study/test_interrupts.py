@@ -1,4 +1,4 @@
-"""Ctrl-C: also where Python drops it, and never somebody else's."""
+"""Handling of Ctrl-C: interrupts that Python drops, and handlers of the user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hago.study.log import read_log
 
 @pytest.fixture(autouse=True)
 def default_handler() -> Iterator[None]:
-    """Python's own: a process that was started in the background ignores Ctrl-C."""
+    """Install Python's handler, since a process that was started in the background ignores Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -49,7 +49,7 @@ def test_an_interrupt_in_a_finalizer_is_not_lost(tmp_path: Path) -> None:
     assert timeless((tmp_path / "log").read_bytes()) == timeless((tmp_path / "whole").read_bytes())
 
 
-def test_the_first_of_two_is_put_off_where_work_must_not_stop_half_way() -> None:
+def test_with_defer_the_first_interrupt_is_only_recorded() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), Interrupts(defer=True) as interrupts:
         signal.raise_signal(signal.SIGINT)
@@ -63,14 +63,14 @@ def test_the_first_of_two_is_put_off_where_work_must_not_stop_half_way() -> None
     assert done == ["whole", "first"]
 
 
-def test_handlers_are_as_they_were() -> None:
+def test_the_handler_is_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Interrupts():
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_handlers_of_others_are_left_alone() -> None:
+def test_a_handler_of_the_user_is_not_replaced() -> None:
     def theirs(number: int, frame: FrameType | None) -> None:
         raise AssertionError
 
@@ -83,7 +83,7 @@ def test_handlers_of_others_are_left_alone() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_other_threads_have_no_signals() -> None:
+def test_no_handler_is_installed_in_other_threads() -> None:
     said = []
 
     def enter() -> None:

@@ -1,4 +1,4 @@
-"""A search that is killed at random moments and started again ends with the log of one that was not."""
+"""A search that is killed at random moments and restarted ends with the same log as an uninterrupted one."""
 
 from __future__ import annotations
 

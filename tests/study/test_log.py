@@ -1,4 +1,4 @@
-"""The log: its form, what is torn, what is damaged."""
+"""The log: its format, torn lines and damaged lines."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_an_edited_line_is_refused(edit, words: str, whole: bytes, tmp_path: Pat
     assert path.read_bytes() == damaged
 
 
-def test_an_edit_that_only_a_replay_shows_is_refused(whole: bytes, tmp_path: Path) -> None:
+def test_an_edit_that_only_a_replay_detects_is_refused(whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(edited(whole, 4, lambda r: r.update(same_as=None)))
     with pytest.raises(LogError, match="trial 2 has same_as None, this search has 0"):

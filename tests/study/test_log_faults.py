@@ -1,4 +1,4 @@
-"""What cannot be written is not written in part, and nothing before it is lost."""
+"""Failing writes: a line is written completely or not at all, and no earlier line is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hago.study.searcher import Score
 
 @contextlib.contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
-    """Files cannot grow past `size` bytes: writes come up short and then fail, as on a full disk."""
+    """A context in which files cannot exceed `size` bytes: writes are short and then fail, as on a full disk."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -102,7 +102,7 @@ def test_an_interrupt_while_writing_leaves_no_part(
     assert timeless(path.read_bytes()) == timeless(whole)[:4]
 
 
-# ---------------------------------------------------------------- others who touch the log
+# ---------------------------------------------------------------- other processes that change the log
 def remove(path: Path) -> None:
     path.unlink()
 
@@ -128,7 +128,7 @@ def lengthen(path: Path) -> None:
 
 @pytest.mark.parametrize("at", [0, 3, 9])
 @pytest.mark.parametrize("touch", [remove, rename, replace, truncate, lengthen])
-def test_a_log_that_others_touch_ends_the_search_and_the_advice_helps(
+def test_a_log_that_another_process_changes_ends_the_search_and_the_advice_helps(
     touch: Callable[[Path], None], at: int, whole: bytes, tmp_path: Path
 ) -> None:
     path, kept = tmp_path / "log", []
@@ -170,6 +170,6 @@ def test_every_line_is_synced_before_the_next_trial(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no devices")
-def test_what_is_no_file_is_no_log() -> None:
+def test_a_path_that_is_no_file_is_refused() -> None:
     with pytest.raises(LogError, match="cannot open log /dev/zero: it is no regular file"):
         run("exhaustive", Path("/dev/zero"), budget=3)

@@ -1,4 +1,4 @@
-"""docs/log-format.md says what the code does."""
+"""docs/log-format.md agrees with the code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def block(language: str) -> str:
     return found[1]
 
 
-def test_the_log_shown_is_a_log() -> None:
+def test_the_log_on_the_page_is_valid() -> None:
     shown = block("jsonl")
     log = parse_log(shown.encode(), "shown")
     assert log.header is not None
@@ -35,7 +35,7 @@ def test_the_log_shown_is_a_log() -> None:
         assert line == canonical(json.loads(line))
 
 
-def test_the_strategy_shown_is_a_strategy() -> None:
+def test_the_strategy_on_the_page_is_valid() -> None:
     shown = block("json")
     assert canonical(Strategy.from_json(json.loads(shown)).to_json()) + "\n" == shown
 

@@ -1,4 +1,4 @@
-"""A log with anything changed in it loads or is refused; nothing else happens."""
+"""A log with any change in it is loaded or refused; no other error occurs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JSON = st.recursive(
 
 
 def paths(value: object, path: tuple = ()) -> Iterator[tuple]:
-    """Where something stands in JSON values."""
+    """The paths of all values in JSON values."""
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in inner:

@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, and nothing anywhere else."""
+"""Progress: one line on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_progress_on_a_terminal(progress: bool, monkeypatch: pytest.MonkeyPatch)
     ("budget", "left"),
     [("100 trials", "1m30s left"), ("1h", "59m50s left"), ("20 forwards", "10s left"), ("1h, 20 forwards", "10s left")],
 )
-def test_time_left_is_that_of_the_first_limit(budget: str, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_is_that_of_the_first_limit(budget: str, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with Progress(Budget.parse(budget), 0, True) as bar:
@@ -58,7 +58,7 @@ def test_time_left_is_that_of_the_first_limit(budget: str, left: str, monkeypatc
     assert left in terminal.getvalue() and "front 3" in terminal.getvalue()
 
 
-def test_trials_are_not_expected_to_take_what_came_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_of_trials_excludes_the_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with Progress(Budget.parse("11 trials"), 0, True) as bar:
@@ -66,7 +66,7 @@ def test_trials_are_not_expected_to_take_what_came_before_the_first(monkeypatch:
     assert " 20s left" in terminal.getvalue()
 
 
-def test_what_matters_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_important_texts_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     trial = Trial(122, {"a:0": 8}, Score(-34.71234567))
@@ -77,7 +77,7 @@ def test_what_matters_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPa
     assert len(line) <= 80 and "123/9999 trials" in line and "best -34.7123" in line
 
 
-def test_what_comes_before_the_first_trial_is_said_and_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_the_preparation_are_shown_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with Preliminaries(True) as doing:
@@ -89,7 +89,7 @@ def test_what_comes_before_the_first_trial_is_said_and_wiped(monkeypatch: pytest
     assert len(terminal.getvalue()) == before
 
 
-def test_without_a_budget_no_time_is_left_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_budget_no_time_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with Progress(Budget(), 0, True) as bar:

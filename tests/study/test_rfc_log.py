@@ -1,4 +1,4 @@
-"""Logs of the RFC's prototype: every form of line that it wrote is read, for ever."""
+"""Logs of the RFC's prototype: every form of line that it wrote can be read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_line_reads_back_as_it_was(text: str) -> None:
     assert "\n" not in trial.to_line()
 
 
-def test_results_may_stand_under_either_name() -> None:
+def test_results_may_have_either_key() -> None:
     assert parse_rfc_line(line({"sim_acc": 0.5}, "results")) == parse_rfc_line(line({"sim_acc": 0.5}))
 
 
@@ -59,7 +59,7 @@ def test_fewest_bits_win_ties_and_the_first_wins_exact_ones(tmp_path: Path) -> N
     assert best_rfc_trial(read_rfc_log(path)).bits == (9, 9)
 
 
-def test_what_has_no_best() -> None:
+def test_logs_without_a_best_trial_are_refused() -> None:
     with pytest.raises(LogError, match=r"no number called 'sim_ac'.*Did you mean 'sim_acc'"):
         best_rfc_trial([parse_rfc_line(line({"sim_acc": 0.5}))], "sim_ac")
     with pytest.raises(LogError, match="without trials"):
@@ -80,7 +80,7 @@ def test_what_has_no_best() -> None:
         line({}, bits=8),
     ],
 )
-def test_what_is_no_such_line_is_refused_by_number(text: str, tmp_path: Path) -> None:
+def test_other_lines_are_refused_by_number(text: str, tmp_path: Path) -> None:
     path = tmp_path / "old.log"
     path.write_text(line({"accuracy": 0.5}) + "\n" + text + "\n")
     with pytest.raises(LogError, match=r"old\.log, line 2"):
@@ -92,7 +92,7 @@ def test_a_log_that_cannot_be_read(tmp_path: Path) -> None:
         read_rfc_log(tmp_path / "absent")
 
 
-def test_bits_get_names_from_a_space() -> None:
+def test_bits_are_assigned_to_the_groups_of_a_space() -> None:
     space = make_space({"conv:0": (8, 7), "conv:1": (8, 7), "add:0": (16, 15)})
     trial = parse_rfc_line(line({"accuracy": 0.5}))
     assert trial.bits_by_group(space) == {"conv:0": 8, "conv:1": 8, "add:0": 16}
