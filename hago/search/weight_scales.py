@@ -13,10 +13,10 @@ changes is the sum of their sketches, so that interactions between channels are 
 error of each threshold against the float weight: the sketch of a change is the difference of two of these, and a single
 one gives the loss of the channel alone, at any Plan.
 
-`hago.search.refinement` makes one WeightScales per point. In this order, it adds the gradients of random vectors
-(`take_probes` or `take_products`), asks for the best factor of each channel alone (`alone`), adds the gradients of the
-present error (`take_slopes`), asks for better factors of several channels together (`improved`), and has `thresholds`
-convert factors to thresholds.
+Refinement makes one WeightScales per point. In this order, it adds the gradients of random vectors (`take_probes` or
+`take_products`), asks for the best factor of each channel alone (`alone`), adds the gradients of the present error
+(`take_slopes`), asks for better factors of several channels together (`improved`), and has `thresholds` convert factors
+to thresholds.
 
 References:
     Rounding errors of weights do not cancel, so the nearest integers are not the best: M. Nagel et al., "Up or Down?

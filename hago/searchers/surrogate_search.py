@@ -244,8 +244,8 @@ def gradient_search(history: EvaluationHistory, start: Bits, seed: int, options:
     """A searcher that asks `start`, a solution of the integer program over expected losses, and a few moves around the
     better of them; and more of both where none of these points keeps every limit.
 
-    Before, `search.refinement` refines the thresholds at `start` by gradients, which makes most of the gain and takes
-    most of the forward passes. Where a cost is minimized, the program is solved along the front.
+    Before the search, the thresholds at `start` are refined by gradients, which makes most of the gain and takes most
+    of the forward passes. Where a cost is minimized, the program is solved along the front.
     """
     factor = COST_FACTOR if history.surrogate.minimize else 1
     moves = max(2, factor * len(history.space.groups) // GROUPS_A_MOVE) if options.moves < 0 else options.moves
@@ -293,8 +293,8 @@ def limited_search(history: EvaluationHistory, start: Bits, seed: int, options: 
     """A searcher for the best point under limits on costs, or for the least cost: it asks `start`, the solutions of the
     integer program as evaluations correct it, and moves around the best point.
 
-    Before, `search.refinement.refine_every_choice` refines the thresholds of every choice, so that they suit any point
-    of the program; thresholds that are refined at one point lose 2 to 5 dB elsewhere.
+    Before the search, the thresholds of every choice are refined, so that they suit any point of the program;
+    thresholds that are refined at one point lose 2 to 5 dB elsewhere.
     """
     common_options = SensitivityOptions(options.rounds, options.points, options.moves, BATCH)
     return GeneratorSearcher("limited", options, _limited_steps(history, start, common_options))
