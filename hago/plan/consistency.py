@@ -202,8 +202,8 @@ def _table(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bo
     if table is None or source is None or not form.table:
         return table is None and not form.table
     low, high = out.qmin - out.zero_point, out.qmax - out.zero_point
-    whole = table.dtype == torch.int64 and table.shape == (source.qmax - source.qmin + 1,)
-    return whole and bool(((table >= low) & (table <= high)).all())
+    is_complete = table.dtype == torch.int64 and table.shape == (source.qmax - source.qmin + 1,)
+    return is_complete and bool(((table >= low) & (table <= high)).all())
 
 
 def _attributes(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bool:

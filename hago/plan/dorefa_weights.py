@@ -179,8 +179,8 @@ class DoReFaThresholds:
         const = source in self._graph.consts
         if self._weights.how.relative or const or self.signed(key, source) or grid.bits > 16:
             return low, high
-        whole = grid.scheme in TWO_SIDED or not grid.signed
-        levels = (1 << (grid.bits if whole else grid.bits - 1)) - 1
+        has_no_sign_bit = grid.scheme in TWO_SIDED or not grid.signed
+        levels = (1 << (grid.bits if has_no_sign_bit else grid.bits - 1)) - 1
         return torch.zeros_like(high), torch.full_like(high, unit_threshold(levels, grid.scheme))
 
 

@@ -74,18 +74,18 @@ class Limit:
         return excess / max(abs(limit or 0.0), 1e-12)
 
 
-def parse_limits(given: str | Iterable[str] | None, own: Objective | None = None) -> tuple[Limit, ...]:
+def parse_limits(texts: str | Iterable[str] | None, objective: Objective | None = None) -> tuple[Limit, ...]:
     """Parse limits such as "weight_bytes <= 4 MB, agreement >= 99 %".
 
     Args:
-        given: one text or several; commas separate limits within one.
-        own: the objective of the search, on which there may be a limit if it is the user's own.
+        texts: one text or several; commas separate limits within one.
+        objective: the objective of the search, on which there may be a limit if it is the user's own.
 
     Raises:
         HagoError: an unknown figure or unit, or a limit on the wrong side.
     """
-    objectives = OBJECTIVES if own is None else {own.name: own, **OBJECTIVES}
-    return tuple(_parse_limit(part, objectives) for text in as_strings(given, "a limit") for part in text.split(","))
+    objectives = OBJECTIVES if objective is None else {objective.name: objective, **OBJECTIVES}
+    return tuple(_parse_limit(part, objectives) for text in as_strings(texts, "a limit") for part in text.split(","))
 
 
 def _parse_limit(text: str, objectives: Mapping[str, Objective]) -> Limit:

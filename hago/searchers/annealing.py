@@ -89,8 +89,8 @@ class _TypicalChange:
 
 
 def _steps(space: Space, start: Bits, seed: int, options: AnnealingOptions, feeds: Feeds) -> Steps[None]:
-    seen: ScoresByPoint = {}
-    bits, score = yield from repair(space, start, feeds, seen)
+    known_scores: ScoresByPoint = {}
+    bits, score = yield from repair(space, start, feeds, known_scores)
     movable = [key for key, group in space.groups.items() if len(group.choices) > 1]
     if not movable:
         return
@@ -99,7 +99,7 @@ def _steps(space: Space, start: Bits, seed: int, options: AnnealingOptions, feed
     while temperature > options.stop:
         rng = generator(seed, move)
         neighbour = _random_move(space, bits, movable, options, rng)
-        neighbour_score = yield from measure(neighbour, f"move {move}", seen)
+        neighbour_score = yield from measure(neighbour, f"move {move}", known_scores)
         if _accepts(score, neighbour_score, temperature, typical_change, rng):
             bits, score = neighbour, neighbour_score
         temperature *= options.cooling

@@ -20,30 +20,30 @@ class EvaluationHistory:
 
     Args:
         feeds: by node, the groups whose bits determine how large its accumulator gets.
-        seen: all scores, by point key.
+        known_scores: all scores, by point key.
         scored: points and scores in the order of evaluation, without the intermediate points of a repair.
     """
 
     space: Space
     surrogate: Surrogate
     feeds: Feeds
-    seen: ScoresByPoint = field(default_factory=dict)
+    known_scores: ScoresByPoint = field(default_factory=dict)
     scored: list[tuple[Bits, Score]] = field(default_factory=list)
 
     def evaluate(self, bits: Bits, why: str) -> Steps[Score]:
         """The score of a point, which is asked for if it is new."""
-        is_new = point_key(bits) not in self.seen
-        score = yield from measure(bits, why, self.seen)
+        is_new = point_key(bits) not in self.known_scores
+        score = yield from measure(bits, why, self.known_scores)
         if is_new:
             self.scored.append((dict(bits), score))
         return score
 
     def evaluate_all(self, points: Sequence[Bits], why: str) -> Steps[None]:
         """Ask for the scores of several points at once, except for those that have one."""
-        new = {k: dict(p) for p in points if (k := point_key(p)) not in self.seen}
+        new = {k: dict(p) for p in points if (k := point_key(p)) not in self.known_scores}
         if new:
             scores = yield Ask(tuple(new.values()), why)
-            self.seen.update(zip(new, scores, strict=True))
+            self.known_scores.update(zip(new, scores, strict=True))
             self.scored += zip(new.values(), scores, strict=True)
 
     @property

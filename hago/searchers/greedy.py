@@ -85,37 +85,39 @@ class _Incumbent:
 
 
 def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> Steps[None]:
-    seen: ScoresByPoint = {}
-    bits, score = yield from repair(space, start, feeds, seen)
+    known_scores: ScoresByPoint = {}
+    bits, score = yield from repair(space, start, feeds, known_scores)
     incumbent = _Incumbent(bits, score, options.tolerance)
     for number in range(1, options.max_passes + 1):
         before = incumbent.bits
         for key in space.groups:
-            if not (yield from _descend(space, incumbent, key, 1, f"pass {number}", seen)):
-                yield from _descend(space, incumbent, key, -1, f"pass {number}", seen)
+            if not (yield from _descend(space, incumbent, key, 1, f"pass {number}", known_scores)):
+                yield from _descend(space, incumbent, key, -1, f"pass {number}", known_scores)
         if incumbent.bits == before:
             # where no operand of an accumulator can have more bits, one may if another has fewer
-            yield from _swap(space, incumbent, feeds, f"pass {number}", seen)
+            yield from _swap(space, incumbent, feeds, f"pass {number}", known_scores)
         if incumbent.bits == before:
             return
 
 
-def _swap(space: Space, incumbent: _Incumbent, feeds: Feeds, why: str, seen: ScoresByPoint) -> Steps[None]:
+def _swap(space: Space, incumbent: _Incumbent, feeds: Feeds, why: str, known_scores: ScoresByPoint) -> Steps[None]:
     """Trade bits between operands that share an accumulator where the result replaces the incumbent."""
     for node, keys in feeds.items():
         for bits in bit_trades(space, {node: keys}, incumbent.bits):
-            score = yield from measure(bits, f"{why}: swap at {node}", seen)
+            score = yield from measure(bits, f"{why}: swap at {node}", known_scores)
             if incumbent.is_replaced_by(score, fewer_bits=False):
                 incumbent.bits, incumbent.score = bits, score
                 break
 
 
-def _descend(space: Space, incumbent: _Incumbent, key: str, step: int, why: str, seen: ScoresByPoint) -> Steps[bool]:
+def _descend(
+    space: Space, incumbent: _Incumbent, key: str, step: int, why: str, known_scores: ScoresByPoint
+) -> Steps[bool]:
     """Move one group choice by choice while the result replaces the incumbent; returns whether the group moved."""
     moved = False
     while (bits := shifted(space, incumbent.bits, key, step)) != incumbent.bits:
         old, new = incumbent.bits[key], bits[key]
-        score = yield from measure(bits, f"{why}: {key} {old} to {new} bits", seen)
+        score = yield from measure(bits, f"{why}: {key} {old} to {new} bits", known_scores)
         if not incumbent.is_replaced_by(score, fewer_bits=step > 0):
             break
         incumbent.bits, incumbent.score = bits, score
@@ -142,18 +144,18 @@ def rfc_greedy_search(
 
 
 def _rfc_steps(space: Space, start: Bits) -> Steps[None]:
-    seen: ScoresByPoint = {}
+    known_scores: ScoresByPoint = {}
     decided = dict(start)
-    yield from _ask_new([decided], "start", seen)
+    yield from _ask_new([decided], "start", known_scores)
     for key, group in space.groups.items():
         points = [{**decided, key: bits} for bits in group.choices]
-        yield from _ask_new(points, f"every choice at {key}", seen)
-        decided = max(points, key=lambda point: seen[point_key(point)].rank)
+        yield from _ask_new(points, f"every choice at {key}", known_scores)
+        decided = max(points, key=lambda point: known_scores[point_key(point)].rank)
 
 
-def _ask_new(points: list[dict[str, int]], why: str, seen: ScoresByPoint) -> Steps[None]:
-    """Ask for the scores of the points that are not in `seen`."""
-    new = tuple(p for p in points if point_key(p) not in seen)
+def _ask_new(points: list[dict[str, int]], why: str, known_scores: ScoresByPoint) -> Steps[None]:
+    """Ask for the scores of the points that are not in `known_scores`."""
+    new = tuple(p for p in points if point_key(p) not in known_scores)
     if new:
         scores: list[Score] = list((yield Ask(new, why)))
-        seen.update({point_key(p): s for p, s in zip(new, scores, strict=True)})
+        known_scores.update({point_key(p): s for p, s in zip(new, scores, strict=True)})

@@ -374,17 +374,17 @@ def _sample(history: EvaluationHistory, start: Bits, study: _Study) -> Steps[Non
         # the start by itself first, so that the sampler knows its score when it proposes a batch
         count = min(left, study.options.batch) if history.scored else 1
         trials = [study.propose() for _ in range(count)]
-        new = _new_points([bits for _, bits in trials], history.seen)
+        new = _new_points([bits for _, bits in trials], history.known_scores)
         repeats = 0 if new else repeats + 1
         left -= len(new)
         why = "start" if list(new) == [point_key(start)] else study.name
         yield from history.evaluate_all(list(new.values()), why)
         for trial, bits in trials:
-            study.tell(trial, bits, history.seen[point_key(bits)])
+            study.tell(trial, bits, history.known_scores[point_key(bits)])
 
 
-def _new_points(points: Sequence[Bits], seen: ScoresByPoint) -> Mapping[str, Bits]:
-    return {k: p for p in points if (k := point_key(p)) not in seen}
+def _new_points(points: Sequence[Bits], known_scores: ScoresByPoint) -> Mapping[str, Bits]:
+    return {k: p for p in points if (k := point_key(p)) not in known_scores}
 
 
 def _warm_start_points(history: EvaluationHistory, study: _Study) -> list[Mapping[str, int]]:

@@ -65,7 +65,7 @@ def pareto_search(history: EvaluationHistory, start: Bits, seed: int, options: P
 
 
 def _steps(history: EvaluationHistory, start: Bits, options: ParetoOptions) -> Steps[None]:
-    history.scored.append((yield from repair(history.space, start, history.feeds, history.seen)))
+    history.scored.append((yield from repair(history.space, start, history.feeds, history.known_scores)))
     if all(len(g.choices) == 1 for g in history.space.groups.values()):
         return
     yield from _sweep(history, history.program(), options, "round 1")
@@ -113,7 +113,7 @@ def _sweep(history: EvaluationHistory, program: Knapsack, options: ParetoOptions
             picked, parts = _split(program, gap)
             batch += picked
             gaps += parts
-        new = [p.bits for p in batch if point_key(p.bits) not in history.seen]
+        new = [p.bits for p in batch if point_key(p.bits) not in history.known_scores]
         left -= len(batch)
         yield from history.evaluate_all(new, f"{why}: the front between {least:.4g} and {high.cost:.4g}")
 
@@ -158,7 +158,7 @@ def _proposals(history: EvaluationHistory, count: int, empty_gaps: set[tuple[str
         source = sources.pop(0)
         for bits in source:
             key = point_key(bits)
-            if key not in history.seen and key not in new:
+            if key not in history.known_scores and key not in new:
                 new[key] = bits
                 sources.append(source)
                 break

@@ -178,20 +178,20 @@ def check_seed(seed: Any) -> None:
         raise HagoError(f"seed {seed!r}; expected an integer, 0 or more")
 
 
-def make_options(name: str, given: Any = None) -> Any:
+def make_options(name: str, options: Any = None) -> Any:
     """A searcher's options as its dataclass.
 
     Args:
         name: a key of SEARCHERS.
-        given: that dataclass, or a mapping of its fields.
+        options: that dataclass, or a mapping of its fields.
 
     Raises:
         HagoError: an unknown option, or one of a wrong type or range.
     """
     kind = SEARCHERS[name].options
-    values = asdict(given) if isinstance(given, kind) else given or {}
+    values = asdict(options) if isinstance(options, kind) else options or {}
     if not isinstance(values, Mapping):
-        raise HagoError(f"options of searcher {name!r}: got {given!r}, expected {kind.__name__} or a mapping")
+        raise HagoError(f"options of searcher {name!r}: got {options!r}, expected {kind.__name__} or a mapping")
     defaults = {f.name: f.default for f in fields(kind)}
     typed = {}
     for key, value in values.items():

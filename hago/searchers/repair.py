@@ -32,7 +32,7 @@ def bit_trades(space: Space, feeds: Feeds, bits: Bits) -> list[dict[str, int]]:
     return points
 
 
-def repair(space: Space, start: Bits, feeds: Feeds, seen: ScoresByPoint) -> Steps[tuple[dict[str, int], Score]]:
+def repair(space: Space, start: Bits, feeds: Feeds, known_scores: ScoresByPoint) -> Steps[tuple[dict[str, int], Score]]:
     """Lower bits until nothing overflows.
 
     One bit fewer on an operand halves the integers in the accumulator. So each step lowers the groups that feed an
@@ -42,13 +42,13 @@ def repair(space: Space, start: Bits, feeds: Feeds, seen: ScoresByPoint) -> Step
 
     Args:
         feeds: by node, the groups whose bits determine how large its accumulator gets.
-        seen: the scores so far; new ones are added.
+        known_scores: the scores so far; new ones are added.
 
     Returns:
         The first point that runs, or the best of the points evaluated where none does, and its score.
     """
     bits = dict(start)
-    best = bits, (score := (yield from measure(bits, "start", seen)))
+    best = bits, (score := (yield from measure(bits, "start", known_scores)))
     while not score.runs:
         lower = _lowered_at_overflows(space, bits, feeds, score)
         if lower == bits:
@@ -57,7 +57,7 @@ def repair(space: Space, start: Bits, feeds: Feeds, seen: ScoresByPoint) -> Step
             break
         nodes = ", ".join(score.overflows)
         bits = lower
-        score = yield from measure(bits, f"repair: {nodes or 'no signature'}", seen)
+        score = yield from measure(bits, f"repair: {nodes or 'no signature'}", known_scores)
         if score.rank > best[1].rank:
             best = bits, score
     return best

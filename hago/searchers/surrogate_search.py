@@ -88,7 +88,7 @@ def search_steps(
         patience: moves in a row that may fail to improve before the search ends.
     """
     space, surrogate = history.space, history.surrogate
-    history.scored.append((yield from repair(space, start, history.feeds, history.seen)))
+    history.scored.append((yield from repair(space, start, history.feeds, history.known_scores)))
     if all(len(g.choices) == 1 for g in space.groups.values()):
         return
     for number in range(1, options.rounds + 1):
@@ -156,7 +156,7 @@ def _ask_moves(history: EvaluationHistory, options: SensitivityOptions, patience
             return
         surrogate = history.surrogate.corrected(fit_factors(history.surrogate, history.scored))
         candidates = _neighbours(history, surrogate, bits, score)
-        new = (p for p in candidates if point_key(p) not in history.seen)
+        new = (p for p in candidates if point_key(p) not in history.known_scores)
         points = list(itertools.islice(new, min(left, options.batch)))
         if not points:
             return

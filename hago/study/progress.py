@@ -117,6 +117,6 @@ class Progress:
 
 
 def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
+    rounded = round(seconds)
+    hours, minutes = rounded // 3600, rounded // 60 % 60
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rounded % 60:02}s" if minutes else f"{rounded}s"

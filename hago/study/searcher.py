@@ -223,12 +223,12 @@ class GeneratorSearcher:
         self._scores = []
 
 
-def measure(bits: Bits, why: str, seen: ScoresByPoint) -> Steps[Score]:
-    """The score of a point: from `seen`, or else asked for and added to `seen`. For use with `yield from`."""
+def measure(bits: Bits, why: str, known_scores: ScoresByPoint) -> Steps[Score]:
+    """The score of a point: from `known_scores`, or else asked for and added there. For use with `yield from`."""
     key = point_key(bits)
-    if key not in seen:
-        (seen[key],) = yield Ask((dict(bits),), why)
-    return seen[key]
+    if key not in known_scores:
+        (known_scores[key],) = yield Ask((dict(bits),), why)
+    return known_scores[key]
 
 
 def shifted(space: Space, bits: Bits, key: str, step: int) -> dict[str, int]:

@@ -18,12 +18,12 @@ from hago.searchers.surrogate import MeasuredPoint, Surrogate, Term, front_neigh
 from hago.study.searcher import Score
 from hago.study.study import run_study
 
-from .test_knapsack import points, random_guide
+from .test_knapsack import points, random_surrogate
 
 
 def with_gaps(seed: int) -> tuple[Space, Surrogate]:
     """Terms that lack a third of their rows, but not those of the most bits."""
-    space, surrogate = random_guide(seed)
+    space, surrogate = random_surrogate(seed)
     rng, widest = random.Random(seed + 50), space.widest()
     kept = [
         {row: x for row, x in t.table.items() if rng.random() < 0.67 or row == tuple(widest[k] for k in t.keys)}
