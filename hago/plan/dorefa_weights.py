@@ -25,6 +25,7 @@ from hago.graph.graph import CONST, OUTPUT, Graph
 from hago.hardware.hardware import Hardware
 from hago.ops import Ops
 from hago.plan.operands import ThresholdSource
+from hago.plan.topology import weight_edge
 
 #: The largest weight after division by its unit, in schemes that are relative to the size of the weights. Up to there
 #: tanh is linear to 2 %, as it is on the weights of layers that a batch norm follows, for which DoReFa-Net was made.
@@ -93,9 +94,8 @@ def unit_threshold(levels: int, scheme: str) -> float:
 
 def is_layer_weight(graph: Graph, edge: Edge, ops: Ops) -> bool:
     """Whether a layer reads its weight, a constant, on this edge."""
-    rule = None if edge.dst == OUTPUT else ops.get(graph[edge.dst].op)
-    weight = None if rule is None or rule.integer is None else rule.integer.weight
-    return weight is not None and weight.slot == edge.slot and graph[graph.source(edge)].op == CONST
+    is_weight = edge.dst != OUTPUT and weight_edge(graph[edge.dst], ops) == edge
+    return is_weight and graph[graph.source(edge)].op == CONST
 
 
 def check_dorefa_hardware(hardware: Hardware, target: QParams | None = None) -> None:
