@@ -413,7 +413,7 @@ CASES: Final = (
         lambda p: search(log=p / "x", save=p / "y"),
     ),
     Case(
-        "this search has {}; give what it was made with, or another log",
+        "this search has {}; search with the same model, data and settings, or give another log",
         lambda p: logged(p, seed=1),
         lambda p: [logged(p), logged(p, seed=1, log=p / "other")],
     ),
@@ -671,7 +671,7 @@ CASES: Final = (
         lambda _: hago.quantize(Empty().eval(), CHIP, [torch.ones(2, 3)], keep_float="of_none"),
     ),
     Case(
-        "was written by a different searcher or seed: {}; give what it was made with, or another log",
+        "was written by a different searcher or seed: {}; search with the same searcher and seed, or give another log",
         lambda p: reseeded(p, 1),
         lambda p: [reseeded(p, 0), reseeded(p, 1, "other")],
     ),

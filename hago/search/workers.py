@@ -582,7 +582,7 @@ class PendingEvaluation:
         """The score from the worker, or from this process after a long silence; None if the worker lacks the spec."""
         while not wait([future], POLL_SECONDS).done:
             if self._workers.is_lost(self._executor):
-                raise BrokenExecutor("what was submitted while it broke was dropped")
+                raise BrokenExecutor("the executor dropped a call that was submitted while it broke")
             silence = self._workers.silence(self._started)
             if silence > self._workers.patience:
                 start = time.monotonic()

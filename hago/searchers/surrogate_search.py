@@ -188,7 +188,7 @@ def _neighbours(history: EvaluationHistory, surrogate: Surrogate, bits: Bits, sc
             limits.setdefault(key, []).append((keys, most))
     allowed_moves = [m for m in moves if m.cost <= slack and _keeps_accumulator_limits(limits, bits, m)]
     if surrogate.minimize:
-        # expected costs lack what is saved where two neighbours are both float, so every flip is tried, last
+        # expected costs lack the saving where two neighbours are both float, so every flip is tried, last
         flips = [
             m for m in allowed_moves if m.cost >= 0 and len(m.bits) == 1 and surrogate.gates.keys() & m.bits.keys()
         ]

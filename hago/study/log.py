@@ -245,7 +245,7 @@ class Header:
                 kind = StrategyMismatch if part in _TASK_FIELDS else LogError
                 raise kind(
                     f"{where} cannot be continued: its {path} is {old}, this search has {ours}; "
-                    "give what it was made with, or another log"
+                    "search with the same model, data and settings, or give another log"
                 )
 
     def notices(self, logged: Header, where: str) -> Iterator[str]:
@@ -575,18 +575,18 @@ class LogFile:
         if at_path is None and opened.st_nlink == 0:
             replace_file(self.path, self._read())
             raise LogError(
-                f"log {self.path} was removed while it was written; all that it held stands there again: search on "
-                "with it, and leave it alone until the search ends"
+                f"log {self.path} was removed while it was written; its lines were written again: resume with it, and "
+                "leave it alone until the search ends"
             )
         if at_path is None:
             raise LogError(
-                f"log {self.path} was renamed while it was written; give it its name back to search on with it, and "
+                f"log {self.path} was renamed while it was written; give it its name back and resume with it, and "
                 "leave it alone until the search ends"
             )
         if not os.path.samestat(opened, at_path):
             raise LogError(
-                f"log {self.path} was replaced by another file while it was written; what was searched is not in that "
-                "one: give another path for the log, and leave it alone until the search ends"
+                f"log {self.path} was replaced by another file while it was written; this search's trials are not in "
+                "it: give another path for the log, and leave it alone until the search ends"
             )
 
     def _read(self) -> bytes:

@@ -259,8 +259,8 @@ class _Run:
         """The error to raise for a log that another searcher or seed wrote."""
         path = self.file.path if self.file else "log"
         return LogError(
-            f"{path} was written by a different searcher or seed: {difference}; give what it was made "
-            "with, or another log"
+            f"{path} was written by a different searcher or seed: {difference}; search with the same "
+            "searcher and seed, or give another log"
         )
 
     def _evaluate(self, bits: Mapping[str, int], why: str) -> Trial:
