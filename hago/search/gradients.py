@@ -6,7 +6,7 @@ Gauss-Newton matrix of that edge. So the expected loss of a small error d on the
 of elements are independent, E[sum g^2 d^2] / 2. Signs of v differ from sample to sample, so that one backward pass of a
 batch gives unbiased sums over its samples.
 
-`search.sensitivity` and `search.refinement` call `gradients`; the graph that is differentiated is the float model.
+`search.sensitivity` and refinement call `gradients`; the graph that is differentiated is the float model.
 
 References:
     L. Theis et al., "Faster gaze prediction with dense networks and Fisher pruning", 2018; Z. Dong et

@@ -127,9 +127,9 @@ def gradients_of_choices(
     Args:
         seed: of the random signs.
         chunk: number of samples that are differentiated at once.
-        batches: the data to differentiate; all by default.
-        known: constants whose losses the caller computes.
-        see: called with the gradients of every constant.
+        batches: the data to differentiate; by default the calibration data.
+        known: constants whose losses are left out, since the caller computes them.
+        see: called with the gradients of every constant, once per chunk.
     """
     losses = _Losses(prepared)
 
@@ -176,7 +176,7 @@ def gradients_by_part(
         probes: of as many parts; it keeps the gradients of weights.
         choices: see `sensitivity_from`.
     """
-    graph, ops, found = prepared.graph, prepared.hardware.known_ops, list[Gradients]()
+    graph, ops, by_part = prepared.graph, prepared.hardware.known_ops, list[Gradients]()
     losses = _Losses(prepared, choices)
     probe = curvature_of(objective).probe
     ranges, generator = prepared.calibration.ranges, torch.Generator().manual_seed(seed)
@@ -186,26 +186,26 @@ def gradients_by_part(
 
     for index, part in enumerate(parts):
         probes.begin(index)
-        found.append(gradients(graph, [part], ranges, probe, errors, ops, generator, chunk, probes.see))
+        by_part.append(gradients(graph, [part], ranges, probe, errors, ops, generator, chunk, probes.see))
     weights: list[dict[Edge, list[float]]] = [{} for _ in parts]
     for edge, sums in probes.sums.items():
         squares = losses.products(edge, sums).square().sum(0)
         for index, of in enumerate(weights):
             of[edge] = squares[:, probes.columns([index])].sum(1).tolist()
-    return [replace(g, weights={**g.weights, **of}) for g, of in zip(found, weights, strict=True)]
+    return [replace(g, weights={**g.weights, **of}) for g, of in zip(by_part, weights, strict=True)]
 
 
 class _Losses:
     """Computes losses from gradients, group by group. The Plans of choices, and errors of constants, are cached.
 
     Args:
-        most: number of choices of each group that are computed; None for all.
+        most_choices: number of choices of each group that are computed; None for all.
     """
 
-    def __init__(self, prepared: Prepared, most: int | None = None) -> None:
+    def __init__(self, prepared: Prepared, most_choices: int | None = None) -> None:
         self.unreached: list[str] = []
-        self.most, self.prepared = most, prepared
-        self.levels = ChoicePoints(prepared.resolver)
+        self.most_choices, self.prepared = most_choices, prepared
+        self.choice_points = ChoicePoints(prepared.resolver)
         self._errors: LRU[Edge, list[Tensor]] = LRU(ERROR_BYTES, lambda ts: sum(t.numel() * 4 for t in ts))
 
     def errors(self, edge: Edge) -> Sequence[Tensor]:
@@ -235,27 +235,32 @@ class _Losses:
         depend on no other operand."""
         node, resolver = self.prepared.graph[edge.dst], self.prepared.resolver
         form = resolver.ops[node.op].integer
-        plan = self.levels.plan(0, group.key).nodes.get(node.name)
+        plan = self.choice_points.plan(0, group.key).nodes.get(node.name)
         widest_qparams = None if plan is None else plan.operands[edge.slot]
         if form is None or form.weight is None or form.weight.slot != edge.slot or widest_qparams is None:
-            indices = range(len(group.choices[: self.most]))
-            return [self._qparams(self.levels.plan(index, group.key), group) for index in indices]
+            indices = range(len(group.choices[: self.most_choices]))
+            return [self._qparams(self.choice_points.plan(index, group.key), group) for index in indices]
         bits_of_operands: list[int | None] = [None] * len(node.inputs)
         bits_of_operands[edge.slot] = group.choices[0]
         operands = Operands(resolver, node, form, bits_of_operands, [None] * len(node.inputs))
-        return [operands.quantized(edge.slot, bits, widest_qparams.dtype) for bits in group.choices[: self.most]]
+        return [
+            operands.quantized(edge.slot, bits, widest_qparams.dtype) for bits in group.choices[: self.most_choices]
+        ]
 
     def _quantized(self, group: Group, grid: QParams) -> Tensor:
         return self.prepared.resolver.const(group.source, grid).to(torch.float64) * grid.scale
 
-    def of(self, group: Group, seen: Gradients, unit: float) -> dict[int, float]:
+    def of(self, group: Group, measured: Gradients, unit: float) -> dict[int, float]:
         """The losses of a group by bits, made monotonic: fewer bits never lose less.
 
         Args:
             unit: the losses are divided by it.
         """
         largest, losses = 0.0, {}
-        by_bits = {bits: self._loss(group, index, seen) / unit for index, bits in enumerate(group.choices[: self.most])}
+        by_bits = {
+            bits: self._loss(group, index, measured) / unit
+            for index, bits in enumerate(group.choices[: self.most_choices])
+        }
         fewest = list(by_bits)[-1]
         by_bits |= {bits: by_bits[fewest] * 4.0 ** (fewest - bits) for bits in group.choices[len(by_bits) :]}
         if not any(by_bits.values()):
@@ -275,12 +280,12 @@ class _Losses:
             raise HagoError(f"group {group.key!r} has no grid; this is a defect of hago")
         return target
 
-    def _loss(self, group: Group, index: int, seen: Gradients) -> float:
-        grid = self._qparams(self.levels.plan(index, group.key), group)
+    def _loss(self, group: Group, index: int, measured: Gradients) -> float:
+        grid = self._qparams(self.choice_points.plan(index, group.key), group)
         node, _, slot = group.key.rpartition(":")
         edges = self.prepared.graph.out_edges[node] if slot == "out" else (Edge(node, int(slot)),)
-        total = sum(spectrum_loss(seen.spectra[e], grid) for e in edges if e in seen.spectra)
-        return total + sum(seen.weights[e][index] for e in edges if seen.weights.get(e))
+        total = sum(spectrum_loss(measured.spectra[e], grid) for e in edges if e in measured.spectra)
+        return total + sum(measured.weights[e][index] for e in edges if measured.weights.get(e))
 
 
 def spectrum_loss(spectrum: Spectrum, qparams: QParams) -> float:
