@@ -99,7 +99,9 @@ def dorefa_weights(
         width = min(chosen)
         distinct = {id(r): r for e in edges if (r := ranges.get(str(e))) is not None}
         levels = DoReFaLevels.of(options, name, start)
-        quantizers[name] = DoReFaWeight(levels, width - 1, threshold_to_scale(plan.hardware, width), tuple(distinct.values()))
+        quantizers[name] = DoReFaWeight(
+            levels, width - 1, threshold_to_scale(plan.hardware, width), tuple(distinct.values())
+        )
     return quantizers
 
 

@@ -168,7 +168,9 @@ def compute_integer(
         c = rule.compute_int_in_parts(node_plan.attrs, carried, node_plan.parts).to(torch.int64)
     else:
         c = rule.compute_int(node_plan.attrs, *operands)
-    return store(apply_simq(node_plan.apply_register(c, node_plan.lost(operands)), node_plan.out_simq, how), node_plan.out)
+    return store(
+        apply_simq(node_plan.apply_register(c, node_plan.lost(operands)), node_plan.out_simq, how), node_plan.out
+    )
 
 
 def _operand(
