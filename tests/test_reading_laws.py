@@ -73,8 +73,8 @@ BYTES: Final = "a count of bytes that is called so"
 SYSTEM: Final = "a file of the operating system"
 #: What readers reach all the same, and why it is nothing that a file says.
 ALLOWED: Final[Mapping[tuple[str, str], str]] = {
-    ("hago.cost.cost.Cost.figures", ".read_bytes"): BYTES,
-    ("hago.cost.cost.Cost.figures", ".write_bytes"): BYTES,
+    ("hago.cost.cost.METRICS", ".read_bytes"): BYTES,
+    ("hago.cost.cost.METRICS", ".write_bytes"): BYTES,
     ("hago.data.sources._arrays", "numpy.load"): CHECKED,
     ("hago.data.sources._arrays", "open"): OWN,
     ("hago.data.sources._check_sizes", ".open"): "a member of the archive",
@@ -110,8 +110,6 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("hago.study.log.Trial.to_json", "getattr of score"): FIELDS,
     ("hago.searchers.knapsack._flush", "ctypes.CDLL"): "this process itself",
     ("hago.searchers.knapsack.quiet_stdout", "os.open"): SYSTEM,
-    ("hago.search.guidance._part", ".read_bytes"): BYTES,
-    ("hago.search.guidance._part", ".write_bytes"): BYTES,
     ("hago.arithmetic.types.TORCH_DTYPES", "vars"): "it keeps the dtypes alone",
 }
 #: Where a walk ends, and why.
