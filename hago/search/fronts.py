@@ -130,9 +130,7 @@ def load_front(path: str | PathLike[str]) -> ParetoFront:
     value = parse_json(text, where)
     check_version(value, FRONT_VERSION, where)
     if value["version"] < FRONT_VERSION:
-        raise LogError(
-            f"{where} is a front of version 1, without strategies; run the search again to write it in this version"
-        )
+        raise LogError(f"{where} is a front of version 1, without strategies; the search's command writes it anew")
     check_schema(value, "front", where)
     points = tuple(_point(p, value["ranges"], f"{where}: $.points[{i}]") for i, p in enumerate(value["points"]))
     if any(value["cost"] not in p.costs for p in points):

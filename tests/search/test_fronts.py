@@ -86,7 +86,7 @@ def change(folder: Path, to: Path, edit: Any) -> Path:
         (lambda v: v.update(version=1), "version 1, without strategies"),
         (lambda v: v.pop("ranges"), "the key 'ranges'"),
         (lambda v: v["points"][0].pop("trial"), "the key 'trial'"),
-        (lambda v: v.update(cost="speed"), "has no figure .speed. among its costs"),
+        (lambda v: v.update(cost="speed"), "has no figure 'speed' among its costs"),
         (lambda v: v["ranges"].clear(), "there are 0 ranges"),
         (lambda v: v["points"][0]["strategy"].pop("bits"), "the key 'bits'"),
         (lambda v: v["points"][0].update(interval=[1]), "points[0].interval"),
