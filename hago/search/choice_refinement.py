@@ -1,9 +1,9 @@
 """Refinement of the thresholds of weights at every number of bits, from one pass.
 
-Each channel takes the threshold with the least expected loss of that channel alone (`WeightScales.alone`). These
-thresholds do not depend on those of other weights, so they hold in the whole space. Under limits on costs and over a
-front they are better than thresholds that were improved together (`hago.search.refinement`), which hold at their own
-point only.
+Each channel takes the threshold with the least expected loss of that channel alone
+(`WeightScales.best_factors_alone`). These thresholds do not depend on those of other weights, so they hold in the whole
+space. Under limits on costs and over a front they are better than thresholds that were improved together
+(`hago.search.refinement`), which hold at their own point only.
 
 Like those, they are confirmed on samples that did not shape them: see `hago.search.confirmation`.
 """
@@ -112,7 +112,9 @@ class _Proposals:
         samples = data.samples - (0 if aside is None else aside.last - aside.first)
         chunk = max(1, min(CHUNK_SAMPLES, samples // probes.count))
         batches = None if aside is None else aside.shaping_rows(data)
-        measured = gradients_of_choices(plain, objective, task.seed, chunk, batches, known=known, see=probes.see)
+        measured = gradients_of_choices(
+            plain, objective, task.seed, chunk, batches, known=known, on_constant=probes.add
+        )
         of_weights, losses = _best_alone(plain, probes, known)
         refined = with_refined(with_statistics(plain, weighted(plain, measured.spectra)), of_weights)
         measured = replace(measured, weights={**measured.weights, **losses})
@@ -166,8 +168,8 @@ def _best_alone(
     for point in itertools.chain.from_iterable(map(levels.of, range(levels.count))):
         scales = WeightScales.of(prepared, point.plan, point.bits)
         scales.weights = {e: w for e, w in scales.weights.items() if e in known and w.key in point.keys}
-        scales.take_probes(probes)
-        alone = scales.alone(point.plan)
+        scales.set_sketches_from_gradients(probes)
+        alone = scales.best_factors_alone(point.plan)
         thresholds |= scales.thresholds(alone)
         for edge, loss in scales.losses(alone).items():
             losses.setdefault(edge, []).append(loss)

@@ -162,16 +162,14 @@ class Evaluator:
         return self.contributions(iter(self._reference))
 
     def summary(self, contributions: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The measures as JSON values; accuracy is `sim_acc`, with its 95 % interval."""
+        """The measures as JSON values, by their figures; shares of correct classes with their 95 % interval."""
         samples = len(contributions[self.objective.name])
         results: dict[str, Any] = {"samples": samples}
         for name, measure in self._measures.items():
             value = measure.finish(contributions[name].mean(0))
-            if name == "accuracy":
-                results["sim_acc"] = value
-                results["sim_acc_interval"] = list(wilson_interval(value * samples, samples))
-            else:
-                results[name] = value
+            results[measure.figure] = value
+            if measure.needs_labels and measure.counts_classes:
+                results[f"{measure.figure}_interval"] = list(wilson_interval(value * samples, samples))
         return results
 
     @property
@@ -196,8 +194,8 @@ class Evaluator:
         return score
 
     def _interval(self, contributions: Tensor, summary: Mapping[str, Any]) -> tuple[float, ...]:
-        if self.objective.name == "accuracy":
-            return tuple(summary["sim_acc_interval"])
+        if (interval := summary.get(f"{self.objective.figure}_interval")) is not None:
+            return tuple(interval)
         # a user's own function gives one number per batch, which allows no interval
         return () if self.objective.loss is None else quick_interval(contributions, self.objective.finish)
 

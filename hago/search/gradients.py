@@ -45,7 +45,7 @@ VALUES_PER_SAMPLE: Final = 1 << 12
 #: Edge of a constant -> the quantization errors of the constant at each choice of bits; empty where it has no choice.
 ErrorsOf = Callable[[Edge], Sequence[Tensor]]
 #: Called with the edge of a constant and its gradients, once per chunk.
-SeeConstant = Callable[[Edge, Tensor], None]
+OnConstant = Callable[[Edge, Tensor], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +138,7 @@ def gradients(
     ops: Ops = OPS,
     seed: int | torch.Generator = 0,
     chunk: int = GRADIENT_CHUNK,
-    see: SeeConstant | None = None,
+    on_constant: OnConstant | None = None,
 ) -> Gradients:
     """Make one forward and one backward pass over the data, `chunk` samples at a time.
 
@@ -147,10 +147,10 @@ def gradients(
         probe: makes the random vectors on the outputs, which define the loss.
         errors: gives the errors of constants at each choice.
         chunk: number of samples that are differentiated at once.
-        see: called with the gradients of every constant, once per chunk.
+        on_constant: called with the gradients of every constant, once per chunk.
     """
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-    sums = _Pass(graph, ranges, probe, errors, ops, generator, see)
+    sums = _Pass(graph, ranges, probe, errors, ops, generator, on_constant)
     for batch in batches:
         for start in range(0, batch.size, chunk):
             labels = None if batch.labels is None else batch.labels[start : start + chunk]
@@ -169,10 +169,10 @@ class _Pass:
         errors: ErrorsOf,
         ops: Ops,
         generator: torch.Generator,
-        see: SeeConstant | None,
+        on_constant: OnConstant | None,
     ) -> None:
         self.graph, self.probe, self.errors, self.ops, self.generator = graph, probe, errors, ops, generator
-        self.see = see
+        self.on_constant = on_constant
         self.spectra: dict[Edge, Spectrum] = {}
         self.weights: dict[Edge, list[float]] = {}
         self.samples, self.signal = 0, 0.0
@@ -215,8 +215,8 @@ class _Pass:
 
     def _add_weight(self, edge: Edge, g: Tensor) -> None:
         """Add the gradients of a constant on one edge."""
-        if self.see is not None:
-            self.see(edge, g)
+        if self.on_constant is not None:
+            self.on_constant(edge, g)
         errors = self.errors(edge)
         sums = self.weights.setdefault(edge, [0.0] * len(errors))
         axis = channel_axis(self.graph, edge, self.ops)

@@ -101,8 +101,8 @@ def _start_together(task: RefinementTask, confirmation: Confirmation) -> list[_R
     asides, resolver = confirmation.turns, task.least_squares.resolver
     last = _Refinement(task, asides[0] if len(asides) == 1 else None)
     if not task.estimated.hardware.requantize.power_of_two:
-        last.scales.bar_errors(MORE_ERRORS)
-    turns = [_Refinement(task, aside, last.scales.copied()) for aside in asides] if len(asides) > 1 else []
+        last.scales.bar_large_errors(MORE_ERRORS)
+    turns = [_Refinement(task, aside, last.scales.copy_without_slopes()) for aside in asides] if len(asides) > 1 else []
     parts = [last.batch.rows(aside.first, aside.last) for aside in asides] if turns else [last.batch]
     chunks = max(-(-part.size // CHUNK_SAMPLES) for part in parts)
     probes = WeightGradients.of_probes(task.least_squares, chunks, len(parts))
@@ -115,7 +115,7 @@ def _start_together(task: RefinementTask, confirmation: Confirmation) -> list[_R
     probes.sums.clear()
     for number, refinement in enumerate([*turns, last]):
         shaping = [i for i in range(len(parts)) if not turns or i != number]
-        refinement.scales.take_products(products, probes.columns(shaping))
+        refinement.scales.set_sketches(products, probes.columns(shaping))
         is_last = refinement is last
         refinement.begin(Gradients.sum([by_part[i] for i in shaping]), needs_surrogate=is_last, choices=choices)
         if not is_last or not turns:
@@ -178,8 +178,10 @@ class _Refinement:
         refinement.is_first_version = True
         plain, objective = task.least_squares, task.goal.objective
         probes = WeightGradients.of_probes(plain)
-        measured = gradients_of_choices(plain, objective, task.seed, CHUNK_SAMPLES, [refinement.batch], see=probes.see)
-        refinement.scales.take_probes(probes)
+        measured = gradients_of_choices(
+            plain, objective, task.seed, CHUNK_SAMPLES, [refinement.batch], on_constant=probes.add
+        )
+        refinement.scales.set_sketches_from_gradients(probes)
         refinement.begin(measured)
         refinement.count_gradients(refinement.gradient_pass_forwards)
         return refinement
@@ -273,15 +275,15 @@ class _Refinement:
             most: largest cost in forwards, including the cost so far.
         """
         pull = curvature_of(self.objective).pull
-        self.scales.keep(self.bits)
-        now, share, failed = self.scales.as_estimated, ROUND_SHARE, 0
+        self.scales.keep_unchanged_bits(self.bits)
+        now, share, failed = self.scales.estimated_factors, ROUND_SHARE, 0
         if self.is_first_version and self.objective.name == "accuracy":
             return
         if not self.scales.weights or self.forwards + 2 + self.gradient_pass_forwards > most:
             return
         best, outputs, before = self.measured(self.prepared), self._outputs, self.losses
         known, loss = False, 0.0
-        alone = self.scales.alone(self.prepared.resolver(self.bits))
+        alone = self.scales.best_factors_alone(self.prepared.resolver(self.bits))
         proposed: Chosen | None = None if _same(alone, now) else alone
         while (
             best is not None
@@ -291,7 +293,7 @@ class _Refinement:
             if proposed is None:
                 if not known:
                     loss, known = self._slopes(pull, outputs), True
-                proposed = self.scales.improved(now, loss, share)
+                proposed = self.scales.improve_factors(now, loss, share)
                 if _same(proposed, now):
                     return
             tried = with_refined(self.prepared, self.scales.thresholds(proposed))
@@ -303,7 +305,7 @@ class _Refinement:
                 self.accepted.append((tried, self.losses))
                 yield len(self.accepted)
             elif value is None:
-                self.scales.bar(self._overflowing, now)
+                self.scales.bar_smaller_thresholds(self._overflowing, now)
                 failed += 1
             else:
                 share, failed = share / 2, failed + 1
@@ -365,8 +367,8 @@ class _Refinement:
 
         graph, ops = self.prepared.graph, self.prepared.hardware.known_ops
         slopes = WeightGradients(1, self.scales.weights.keys())
-        gradients(graph, [self.batch], {}, probe, lambda edge: (), ops, self.task.seed, SLOPES, slopes.see)
-        self.scales.take_slopes(slopes)
+        gradients(graph, [self.batch], {}, probe, lambda edge: (), ops, self.task.seed, SLOPES, slopes.add)
+        self.scales.set_slopes(slopes)
         self.count_gradients(self.gradient_pass_forwards)
         return sum(losses)
 

@@ -29,7 +29,7 @@ from hago.plan.space import Bits, Group
 from hago.search.gradients import (
     GRADIENT_CHUNK,
     Gradients,
-    SeeConstant,
+    OnConstant,
     Spectrum,
     channel_axis,
     gradients,
@@ -120,7 +120,7 @@ def gradients_of_choices(
     batches: Iterable[Batch] | None = None,
     *,
     known: Collection[Edge] = (),
-    see: SeeConstant | None = None,
+    on_constant: OnConstant | None = None,
 ) -> Gradients:
     """The gradients on all edges, and the losses of constants at every choice, from one pass.
 
@@ -129,7 +129,7 @@ def gradients_of_choices(
         chunk: number of samples that are differentiated at once.
         batches: the data to differentiate; by default the calibration data.
         known: constants whose losses are left out, since the caller computes them.
-        see: called with the gradients of every constant, once per chunk.
+        on_constant: called with the gradients of every constant, once per chunk.
     """
     losses = _Losses(prepared)
 
@@ -138,7 +138,7 @@ def gradients_of_choices(
 
     data, ranges = prepared.batches if batches is None else batches, prepared.calibration.ranges
     ops, probe = prepared.hardware.known_ops, curvature_of(objective).probe
-    return gradients(prepared.graph, data, ranges, probe, errors, ops, seed, chunk, see)
+    return gradients(prepared.graph, data, ranges, probe, errors, ops, seed, chunk, on_constant)
 
 
 def sensitivity_from(
@@ -185,8 +185,8 @@ def gradients_by_part(
         return () if edge in probes.edges else losses.errors(edge)
 
     for index, part in enumerate(parts):
-        probes.begin(index)
-        by_part.append(gradients(graph, [part], ranges, probe, errors, ops, generator, chunk, probes.see))
+        probes.begin_part(index)
+        by_part.append(gradients(graph, [part], ranges, probe, errors, ops, generator, chunk, probes.add))
     weights: list[dict[Edge, list[float]]] = [{} for _ in parts]
     for edge, sums in probes.sums.items():
         squares = losses.products(edge, sums).square().sum(0)

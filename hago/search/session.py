@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from hago.cost.cost import plan_cost
+from hago.cost.cost import METRICS, plan_cost
 from hago.errors import HagoError, InfeasibleBits, warn
 from hago.graph.frontend import ModelLike
 from hago.importing import HardwareLike
@@ -66,8 +66,6 @@ from hago.study.study import StudyResult, run_study
 CHOICES_A_FORWARD: Final = 14
 #: ... but at least so many forwards.
 LEAST_REFINING_FORWARDS: Final = 6.0
-#: Costs that depend on what it takes to compute in float.
-FLOATS_COST: Final = frozenset({"bops", "cycles", "latency", "energy"})
 
 
 # ---------------------------------------------------------------- options
@@ -259,7 +257,7 @@ def with_search_topology(quantization: QuantizationOptions, costs: Sequence[str]
     """The options with `search_topology` decided: by default it is searched where a cost in use depends on it."""
     if quantization.search_topology is not None:
         return quantization
-    return replace(quantization, search_topology=bool(FLOATS_COST & {*costs}))
+    return replace(quantization, search_topology=any(METRICS[name].depends_on_float for name in costs))
 
 
 def make_scorer(options: SearchOptions, goal: Goal, prepared: Prepared) -> PlanScorer:

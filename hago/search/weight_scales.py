@@ -13,10 +13,10 @@ changes is the sum of their sketches, so that interactions between channels are 
 error of each threshold against the float weight: the sketch of a change is the difference of two of these, and a single
 one gives the loss of the channel alone, at any Plan.
 
-Refinement makes one WeightScales per point. In this order, it adds the gradients of random vectors (`take_probes` or
-`take_products`), asks for the best factor of each channel alone (`alone`), adds the gradients of the present error
-(`take_slopes`), asks for better factors of several channels together (`improved`), and has `thresholds` convert factors
-to thresholds.
+Refinement makes one WeightScales per point. In this order, it adds the gradients of random vectors (`set_sketches` or
+`set_sketches_from_gradients`), asks for the best factor of each channel alone (`best_factors_alone`), adds the
+gradients of the present error (`set_slopes`), asks for better factors of several channels together
+(`improve_factors`), and has `thresholds` convert factors to thresholds.
 
 References:
     Rounding errors of weights do not cancel, so the nearest integers are not the best: M. Nagel et al., "Up or Down?
@@ -74,7 +74,7 @@ ThresholdPair = dict[tuple[str, Grid], tuple[Tensor, Tensor]]
 # ---------------------------------------------------------------- gradients of weights
 @dataclass(slots=True)
 class WeightGradients:
-    """The gradients of weights in a pass over samples, summed over chunks. The pass calls `see`, which is passed to
+    """The gradients of weights in a pass over samples, summed over chunks. The pass calls `add`, which is passed to
     `gradients`, with the gradients of each chunk.
 
     Only sums are kept, since products of errors with gradients are linear in the gradients.
@@ -115,12 +115,12 @@ class WeightGradients:
         """The indices of the sums that belong to some parts."""
         return [part * self.share + i for part in parts for i in range(self.share)]
 
-    def begin(self, part: int) -> None:
+    def begin_part(self, part: int) -> None:
         """Start a part: the next gradients belong to it."""
         self._part = part
         self._chunks.clear()
 
-    def see(self, edge: Edge, g: Tensor) -> None:
+    def add(self, edge: Edge, g: Tensor) -> None:
         """Add the gradients of one chunk."""
         if edge not in self.edges:
             return
@@ -252,11 +252,11 @@ class WeightScales:
         return WeightScales(weights, factors, _ErrorCache(prepared.hardware.requantize.rounding, factors, kept_bytes))
 
     @property
-    def as_estimated(self) -> dict[Edge, Tensor]:
+    def estimated_factors(self) -> dict[Edge, Tensor]:
         """The index of the estimated threshold for every channel."""
         return {edge: torch.zeros(len(w.ends[0]), dtype=torch.int64) for edge, w in self.weights.items()}
 
-    def alone(self, plan: Plan) -> dict[Edge, Tensor]:
+    def best_factors_alone(self, plan: Plan) -> dict[Edge, Tensor]:
         """Choose for every channel the factor with the least expected loss of that channel alone.
 
         Where an accumulator of the Plan is not proved to be free of overflow, no factor below 1 is chosen, since that
@@ -280,20 +280,20 @@ class WeightScales:
             for edge, weight in self.weights.items()
         }
 
-    def keep(self, bits: Bits) -> None:
+    def keep_unchanged_bits(self, bits: Bits) -> None:
         """Drop the weights that have other bits at the point `bits` than at the Plan."""
         self.weights = {edge: w for edge, w in self.weights.items() if w.grid.bits == bits[w.key]}
 
-    def take_probes(self, seen: WeightGradients) -> None:
+    def set_sketches_from_gradients(self, seen: WeightGradients) -> None:
         """Set the sketches from the gradients of random vectors on the outputs."""
-        self.take_products(self.products(seen), range(seen.count))
+        self.set_sketches(self.products(seen), range(seen.count))
 
     def products(self, seen: WeightGradients) -> Products:
         """The products of the errors of every weight with the gradients of random vectors on the outputs."""
         reached = {edge: w for edge, w in self.weights.items() if edge in seen.sums}
         return {e: error_products(self.errors(e, w), by_channel(seen.sums[e], w.axis)) for e, w in reached.items()}
 
-    def take_products(self, products: Products, columns: Sequence[int]) -> None:
+    def set_sketches(self, products: Products, columns: Sequence[int]) -> None:
         """Set the sketches to the products with the sums of gradients at some columns."""
         for edge, weight in self.weights.items():
             if edge in products:
@@ -302,14 +302,14 @@ class WeightScales:
             else:
                 weight.sketch = weight.slopes.new_zeros(*weight.slopes.shape, len(columns))
 
-    def take_slopes(self, seen: WeightGradients) -> None:
+    def set_slopes(self, seen: WeightGradients) -> None:
         """Set the slopes from the gradients of the present error of the outputs."""
         for edge, weight in self.weights.items():
             if edge in seen.sums:
                 sums = by_channel(seen.sums[edge], weight.axis)
                 weight.slopes = error_products(self.errors(edge, weight), sums, squares=False)[0][:, :, 0]
 
-    def bar_errors(self, limit: float) -> None:
+    def bar_large_errors(self, limit: float) -> None:
         """Bar factors whose sum of squared errors in a channel exceeds `limit` times that of the estimated threshold.
 
         Gradients only show the effect of a weight's errors on the calibration samples; on other inputs, every error may
@@ -321,7 +321,7 @@ class WeightScales:
             errors = error_products(self.errors(edge, weight), ones)[1][:, :, 0]
             weight.barred |= errors > limit * errors[:, :1]
 
-    def copied(self) -> WeightScales:
+    def copy_without_slopes(self) -> WeightScales:
         """A copy without slopes, which shares the cache of errors."""
         weights = {
             edge: replace(w, slopes=torch.zeros_like(w.slopes), barred=w.barred.clone())
@@ -329,7 +329,7 @@ class WeightScales:
         }
         return replace(self, weights=weights)
 
-    def bar(self, nodes: Collection[str], now: Chosen) -> None:
+    def bar_smaller_thresholds(self, nodes: Collection[str], now: Chosen) -> None:
         """At nodes whose accumulators overflowed, bar thresholds below the present ones, since these make integers
         larger."""
         factors = torch.tensor(self.factors, dtype=torch.float64)
@@ -337,7 +337,7 @@ class WeightScales:
             if edge.dst in nodes:
                 weight.barred |= factors < factors[now[edge]].unsqueeze(1)
 
-    def improved(self, now: Chosen, loss: float, share: float) -> dict[Edge, Tensor]:
+    def improve_factors(self, now: Chosen, loss: float, share: float) -> dict[Edge, Tensor]:
         """Change the factors of some channels greedily: each step changes the channel that gains most given the changes
         before it.
 

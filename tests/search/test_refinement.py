@@ -64,11 +64,11 @@ def test_what_is_expected_of_a_linear_layer_is_what_happens() -> None:
     ops, nothing = prepared.hardware.known_ops, lambda edge: ()
     probes, slopes = WeightGradients.of_probes(prepared), WeightGradients(1, scales.weights)
     batches = [Batch((x[i : i + 1],), None) for i in range(20)]
-    gradients(prepared.graph, batches, {}, squared_error_probe, nothing, ops, see=probes.see)
+    gradients(prepared.graph, batches, {}, squared_error_probe, nothing, ops, on_constant=probes.add)
     pull = squared_error_pull([error], [error])
-    gradients(prepared.graph, [Batch((x,), None)], {}, lambda *_: pull, nothing, ops, chunk=32, see=slopes.see)
-    scales.take_probes(probes)
-    scales.take_slopes(slopes)
+    gradients(prepared.graph, [Batch((x,), None)], {}, lambda *_: pull, nothing, ops, chunk=32, on_constant=slopes.add)
+    scales.set_sketches_from_gradients(probes)
+    scales.set_slopes(slopes)
     weight = scales.weights[edge]
     assert weight.with_factor(1.0).key == weight.qparams.key
     before = held(scales, 0)
@@ -86,10 +86,10 @@ def test_a_channel_alone_takes_what_loses_the_least(monkeypatch: pytest.MonkeyPa
     ((edge, weight),) = scales.weights.items()
     plan, probes = prepared.resolver(prepared.space.widest()), WeightGradients.of_probes(prepared)
     batches = [Batch((x[i : i + 1],), None) for i in range(20)]
-    gradients(prepared.graph, batches, {}, squared_error_probe, lambda edge: (), see=probes.see)
-    scales.take_probes(probes)
+    gradients(prepared.graph, batches, {}, squared_error_probe, lambda edge: (), on_constant=probes.add)
+    scales.set_sketches_from_gradients(probes)
     lost = [float((x.double() @ (held(scales, i) - weight.exact).T).square().sum()) for i in range(len(FACTORS))]
-    chosen = scales.alone(plan)
+    chosen = scales.best_factors_alone(plan)
     assert 0 < int(chosen[edge][0]) == min(range(len(FACTORS)), key=lost.__getitem__)
     assert scales.losses(chosen)[edge] == pytest.approx(2 * min(lost), rel=1e-4)
 
@@ -101,7 +101,7 @@ def test_integers_do_not_grow_where_an_accumulator_may_be_full() -> None:
     weight.sketch[0, FACTORS.index(0.9)], weight.sketch[0, FACTORS.index(1.04)] = 0.1, 0.5
     plan = prepared.resolver(prepared.space.widest())
     full = replace(plan, nodes={**plan.nodes, "fc": replace(plan.nodes["fc"], bound=math.inf)})
-    assert [FACTORS[int(scales.alone(p)[edge][0])] for p in (plan, full)] == [0.9, 1.04]
+    assert [FACTORS[int(scales.best_factors_alone(p)[edge][0])] for p in (plan, full)] == [0.9, 1.04]
 
 
 def test_gradients_of_more_chunks_than_are_kept_are_summed() -> None:
@@ -134,7 +134,7 @@ def test_gradients_of_constants_without_a_choice_are_not_kept() -> None:
     b.linear(b.linear(b.input(4, name="x"), seeded(3, 4), name="fc"), seeded(5, 3), name="head")
     prepared = prepare(b.graph(), "x86_vnni", [seeded(8, 4, seed=2)], QuantizationOptions(keep_float=["head"]))
     probes = WeightGradients.of_probes(prepared)
-    gradients(prepared.graph, prepared.batches, {}, squared_error_probe, lambda edge: (), see=probes.see)
+    gradients(prepared.graph, prepared.batches, {}, squared_error_probe, lambda edge: (), on_constant=probes.add)
     assert set(probes.sums) == {Edge("fc", 1)}
 
 
@@ -158,15 +158,17 @@ def test_the_best_change_of_one_channel_is_found_and_bars_are_kept() -> None:
     weight = scales.weights[edge]
     weight.slopes[0] = torch.linspace(0.0, -1.0, len(scales.factors), dtype=torch.float64)
     weight.sketch[0, -1, 0] = 2.0  # the last would gain 1 and lose 2
-    found = scales.improved(scales.as_estimated, 10.0, 0.5)
+    found = scales.improve_factors(scales.estimated_factors, 10.0, 0.5)
     assert int(found[edge][0]) == len(scales.factors) - 2
     weight.slopes[0, 3] = -LEAST_GAIN_OF_SCALES * 10.0 / 2
     weight.slopes[0, [i for i in range(len(scales.factors)) if i != 3]] = 0.0
-    assert torch.equal(scales.improved(scales.as_estimated, 10.0, 0.5)[edge], scales.as_estimated[edge])
+    assert torch.equal(
+        scales.improve_factors(scales.estimated_factors, 10.0, 0.5)[edge], scales.estimated_factors[edge]
+    )
     weight.slopes[0] = -torch.ones(len(scales.factors), dtype=torch.float64)
     weight.slopes[0, 0] = 0.0
-    scales.bar([edge.dst], scales.as_estimated)
-    assert scales.factors[int(scales.improved(scales.as_estimated, 10.0, 0.5)[edge][0])] > 1.0
+    scales.bar_smaller_thresholds([edge.dst], scales.estimated_factors)
+    assert scales.factors[int(scales.improve_factors(scales.estimated_factors, 10.0, 0.5)[edge][0])] > 1.0
 
 
 def test_channels_are_chosen_together() -> None:
@@ -180,10 +182,10 @@ def test_channels_are_chosen_together() -> None:
     weight.slopes[:, 1] = -1.0
     weight.sketch[:, 1, 0] = math.sqrt(0.8 / DOUBT)
     # alone each gains 0.6; both together turn the output the same way, and the second gains nothing
-    found = scales.improved(scales.as_estimated, 2.0, 1.0)[edge]
+    found = scales.improve_factors(scales.estimated_factors, 2.0, 1.0)[edge]
     assert sorted(found.tolist()) == [0, 1]
     weight.sketch[1, 1, 0] *= -1.0
-    assert scales.improved(scales.as_estimated, 2.0, 1.0)[edge].tolist() == [1, 1]
+    assert scales.improve_factors(scales.estimated_factors, 2.0, 1.0)[edge].tolist() == [1, 1]
 
 
 # ---------------------------------------------------------------- whole networks
