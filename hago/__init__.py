@@ -3,7 +3,7 @@
 Importing it changes nothing and prints nothing.
 """
 
-from hago.analysis.measure_hardware import measure_hardware
+from hago.analysis.hardware_timing import measure_hardware
 from hago.api import (
     create_quantizer,
     estimate_cost,
@@ -23,7 +23,7 @@ from hago.graph.graph import Graph
 from hago.hardware.file import available_hardware, load_hardware, save_hardware
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc, create_sample_hardware
 from hago.plan.strategy import Strategy
-from hago.qat.finetune import finetune
+from hago.qat.finetuning import finetune
 from hago.qat.prepare import from_qat, prepare_qat
 from hago.search.fronts import load_front
 from hago.search.quantizer import Quantizer

@@ -25,7 +25,7 @@ from hago.plan.placement import topology_of
 from hago.plan.space import Space, build_space
 from hago.plan.strategy import Strategy
 from hago.plan.topology import Topology
-from hago.qat.finetune import FinetuneOptions, finetune_after_search, training_files
+from hago.qat.finetuning import FinetuneOptions, finetune_after_search, training_files
 from hago.runtime.native.executor import named_engine
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import load_plan
@@ -34,7 +34,7 @@ from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions
 from hago.search.objective import ObjectiveLike
 from hago.search.objective import objective as named_objective
-from hago.search.prepare import QuantizationOptions, make_strategy, plan_and_batches, plan_of, prepare
+from hago.search.preparation import QuantizationOptions, make_strategy, plan_and_batches, plan_of, prepare
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy

@@ -26,7 +26,7 @@ from hago.hardware.file import load_hardware
 from hago.hardware.hardware import Hardware
 from hago.search.evaluate import Evaluator
 from hago.search.objective import objective
-from hago.search.prepare import prepare
+from hago.search.preparation import prepare
 from hago.serialization.text_table import table
 from hago.study.log import read_log
 

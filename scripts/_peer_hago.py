@@ -12,7 +12,7 @@ from torch import Tensor
 from hago.cost.cost import Cost, plan_cost
 from hago.importing import as_graph, as_hardware
 from hago.runtime.native.executor import FastModel
-from hago.search.prepare import plan_of
+from hago.search.preparation import plan_of
 from hago.search.session import SearchOptions, run_search
 
 

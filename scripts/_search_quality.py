@@ -27,7 +27,7 @@ from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.objective import OBJECTIVES
-from hago.search.prepare import Prepared, prepare
+from hago.search.preparation import Prepared, prepare
 from hago.search.proposed_thresholds import RefinementTask
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.safe_bits import widest_safe_bits

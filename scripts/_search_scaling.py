@@ -18,7 +18,7 @@ from hago import Graph, search_quantize_strategy
 from hago.graph.graph import Node
 from hago.plan.space import Bits
 from hago.search.objective import objective
-from hago.search.prepare import Prepared, QuantizationOptions, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.workers import Workers, make_worker_state, open_executor, worker_spec_of
 from hago.study.log import read_log
 from hago.study.searcher import Score

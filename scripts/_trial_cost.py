@@ -27,7 +27,7 @@ from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.guidance import make_surrogate
 from hago.search.objective import objective
-from hago.search.prepare import Prepared, QuantizationOptions, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.racing import RaceOptions
 from hago.search.safe_bits import widest_safe_bits
 from hago.search.workers import WorkerState, make_worker_state

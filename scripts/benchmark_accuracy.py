@@ -30,7 +30,7 @@ from hago.errors import HagoError
 from hago.plan.plan import Plan
 from hago.runtime.reference import IntegerModel
 from hago.search.objective import decibels, paired_interval, wilson_interval
-from hago.search.prepare import prepare
+from hago.search.preparation import prepare
 from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Simulator
 

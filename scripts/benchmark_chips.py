@@ -25,7 +25,7 @@ from hago import from_torch
 from hago.hardware.file import available_hardware
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.self_test import exact_kernels
-from hago.search.prepare import prepare
+from hago.search.preparation import prepare
 from hago.search.safe_bits import widest_safe_bits
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"ResNet-18": ResNet, "MobileNetV2": MobileNetV2}

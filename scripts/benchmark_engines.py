@@ -32,7 +32,7 @@ from hago.export.onnx.export import make_onnx, write_onnx
 from hago.export.onnx.verification import OnnxCheck, check_onnx
 from hago.export.onnx.writer import load_onnx
 from hago.plan.plan import Plan
-from hago.search.prepare import QuantizationOptions, prepare
+from hago.search.preparation import QuantizationOptions, prepare
 
 BEGIN: Final = "<!-- engines:begin -->"
 #: How long one turn of a timed part lasts at least, in seconds.

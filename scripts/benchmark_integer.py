@@ -35,7 +35,7 @@ from hago.runtime.native.executor import Executor
 from hago.runtime.native.self_test import Verdict, exact_kernels
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import float_bytes, save_plan
-from hago.search.prepare import QuantizationOptions, prepare
+from hago.search.preparation import QuantizationOptions, prepare
 
 HARDWARE = "x86_vnni"
 SCALES = {"power-of-two scales": "power2_range", "float scales": "mse"}

@@ -31,7 +31,7 @@ from hago.errors import HagoError
 from hago.importing import as_graph, as_hardware
 from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.objective import decibels
-from hago.search.prepare import plan_of, prepare
+from hago.search.preparation import plan_of, prepare
 from hago.search.safe_bits import widest_safe_bits
 from hago.search.session import SearchOptions, run_search
 from hago.searchers.registry import AUTO

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from hago import Graph, from_torch
 from hago.arithmetic.schemes import Grid
-from hago.calibration.collect import collect
+from hago.calibration.calibration import collect
 from hago.calibration.estimators import ESTIMATORS, estimator
 from hago.calibration.observer import constant_statistics
 from hago.data.batches import Batches
 from hago.graph.execute import channels_last, compute_real, run_graph
 from hago.plan.resolve import Resolver
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search.prepare import Prepared, prepare
+from hago.search.preparation import Prepared, prepare
 from hago.simulation.simulator import Simulator
 
 HARDWARE = ("x86_vnni", "vta", "int16_accumulator")

@@ -25,7 +25,7 @@ from hago import available_hardware
 from hago.errors import HagoError, InfeasibleBits
 from hago.plan.plan import Plan
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search.prepare import Prepared, QuantizationOptions, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, prepare
 
 ESTIMATORS = ("mse", "power2_range")
 CALIBRATION = 64

@@ -47,7 +47,7 @@ from hago.hardware.file import load_hardware
 from hago.plan.plan import Plan
 from hago.runtime.exactness import compare_plan_exactly
 from hago.search import session as search
-from hago.search.prepare import prepare
+from hago.search.preparation import prepare
 from hago.search.session import SearchOptions, run_search
 
 SEED = 0

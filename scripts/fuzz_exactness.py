@@ -27,7 +27,7 @@ from hago.errors import UnsupportedOp
 from hago.hardware.file import available_hardware, load_hardware
 from hago.hardware.hardware import Hardware
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search.prepare import Prepared, QuantizationOptions, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, prepare
 
 ESTIMATORS = ("max_range", "mse", "percentile", "power2_range")
 

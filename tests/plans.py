@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
-from hago.calibration.collect import collect
+from hago.calibration.calibration import collect
 from hago.calibration.estimators import estimator as named_estimator
 from hago.data.batches import Batches
 from hago.graph.graph import CONST, Graph
@@ -25,7 +25,7 @@ from hago.plan.topology import analyze
 def resolver_of(
     graph: Graph, hardware: Hardware, inputs: Sequence[Tensor], estimator: str = "max_range", ops: Ops = OPS
 ) -> Resolver:
-    """What `hago.search.prepare.prepare` makes, for any table of ops."""
+    """What `hago.search.preparation` makes, for any table of ops."""
     batches = Batches([tuple(inputs)], graph.inputs)
     topology = analyze(graph, hardware, ops=ops)
     space = build_space(graph, hardware, topology, ops=ops)

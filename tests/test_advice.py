@@ -49,7 +49,7 @@ from hago.plan.space import Group, Space
 from hago.plan.strategy import HardwareId
 from hago.qat.losses import cross_entropy_loss as labels_loss
 from hago.qat.losses import divergence_loss
-from hago.qat.trained_state import trained_state
+from hago.qat.state_dict import trained_state
 from hago.runtime.compiling import register, run_compiled
 from hago.runtime.native.library import _refuse_open
 from hago.search.objective import OBJECTIVES, cross_entropy_probe

@@ -22,7 +22,7 @@ from hago.plan.space import Bits, Space
 from hago.plan.strategy import Strategy
 from hago.runtime.reference import IntegerModel
 from hago.search.goal import GoalOptions
-from hago.search.prepare import QuantizationOptions
+from hago.search.preparation import QuantizationOptions
 from hago.search.session import RunOptions, SearchOptions
 from hago.simulation.simulator import Simulator
 from hago.study.log import best_trial, read_log

@@ -18,7 +18,7 @@ from hago.errors import StrategyMismatch
 from hago.graph.frontend import from_torch
 from hago.graph.graph import Graph
 from hago.plan.strategy import Strategy
-from hago.qat.trained_state import trained_state
+from hago.qat.state_dict import trained_state
 
 GOLDEN = Path(__file__).parent / "golden"
 LOG, STRATEGY, FRONT = (GOLDEN / f"attention_{name}" for name in ("log_1.jsonl", "strategy_1.json", "front_1.json"))

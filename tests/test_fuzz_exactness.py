@@ -13,7 +13,7 @@ from random_hardware import random_hardware
 
 from hago.hardware.file import check_hardware, load_hardware, save_hardware
 from hago.runtime.exactness import Exactness, compare_plan_exactly
-from hago.search.prepare import prepare
+from hago.search.preparation import prepare
 
 
 @pytest.mark.parametrize("first", range(0, 50, 10))

@@ -45,7 +45,7 @@ READERS: Final = (
     "hago.calibration.given_ranges.make_given_ranges",
     "hago.runtime.native.library._kept",
     # from strategies and logs
-    "hago.search.prepare.stored_resolver",
+    "hago.search.preparation.stored_resolver",
     "hago.importing.import_for",
     "hago.search.scoring.known_scores",
     "hago.search.replay.replay_log",
@@ -133,11 +133,11 @@ OTHERS: Final[Mapping[str, str]] = {
     "hago.serialization.json_text._remove_stale": "temporary files of its own",
     "hago.serialization.json_text.replace_file": "the file that it writes",
     "hago.serialization.json_text.sync_folder": "the folder of a file that it wrote",
-    "hago.analysis.measure_hardware._cpu_lines": SYSTEM,
+    "hago.analysis.hardware_timing._cpu_lines": SYSTEM,
     "hago.study.log.LogFile.__init__": "the log that it is given; `start` parses it",
     "hago.study.log.LogFile._read": "the same",
     "hago.searchers.optuna._steps": "not a file: it opens a storage that the user named",
-    "hago.qat.finetune._append": "the file that it writes",
+    "hago.qat.finetuning._append": "the file that it writes",
 }
 _OPENS: Final = re.compile(
     r"(open|os\.open|numpy\.load|torch\.load|safetensors\..*load\w*|.*Image\.open)$|\.(read_text|read_bytes|open)$"

@@ -16,7 +16,7 @@ from hago.hardware.file import load_hardware
 from hago.plan.space import build_space
 from hago.plan.topology import analyze
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search.prepare import prepare
+from hago.search.preparation import prepare
 
 
 @pytest.fixture(scope="module")

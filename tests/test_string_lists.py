@@ -19,9 +19,9 @@ from torch import nn
 
 import hago
 from hago.errors import HagoError, as_strings
-from hago.qat.finetune import FinetuneOptions
+from hago.qat.finetuning import FinetuneOptions
 from hago.search.goal import GoalOptions
-from hago.search.prepare import QuantizationOptions
+from hago.search.preparation import QuantizationOptions
 from hago.search.session import RunOptions, SearchOptions
 from hago.study.log import read_log
 

@@ -26,7 +26,7 @@ from hago.importing import HardwareLike, StrategyLike
 from hago.plan.plan import Plan
 from hago.runtime.native.executor import FastModel
 from hago.runtime.reference import IntegerModel
-from hago.search.prepare import plan_and_batches
+from hago.search.preparation import plan_and_batches
 from hago.serialization.text_table import table
 from hago.simulation.simulator import Simulator
 

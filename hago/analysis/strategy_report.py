@@ -22,7 +22,7 @@ from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel
 from hago.search.evaluate import Evaluator
 from hago.search.objective import MOST_DB, objective
-from hago.search.prepare import plan_and_batches
+from hago.search.preparation import plan_and_batches
 from hago.serialization.text_table import count, table
 from hago.simulation.simulator import Simulator
 

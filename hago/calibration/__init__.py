@@ -1,6 +1,6 @@
 """Calibration: statistics of tensors from one streaming pass over the data, and estimators of thresholds."""
 
-from hago.calibration.collect import Calibration
+from hago.calibration.calibration import Calibration
 from hago.calibration.estimators import ESTIMATORS, estimator
 from hago.calibration.statistics import Estimator, TensorStatistics
 

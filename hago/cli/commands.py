@@ -11,7 +11,7 @@ import torch
 
 from hago import api
 from hago import api as reports
-from hago.analysis.measure_hardware import measure_hardware
+from hago.analysis.hardware_timing import measure_hardware
 from hago.analysis.strategy_report import report_plan
 from hago.arithmetic.types import TORCH_DTYPES
 from hago.cli.export import compare_command, export_command
@@ -44,7 +44,7 @@ from hago.importing import input_names
 from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
 from hago.runtime.native.executor import Executor
-from hago.search.prepare import plan_and_batches
+from hago.search.preparation import plan_and_batches
 from hago.serialization.json_text import is_file
 from hago.serialization.text_table import table
 from hago.study.log import read_log

@@ -27,10 +27,10 @@ from hago.cli.options import (
 from hago.graph.model_source import load_model
 from hago.hardware.hardware import Hardware
 from hago.plan.strategy import Strategy
-from hago.qat.finetune import Finetuned, FinetuneOptions, finetune_with
+from hago.qat.finetuning import Finetuned, FinetuneOptions, finetune_with
 from hago.qat.losses import LOSSES
 from hago.qat.scheme import TRAINING_SCHEMES
-from hago.qat.trained_state import save_state, trained_state
+from hago.qat.state_dict import save_state, trained_state
 from hago.serialization.json_text import check_distinct
 
 

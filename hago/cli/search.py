@@ -40,9 +40,9 @@ from hago.hardware.file import available_hardware
 from hago.hardware.hardware import Hardware
 from hago.importing import input_names
 from hago.plan.strategy import Strategy
-from hago.qat.finetune import FinetuneOptions, Tuned, finetune_after_search
+from hago.qat.finetuning import FinetuneOptions, Tuned, finetune_after_search
 from hago.search.goal import GoalOptions
-from hago.search.prepare import QuantizationOptions
+from hago.search.preparation import QuantizationOptions
 from hago.search.session import RunOptions, SearchOptions, SearchOutcome, run_search
 from hago.serialization.json_text import canonical, check_distinct
 from hago.study.log import Trial, read_log

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
-from hago.calibration.collect import Calibration
+from hago.calibration.calibration import Calibration
 from hago.calibration.estimators import dorefa_of
 from hago.calibration.statistics import Estimator, TensorStatistics
 from hago.calibration.threshold_cache import ThresholdCache

@@ -33,7 +33,7 @@ from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.search.description import made_by
 from hago.search.evaluate import Evaluator
 from hago.search.objective import objective
-from hago.search.prepare import QuantizationOptions, make_strategy, plan_of, prepare, stored_resolver
+from hago.search.preparation import QuantizationOptions, make_strategy, plan_of, prepare, stored_resolver
 from hago.search.quantizer import Quantizer
 from hago.search.safe_bits import first_safe_bits
 

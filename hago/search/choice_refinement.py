@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.types import Edge
-from hago.calibration.collect import Calibration
+from hago.calibration.calibration import Calibration
 from hago.errors import InfeasibleBits
 from hago.plan.feasibility import ChoicePoints, nearest_feasible, plan_or_refusal
 from hago.plan.space import Bits
 from hago.search.confirmation import Confirmation, KeptAside, UnseenSamples, clipped_share, figures_of, losses_of
 from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_FORWARDS, Spectrum
 from hago.search.guidance import make_surrogate
-from hago.search.prepare import Prepared
+from hago.search.preparation import Prepared
 from hago.search.proposed_thresholds import RefinementTask, weighted, with_estimates, with_refined, with_statistics
 from hago.search.safe_bits import safe_bits
 from hago.search.sensitivity import gradients_of_choices, sensitivity_from

@@ -16,7 +16,7 @@ from hago.plan.plan import Plan
 from hago.plan.strategy import HardwareId
 from hago.search.evaluate import Evaluator
 from hago.search.objective import Objective, jackknife_interval
-from hago.search.prepare import Prepared
+from hago.search.preparation import Prepared
 from hago.search.scoring import PlanScorer
 from hago.study.log import Header, make_header
 from hago.study.searcher import Searcher

@@ -32,7 +32,7 @@ from hago.plan.plan import Plan
 from hago.plan.space import FLOAT, INTEGER, Bits, kind_key
 from hago.search.goal import Goal
 from hago.search.objective import SQUARED_ERROR, Objective
-from hago.search.prepare import Prepared
+from hago.search.preparation import Prepared
 from hago.search.sensitivity import Sensitivity, sensitivity_of
 from hago.searchers.surrogate import CostConstraint, Surrogate, Term
 from hago.study.searcher import Score

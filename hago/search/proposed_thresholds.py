@@ -16,14 +16,14 @@ from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
 from hago.arithmetic.types import Edge
-from hago.calibration.collect import Calibration
+from hago.calibration.calibration import Calibration
 from hago.calibration.estimators import Mse
 from hago.calibration.statistics import TensorStatistics
 from hago.plan.threshold_sources import EstimatedThresholds, estimated_resolver
 from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal
 from hago.search.gradients import Spectrum
-from hago.search.prepare import Prepared
+from hago.search.preparation import Prepared
 
 #: Part of the weight of a value that does not depend on its gradient.
 PLAIN: Final = 0.002

@@ -11,7 +11,7 @@ from hago.plan.feasibility import nearest_feasible
 from hago.plan.space import Bits
 from hago.search.goal import Goal
 from hago.search.objective import Objective, wilson_interval
-from hago.search.prepare import Prepared
+from hago.search.preparation import Prepared
 from hago.search.scoring import PlanScorer
 from hago.study.study import StudyResult
 

@@ -16,7 +16,7 @@ from hago.graph.graph import CONST
 from hago.plan.feasibility import choices_by_dtype, nearest_feasible, widest_feasible
 from hago.plan.plan import Plan
 from hago.plan.space import Group, Space
-from hago.search.prepare import Prepared
+from hago.search.preparation import Prepared
 
 
 def prune_redundant_choices(prepared: Prepared, costs: Collection[str]) -> Prepared:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.types import Edge
-from hago.calibration.collect import Calibration
+from hago.calibration.calibration import Calibration
 from hago.calibration.estimators import Mse
 from hago.data.batches import Batch
 from hago.errors import InfeasibleBits
@@ -42,7 +42,7 @@ from hago.search.evaluate import Measurement
 from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_FORWARDS, Gradients, Spectrum, gradients, thinned
 from hago.search.guidance import make_surrogate
 from hago.search.objective import Pull
-from hago.search.prepare import Prepared
+from hago.search.preparation import Prepared
 from hago.search.proposed_thresholds import RefinementTask, weighted, with_estimates, with_refined, with_statistics
 from hago.search.safe_bits import safe_bits
 from hago.search.sensitivity import curvature_of, gradients_by_part, gradients_of_choices, sensitivity_from

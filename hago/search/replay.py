@@ -21,7 +21,7 @@ from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal, parse_limits
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike
 from hago.search.objective import objective as named_objective
-from hago.search.prepare import Prepared, QuantizationOptions, plan_and_batches, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, plan_and_batches, prepare
 from hago.search.racing import RaceOptions
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.scoring import PlanScorer

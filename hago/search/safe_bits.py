@@ -11,7 +11,7 @@ from hago.plan.feasibility import nearest_feasible, widest_feasible
 from hago.plan.plan import NodePlan
 from hago.plan.resolve import Resolver
 from hago.search.evaluate import Evaluator
-from hago.search.prepare import Prepared
+from hago.search.preparation import Prepared
 from hago.study.searcher import Score
 
 

@@ -21,7 +21,7 @@ from hago.plan.space import Bits
 from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal
 from hago.search.objective import OBJECTIVES
-from hago.search.prepare import Prepared
+from hago.search.preparation import Prepared
 from hago.search.racing import RaceOptions
 from hago.search.workers import WorkerPool, Workers, make_worker_state, worker_spec_of
 from hago.study.log import Notice, read_header, read_log

@@ -35,7 +35,7 @@ from hago.search.gradients import (
     gradients,
 )
 from hago.search.objective import SQUARED_ERROR, Curvature, Objective, decibels
-from hago.search.prepare import Prepared
+from hago.search.preparation import Prepared
 from hago.search.weight_scales import WeightGradients, by_channel, error_blocks, error_products
 from hago.serialization.json_text import canonical, replace_file
 from hago.serialization.text_table import number, table, tail

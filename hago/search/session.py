@@ -27,7 +27,7 @@ from hago.search.fronts import FrontWriter, ParetoFront
 from hago.search.goal import Goal, GoalOptions, make_goal
 from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.guidance import DEFAULT_COST, make_surrogate
-from hago.search.prepare import (
+from hago.search.preparation import (
     Prepared,
     QuantizationOptions,
     held_out_batches,

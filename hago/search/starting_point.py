@@ -10,7 +10,7 @@ from hago.errors import InfeasibleBits
 from hago.plan.feasibility import nearest_feasible, plan_or_refusal
 from hago.plan.space import Bits, Space
 from hago.search.goal import Goal
-from hago.search.prepare import Prepared
+from hago.search.preparation import Prepared
 from hago.searchers.knapsack import Knapsack
 from hago.searchers.surrogate import Surrogate
 

@@ -39,7 +39,7 @@ from hago.arithmetic.schemes import TWO_SIDED, Grid, make_qparams
 from hago.arithmetic.types import Edge, QParams
 from hago.plan.plan import Plan
 from hago.plan.space import Bits, Group
-from hago.search.prepare import Prepared
+from hago.search.preparation import Prepared
 
 #: Factors of the estimated threshold that are tried; the first, 1, stands for the estimated threshold itself.
 FACTORS: Final = (1.0, *(f / 50 for f in range(40, 56) if f != 50))

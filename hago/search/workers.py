@@ -46,7 +46,7 @@ from typing import Any, Final
 import torch
 
 from hago.caching import LRU
-from hago.calibration.collect import Calibration
+from hago.calibration.calibration import Calibration
 from hago.calibration.statistics import Estimator
 from hago.data.batches import Batches
 from hago.errors import HagoError
@@ -61,7 +61,7 @@ from hago.plan.threshold_sources import estimated_resolver
 from hago.plan.topology import Topology
 from hago.search.evaluate import Evaluator
 from hago.search.objective import OBJECTIVES, Objective
-from hago.search.prepare import Prepared
+from hago.search.preparation import Prepared
 from hago.search.racing import Pruner, RaceOptions, shuffled
 from hago.study.log import Notice, versions
 from hago.study.searcher import Score

@@ -17,7 +17,7 @@ from hago.graph.graph import Graph
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.stored import from_file_bytes, to_file_bytes
-from hago.search.prepare import Prepared, QuantizationOptions, make_strategy, plan_of, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, make_strategy, plan_of, prepare
 
 DATA: Final = [(seeded(4, 3, 6, 6) * 3,), (seeded(4, 3, 6, 6),)]
 

@@ -26,7 +26,7 @@ from hago.errors import DataError, HagoError
 from hago.export.tpu_mlir import make_tables
 from hago.graph.graph import Graph
 from hago.hardware.file import available_hardware, load_hardware
-from hago.search.prepare import QuantizationOptions, prepare
+from hago.search.preparation import QuantizationOptions, prepare
 
 
 class Net(nn.Module):

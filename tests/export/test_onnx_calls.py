@@ -25,7 +25,7 @@ from hago.graph.graph import Graph
 from hago.hardware.file import load_hardware
 from hago.ops import OPS
 from hago.plan.plan import Plan
-from hago.search.prepare import prepare
+from hago.search.preparation import prepare
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -27,7 +27,7 @@ from hago.graph.graph import CONST, INPUT, Graph
 from hago.graph.passes import open_attention as attention
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search.prepare import prepare
+from hago.search.preparation import prepare
 
 WHOLE: Final = attention.ATTENTION
 #: Heads, queries, keys, their width, and that of values.

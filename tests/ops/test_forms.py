@@ -44,7 +44,7 @@ from hago.plan.space import build_space
 from hago.plan.topology import analyze
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
-from hago.search.prepare import prepare
+from hago.search.preparation import prepare
 
 ends = st.floats(0.01, 50.0)
 TFLITE = Requantize("multiplier_shift", "half_away", two_stage=True)

@@ -28,7 +28,7 @@ from hago.plan.feasibility import (
 from hago.plan.resolve import Resolver
 from hago.plan.space import Bits, Space, build_space
 from hago.plan.topology import analyze
-from hago.search.prepare import QuantizationOptions, prepare
+from hago.search.preparation import QuantizationOptions, prepare
 
 CHIPS: Final = {chip.name: chip for chip in (either(), signs(), behind())}
 #: Chips, and bits that are fixed, so that a chip refuses combinations at nodes that depend on them.

@@ -16,7 +16,7 @@ from hago.hardware.file import load_hardware
 from hago.plan.plan import Plan
 from hago.qat.prepare import from_qat, prepare_qat
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search.prepare import Prepared, prepare
+from hago.search.preparation import Prepared, prepare
 
 #: Hardware that requantizes at outputs and concatenates integers of one scale.
 JOINING = (

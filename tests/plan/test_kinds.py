@@ -20,7 +20,7 @@ from hago.plan.topology import analyze
 from hago.runtime.exactness import compare_plan_exactly
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.guidance import make_surrogate
-from hago.search.prepare import Prepared, QuantizationOptions, make_strategy, plan_of, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, make_strategy, plan_of, prepare
 from hago.search.replay import replay_log
 from hago.search.session import SearchOptions, run_search
 from hago.searchers.knapsack import Knapsack

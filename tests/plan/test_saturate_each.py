@@ -50,7 +50,7 @@ from hago.runtime.reference import IntegerModel, center
 from hago.runtime.stored import from_file_bytes, to_file_bytes
 from hago.search.evaluate import Evaluator
 from hago.search.objective import objective
-from hago.search.prepare import make_strategy, prepare
+from hago.search.preparation import make_strategy, prepare
 from hago.search.safe_bits import first_safe_bits
 from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Simulator

@@ -31,7 +31,7 @@ from hago.plan.topology import analyze
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import from_file_bytes, load_plan, save_plan, to_file_bytes
-from hago.search.prepare import QuantizationOptions, make_strategy, plan_of, prepare
+from hago.search.preparation import QuantizationOptions, make_strategy, plan_of, prepare
 from hago.search.session import SearchOptions, run_search
 from hago.simulation.simulator import Simulator
 

@@ -25,7 +25,7 @@ from hago.hardware.file import hardware_to_document, load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.qat.prepare import from_qat, prepare_qat
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search.prepare import QuantizationOptions, prepare
+from hago.search.preparation import QuantizationOptions, prepare
 
 
 def _few(desc: OpDesc) -> OpDesc:

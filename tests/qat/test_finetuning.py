@@ -21,7 +21,7 @@ from hago.errors import HagoError, StrategyMismatch
 from hago.graph.execute import run_real
 from hago.graph.graph import Graph
 from hago.plan.strategy import Strategy
-from hago.qat.finetune import Finetuned
+from hago.qat.finetuning import Finetuned
 from hago.runtime.exactness import compare_plan_exactly
 
 HARDWARE = "x86_vnni"

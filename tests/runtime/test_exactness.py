@@ -21,7 +21,7 @@ from hago.graph.graph import Graph
 from hago.ops._rule import Attrs
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel
-from hago.search.prepare import QuantizationOptions, make_strategy, plan_of, prepare
+from hago.search.preparation import QuantizationOptions, make_strategy, plan_of, prepare
 from hago.search.quantizer import Quantizer
 from hago.simulation.simulator import Simulator
 

@@ -34,7 +34,7 @@ from hago.search.confirmation import (
 from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.objective import OBJECTIVES
-from hago.search.prepare import Prepared, plan_and_batches, prepare
+from hago.search.preparation import Prepared, plan_and_batches, prepare
 from hago.search.proposed_thresholds import RefinementTask
 from hago.search.refinement import _start_together
 from hago.search.session import SearchOptions, run_search

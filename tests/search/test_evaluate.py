@@ -18,7 +18,7 @@ from hago.hardware.file import load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.search.evaluate import Evaluator
 from hago.search.objective import objective
-from hago.search.prepare import Prepared, prepare
+from hago.search.preparation import Prepared, prepare
 from hago.search.safe_bits import first_safe_bits, widest_safe_bits
 from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Simulator

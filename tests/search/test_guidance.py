@@ -28,7 +28,7 @@ from hago.plan.space import Bits
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.guidance import make_surrogate
 from hago.search.objective import OBJECTIVES, Curvature, Objective, squared_error_probe, squared_error_pull
-from hago.search.prepare import Prepared, prepare
+from hago.search.preparation import Prepared, prepare
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.session import SearchOptions, run_search
 from hago.study.log import read_log

@@ -20,7 +20,7 @@ from hago import search_quantize_strategy
 from hago.data.batches import Batches
 from hago.errors import DataError, HagoError
 from hago.search.objective import jackknife_interval, objective
-from hago.search.prepare import QuantizationOptions, prepare
+from hago.search.preparation import QuantizationOptions, prepare
 from hago.search.racing import RaceOptions, looks, shuffled
 from hago.search.session import SearchOptions, run_search
 from hago.search.workers import make_worker_state

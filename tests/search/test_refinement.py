@@ -29,7 +29,7 @@ from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.gradients import gradients
 from hago.search.objective import divergence_pull, squared_error_probe, squared_error_pull
-from hago.search.prepare import Prepared, QuantizationOptions, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.proposed_thresholds import RefinementTask, weighted, with_statistics
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.refinement import refine_thresholds

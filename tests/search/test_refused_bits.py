@@ -19,7 +19,7 @@ from hago.hardware.hardware import Hardware
 from hago.plan.space import FLOAT, Bits, Space
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.guidance import make_surrogate
-from hago.search.prepare import Prepared, QuantizationOptions, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.redundancy import prune_redundant_choices
 
 BYTES: Final = "activation_bytes <= 500"

@@ -19,7 +19,7 @@ from hago.plan.feasibility import point_at_choice
 from hago.search.evaluate import Evaluator
 from hago.search.gradients import GRADIENT_CHUNK, Spectrum, gradients
 from hago.search.objective import cross_entropy_probe, divergence_probe, objective, squared_error_probe
-from hago.search.prepare import Prepared, prepare
+from hago.search.preparation import Prepared, prepare
 from hago.search.sensitivity import Sensitivity, sensitivity_of, spectrum_loss
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]

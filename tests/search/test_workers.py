@@ -25,7 +25,7 @@ from toys import timeless
 from hago import search_quantize_strategy
 from hago.errors import HagoError, HagoWarning
 from hago.search.objective import objective
-from hago.search.prepare import prepare
+from hago.search.preparation import prepare
 from hago.search.workers import SearchId, WorkerPool, Workers, open_executor, score_remotely, worker_spec_of
 from hago.searchers.registry import make_searcher
 from hago.study.log import versions

@@ -19,7 +19,7 @@ from hago.graph.schedule import make_schedule
 from hago.plan.space import Bits
 from hago.search.evaluate import EvaluationEngine, Evaluator
 from hago.search.objective import objective
-from hago.search.prepare import Prepared, QuantizationOptions, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Simulator
 

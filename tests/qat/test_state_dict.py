@@ -16,7 +16,7 @@ import hago
 from hago.cli import main
 from hago.errors import HagoError
 from hago.qat.prepare import from_qat, prepare_qat
-from hago.qat.trained_state import trained_state
+from hago.qat.state_dict import trained_state
 
 
 class Odd(nn.Module):
@@ -79,7 +79,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     np.savez("data.npz", np.random.default_rng(0).standard_normal((64, 1, 8, 8), dtype=np.float32))
-    model, shared = "test_trained_state:small", ["--data", "data.npz", "--json"]
+    model, shared = "test_state_dict:small", ["--data", "data.npz", "--json"]
     low = [f"--fix-bits={n}:{s}=4" for n in ("stem.0", "body", "fc") for s in (0, 1)]
     assert main(["quantize", model, "--hardware", "x86_vnni", "--save", "s.json", *low, *shared]) == 0
     capsys.readouterr()

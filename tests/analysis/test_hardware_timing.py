@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import hago
-from hago.analysis import measure_hardware as timing
-from hago.analysis.measure_hardware import TIMED, Case, Measurement, TimedOp, measure_hardware
+from hago.analysis import hardware_timing as timing
+from hago.analysis.hardware_timing import TIMED, Case, Measurement, TimedOp, measure_hardware
 from hago.cli import main
 from hago.errors import HardwareError
 from hago.hardware.file import available_hardware, hardware_to_document, load_hardware, save_hardware

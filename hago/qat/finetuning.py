@@ -35,7 +35,7 @@ from hago.qat.losses import Loss, named_loss
 from hago.qat.prepare import constants_of, from_qat, make_trainable
 from hago.qat.run import Samples, TrainingRun, TrainingSchedule
 from hago.qat.scheme import TrainingScheme, training_scheme
-from hago.qat.trained_state import save_state, trained_state
+from hago.qat.state_dict import save_state, trained_state
 from hago.runtime.exactness import compare_plan_exactly
 from hago.search.description import confirmed
 from hago.search.evaluate import Evaluator
@@ -149,7 +149,7 @@ def finetune(
     Args:
         model: the model that the strategy is for; it is not changed.
         dataset: batches to train on; labels are not needed. A tenth of the samples is kept aside.
-        options: the fields of `hago.qat.finetune.FinetuneOptions`: steps, budget, lr, range_lr, batch_size, objective,
+        options: the fields of `hago.qat.FinetuneOptions`: steps, budget, lr, range_lr, batch_size, objective,
             scheme, seed, log, checkpoint, every, resume, progress and held_out.
 
     Raises:

@@ -37,7 +37,7 @@ from hago.plan.plan import Plan
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.lowering import conversion
 from hago.runtime.native.self_test import exact_kernels
-from hago.search.prepare import QuantizationOptions, prepare
+from hago.search.preparation import QuantizationOptions, prepare
 from hago.serialization.text_table import table
 from hago.study.log import versions
 

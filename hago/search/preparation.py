@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hago.calibration.collect import Calibration, collect
+from hago.calibration.calibration import Calibration, collect
 from hago.calibration.estimators import estimator as named_estimator
 from hago.calibration.given_ranges import GivenRanges, ModesLike, ThresholdsLike, make_given_ranges
 from hago.calibration.statistics import Estimator
