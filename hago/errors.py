@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 #: The most characters of a message, and of a text that a message quotes.
@@ -121,3 +121,13 @@ def did_you_mean(got: str, known: Iterable[str]) -> str:
         return ""
     close = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def check_choice(name: str, got: str, known: Sequence[str]) -> None:
+    """Refuse an option that is not one of the known values.
+
+    Raises:
+        HagoError: `got` is not in `known`; the closest is suggested.
+    """
+    if got not in known:
+        raise HagoError(f"{name} is {got!r}; expected one of {', '.join(known)}." + did_you_mean(str(got), known))

@@ -32,7 +32,7 @@ from hago.cli.options import (
     training_so_far,
 )
 from hago.cost.cost import METRICS
-from hago.cost.report import amount
+from hago.cost.report import amount_text
 from hago.data.batches import Batches
 from hago.errors import HagoError, did_you_mean
 from hago.graph.model_source import load_model
@@ -294,7 +294,7 @@ def _figures(results: Mapping[str, Any]) -> str:
 
 def _costs(best: Trial) -> str:
     return "takes " + ", ".join(
-        f"{name} {amount(name, value).removesuffix(f' {name}')}"
+        f"{name} {amount_text(name, value).removesuffix(f' {name}')}"
         for name, value in best.score.costs.items()
         if name in METRICS
     )

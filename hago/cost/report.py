@@ -92,7 +92,7 @@ _TIMES: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _JOULES: Final = ((1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"), (1e-9, "nJ"))
 
 
-def amount(metric: str, value: float) -> str:
+def amount_text(metric: str, value: float) -> str:
     """A total with its unit, in three or four digits."""
     unit = METRICS[metric].unit
     if unit == "B":
@@ -151,7 +151,7 @@ def range_text(costs: CostRange) -> str:
 
 def _totals(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
     known = [m for m in METRICS if any(m in figures for figures in columns.values())]
-    rows = [(m, *(amount(m, f[m]) if m in f else "-" for f in columns.values())) for m in known]
+    rows = [(m, *(amount_text(m, f[m]) if m in f else "-" for f in columns.values())) for m in known]
     return table(("total", *columns), rows, right=tuple(columns))
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from hago.errors import HagoError, did_you_mean
+from hago.errors import HagoError
 
 
 # ---------------------------------------------------------------- values
@@ -34,16 +32,6 @@ def check_finite(what: str, value: Tensor) -> None:
 
 
 # ---------------------------------------------------------------- options of quantizers
-def check_choice(name: str, got: str, choices: Sequence[str]) -> None:
-    """Refuse an option that is not one of `choices`.
-
-    Raises:
-        HagoError: `got` is not among them; the closest is suggested.
-    """
-    if got not in choices:
-        raise HagoError(f"{name} is {got!r}; expected one of {', '.join(choices)}." + did_you_mean(str(got), choices))
-
-
 def check_bits(bits: int, low: int, high: int, what: str) -> None:
     """Refuse a number of bits outside `[low, high]`.
 

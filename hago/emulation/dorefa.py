@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.straight_through import apply, straight_through
-from hago.emulation._checks import check_bits, check_choice, check_float
-from hago.errors import HagoError
+from hago.emulation._checks import check_bits, check_float
+from hago.errors import HagoError, check_choice
 
 Variant = Literal["tensorpack", "zzzxxxttt"]
 Zeros = Literal["raise", "zero", "nan"]

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from hago.arithmetic.rounding import round_half_away
 from hago.arithmetic.straight_through import straight_through
-from hago.emulation._checks import broadcast_along, check_axis, check_bits, check_choice, check_float, other_axes
+from hago.emulation._checks import broadcast_along, check_axis, check_bits, check_float, other_axes
 from hago.emulation._layers import Layer, check_layer, output_axis, per_channel, run_layer
-from hago.errors import HagoError
+from hago.errors import HagoError, check_choice
 
 Formula = Literal["google", "cambricon"]
 Scheme = Literal["symmetric", "affine"]

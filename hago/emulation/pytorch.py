@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from hago.arithmetic.straight_through import apply, straight_through
-from hago.emulation._checks import broadcast_along, check_axis, check_choice, check_float, other_axes
-from hago.errors import HagoError
+from hago.emulation._checks import broadcast_along, check_axis, check_float, other_axes
+from hago.errors import HagoError, check_choice
 
 #: The lowest and highest integer of each quantized dtype, and the torch dtype that stores them.
 DTYPES: Final[Mapping[str, tuple[int, int, torch.dtype]]] = {

@@ -1,7 +1,7 @@
 """Hardware files: finding, reading, checking and writing them; and the hash of hardware in logs and strategies.
 
-Invariants: `hardware_from_document(hardware_to_document(h)) == h` for every hardware that `check_document` accepts;
-`load_hardware` returns only hardware without mistakes, and reports all mistakes together; files are replaced
+Invariants: `hardware_from_document(hardware_to_document(h)) == h` for every hardware that `check_hardware_document`
+accepts; `load_hardware` returns only hardware without mistakes, and reports all mistakes together; files are replaced
 atomically.
 """
 
@@ -20,7 +20,7 @@ from hago.arithmetic.numerics import Requantize
 from hago.arithmetic.types import dtype
 from hago.errors import HardwareError, LogError, did_you_mean
 from hago.hardware.hardware import Accumulator, FixedOut, Hardware, OpDesc, TensorScheme
-from hago.hardware.validation import Finding, check_document
+from hago.hardware.validation import Finding, check_hardware_document
 from hago.ops import OPS, Ops
 from hago.serialization.json_text import read_file, replace_file
 
@@ -135,7 +135,7 @@ def hardware_from_document(document: Mapping[str, Any], origin: str, known_ops: 
     """Make the hardware that a document describes.
 
     Args:
-        document: parsed JSON in which `check_document` finds no mistake.
+        document: parsed JSON in which `check_hardware_document` finds no mistake.
         origin: the file from which it was read.
         known_ops: the ops that it may list.
     """
@@ -242,7 +242,7 @@ def load_hardware(name_or_path: str | os.PathLike[str], known_ops: Ops = OPS) ->
     origin, data = _read(name_or_path)
     try:
         document = _parse(data, origin)
-        _refuse(origin, check_document(document, known_ops))
+        _refuse(origin, check_hardware_document(document, known_ops))
     except RecursionError as error:
         raise HardwareError(f"hardware file {origin!r} is nested too deeply") from error
     return hardware_from_document(document, origin, known_ops)
@@ -255,7 +255,7 @@ def check_hardware(hardware: Hardware) -> None:
         HardwareError: it has mistakes; the message lists each with its path in the file that `save_hardware` would
             write.
     """
-    _refuse(hardware.name, check_document(hardware_to_document(hardware), hardware.known_ops))
+    _refuse(hardware.name, check_hardware_document(hardware_to_document(hardware), hardware.known_ops))
 
 
 def _refuse(origin: str, findings: Sequence[Finding]) -> None:

@@ -2,7 +2,7 @@
 
 A `Finding` names the JSON path, what was got and what is expected. Parts whose structure is wrong are left out of the
 checks of meaning, so that a mistake is reported once; everything else is still checked. `hardware.file` calls
-`check_document` for every file that it reads or writes.
+`check_hardware_document` for every file that it reads or writes.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _fixed_out(path: Path, body: Document, out: DType) -> Iterator[Finding]:
 MOST_FOUND: Final = 1000
 
 
-def check_document(document: Any, known_ops: Ops) -> tuple[Finding, ...]:
+def check_hardware_document(document: Any, known_ops: Ops) -> tuple[Finding, ...]:
     """Check a hardware document.
 
     Args:

@@ -34,10 +34,10 @@ from hago.graph.graph import CONST, INPUT, Graph, Node
 from hago.graph.nesting import read_tree
 from hago.hardware.file import hardware_from_document, hardware_hash, hardware_to_document
 from hago.hardware.hardware import Hardware, OpDesc
-from hago.hardware.validation import check_document
+from hago.hardware.validation import check_hardware_document
 from hago.ops import OPS, Ops, _opaque
 from hago.ops._rule import OpRule
-from hago.ops.forms.tpu_mlir import RECORDS
+from hago.ops.forms.tpu_mlir import ATTRIBUTE_RECORDS
 from hago.plan.accumulators import PAIR_OVERFLOWS, ProductPairs, additions_of
 from hago.plan.consistency import check_plan
 from hago.plan.plan import NodePlan, Plan, StoredWeight
@@ -46,7 +46,7 @@ from hago.serialization.tensor_file import RESERVED, dtype_name, storable, stora
 #: Tensors of at most so many elements are written into the JSON itself.
 INLINE_ELEMENTS: Final = 16
 #: Records that attributes of operators hold, by name.
-_RECORDS: Final = {kind.__name__: kind for kind in RECORDS}
+_RECORDS: Final = {kind.__name__: kind for kind in ATTRIBUTE_RECORDS}
 _TAG: Final = "hago"
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
 #: Fields of a NodePlan that `_node_plan` and `_read_node` write and read each in its own form.
@@ -503,7 +503,7 @@ def _hardware(document: Mapping[str, Any], where: str, ops: Ops) -> Hardware:
     try:
         hardware = hardware_from_document(document["hardware"], where, ops)
     except (LookupError, TypeError, ValueError, AttributeError):
-        raise HagoError("; ".join(map(str, check_document(document["hardware"], ops)))) from None
+        raise HagoError("; ".join(map(str, check_hardware_document(document["hardware"], ops)))) from None
     if hardware_hash(hardware) != document["hardware_hash"]:
         raise HagoError("its hardware does not have the hash that it states; it was written by another version of hago")
     return hardware

@@ -13,9 +13,8 @@ from hago.arithmetic.schemes import TWO_SIDED
 from hago.arithmetic.types import QParams
 from hago.calibration.statistics import Estimator
 from hago.data.batches import Batches
-from hago.emulation._checks import check_choice
 from hago.emulation.tensorflow.fake_quantize import Schedule
-from hago.errors import HagoError, as_strings
+from hago.errors import HagoError, as_strings, check_choice
 from hago.graph.frontend import ModelLike
 from hago.graph.graph import CONST, Graph
 from hago.graph.passes import fold_for

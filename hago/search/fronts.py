@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from hago.cost.report import amount
+from hago.cost.report import amount_text
 from hago.errors import LogError
 from hago.plan.strategy import Strategy
 from hago.search.scoring import PlanScorer
@@ -238,7 +238,7 @@ class FrontWriter:
         shown = []
         cost = None if best is None else best.score.costs.get(self._front.cost)
         if cost is not None:
-            shown.append(amount(self._front.cost, cost))
+            shown.append(amount_text(self._front.cost, cost))
         evaluator = self._scorer.evaluator
         if self._is_local and self._new_trials:
             # without a cache, every point would take at least one forward pass, repeats included

@@ -46,7 +46,7 @@ from hago.search.starting_point import StartingPoint
 from hago.search.workers import open_executor
 from hago.searchers.registry import (
     AUTO,
-    DEFAULTS,
+    AUTO_SEARCHERS,
     SEARCHERS,
     Refines,
     SearcherEntry,
@@ -238,7 +238,7 @@ def logged_header(run: RunOptions) -> Header | None:
 
 def continued(options: SearchOptions, logged: Header | None) -> SearchOptions:
     """The options for going on with a log: a default search keeps the searcher that was the default when it began."""
-    if logged is not None and options.searcher == AUTO and logged.searcher["name"] in DEFAULTS:
+    if logged is not None and options.searcher == AUTO and logged.searcher["name"] in AUTO_SEARCHERS:
         return replace(options, searcher=str(logged.searcher["name"]))
     return options
 

@@ -38,7 +38,7 @@ Refines = Literal["", "start", "choices", "within"]
 #: In place of a searcher's name: the one that is best for the goal, see `searcher_for`.
 AUTO: Final = "auto"
 #: The searchers that AUTO may stand for.
-DEFAULTS: Final = ("gradient", "limited")
+AUTO_SEARCHERS: Final = ("gradient", "limited")
 
 
 @dataclass(frozen=True, slots=True)

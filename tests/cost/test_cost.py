@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hago.arithmetic.types import dtype
 from hago.cost.cost import METRICS, Cost, float_cost, node_macs, plan_cost, rows_of
-from hago.cost.report import amount, cost_range, cost_text, range_text
+from hago.cost.report import cost_range, cost_text, range_text
 from hago.errors import HagoError
 from hago.graph.frontend import composites, from_torch
 from hago.graph.graph import Graph
@@ -269,7 +269,7 @@ def test_a_batch_is_a_count(batch: object) -> None:
 
 
 def test_amounts_as_text() -> None:
-    said = [amount(m, v) for m, v in (("weight_bytes", 3 << 20), ("latency", 0.0025), ("cycles", 1234), ("macs", 0))]
+    said = [amount_text(m, v) for m, v in (("weight_bytes", 3 << 20), ("latency", 0.0025), ("cycles", 1234), ("macs", 0))]
     assert said == ["3 MiB", "2.5 ms", "1.23k cycles", "0"]
 
 

@@ -23,7 +23,7 @@ from hago.errors import HardwareError
 from hago.hardware import hardware
 from hago.hardware.file import hardware_from_document, hardware_hash, hardware_to_document, load_hardware, save_hardware
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
-from hago.hardware.validation import check_document
+from hago.hardware.validation import check_hardware_document
 from hago.ops import OPS
 
 Document = dict[str, Any]
@@ -187,7 +187,7 @@ def test_no_mutation_raises_anything_but_hardware_error(data: st.DataObject) -> 
         if not isinstance(document, (dict, list)):
             break
         document = mutate(document, data.draw)
-    findings = check_document(document, OPS)
+    findings = check_hardware_document(document, OPS)
     assert all(str(f).startswith("$") for f in findings)
     if not findings:
         hardware_hash(hardware_from_document(document, "", OPS))

@@ -12,7 +12,7 @@ import pytest
 
 from hago.arithmetic import numerics
 from hago.hardware import hardware
-from hago.hardware.validation import check_document
+from hago.hardware.validation import check_hardware_document
 from hago.ops import OPS, Ops
 
 Document = dict[str, Any]
@@ -52,7 +52,7 @@ def small() -> Document:
 
 
 def mistakes(document: Any, ops: Ops = OPS) -> list[str]:
-    return [str(f) for f in check_document(document, ops)]
+    return [str(f) for f in check_hardware_document(document, ops)]
 
 
 def put(*path: str | int, value: Any) -> Callable[[Document], None]:

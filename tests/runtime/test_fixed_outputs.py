@@ -25,7 +25,7 @@ from hago.hardware.file import (
 )
 from hago.hardware.hardware import FixedOut, Hardware, OpDesc
 from hago.hardware.table import explain_hardware
-from hago.hardware.validation import check_document
+from hago.hardware.validation import check_hardware_document
 from hago.ops import OPS
 from hago.qat.prepare import from_qat, prepare_qat
 from hago.runtime.exactness import compare_plan_exactly
@@ -159,7 +159,7 @@ def test_mistakes(case: str) -> None:
     document = hardware_to_document(load_hardware("tflite"))
     change, says = MISTAKES[case]
     change(document["signatures"]["s8_sigmoid"])
-    found = [str(f) for f in check_document(document, OPS)]
+    found = [str(f) for f in check_hardware_document(document, OPS)]
     assert any(f.startswith(f"$.signatures.s8_sigmoid.{says}") for f in found), found
 
 
@@ -167,7 +167,7 @@ def test_only_integers_requantized_at_the_output_are_fixed() -> None:
     document = hardware_to_document(load_hardware("tflite"))
     for name in ("s8", "f32"):
         document["signatures"][name]["fixed_out"] = {"scale": 0.5, "zero_point": 0}
-    found = " ".join(str(f) for f in check_document(document, OPS))
+    found = " ".join(str(f) for f in check_hardware_document(document, OPS))
     assert "expected requantize_at: output" in found and "a float signature has none" in found
     with pytest.raises(HardwareError, match="requantized at the output"):
         OpDesc("int8", "int8", fixed_out=FixedOut(0.5))

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from hago.arithmetic.rounding import round_half_away
 from hago.arithmetic.straight_through import apply
-from hago.emulation._checks import broadcast_along, check_axis, check_bits, check_choice, check_float, other_axes
-from hago.errors import HagoError
+from hago.emulation._checks import broadcast_along, check_axis, check_bits, check_float, other_axes
+from hago.errors import HagoError, check_choice
 
 Kernel = Literal["2.15", "1.15"]
 

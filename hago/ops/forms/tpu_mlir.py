@@ -28,7 +28,7 @@ from hago.ops._rule import Attrs, IntegerForm, Operand, Site
 from hago.ops.forms.requantizing import largest_out, requantizing
 
 #: Types that the attributes of these forms hold besides numbers and tensors.
-RECORDS: Final = (UniformType,)
+ATTRIBUTE_RECORDS: Final = (UniformType,)
 
 
 def _scaled(c: Tensor, m: int | Tensor, r: int) -> Tensor:
