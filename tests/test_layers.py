@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
+import inspect
 import json
 import re
 import subprocess
@@ -11,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import hago
 
@@ -71,15 +75,50 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def is_package(name: str) -> bool:
+    return name in MODULES and MODULES[name].name == "__init__.py"
+
+
+@functools.cache
+def offered(package: str) -> frozenset[str]:
+    """The names in the `__all__` of a package."""
+    for node in tree_of(package).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
+
+
+@functools.cache
+def sources(package: str) -> dict[str, str]:
+    """Where the names come from that a package imports into its `__init__.py`."""
+    imported = [n for n in tree_of(package).body if isinstance(n, ast.ImportFrom)]
+    return {a.asname or a.name: f"{n.module}.{a.name}" for n in imported for a in n.names}
+
+
+def module_of(imported: str) -> str:
+    """The module that an imported name is defined in, looked up through the packages that offer it."""
+    while imported not in MODULES and "." in imported:
+        module, _, name = imported.rpartition(".")
+        passed_on = sources(module).get(name) if module != "hago" and is_package(module) else None
+        imported = module if passed_on is None else passed_on
+    return imported
+
+
 def own_imports(name: str) -> set[str]:
-    """The modules of hago that a module imports."""
-    found = set()
-    for imported in imports(tree_of(name)):
-        while imported not in MODULES and "." in imported:
-            imported = imported.rpartition(".")[0]
-        if imported.startswith("hago"):
-            found.add(imported)
-    return found - {name}
+    """The modules of hago that a module imports from, not the packages that offer what it imports."""
+    return {m for i in imports(tree_of(name)) if (m := module_of(i)).startswith("hago")} - {name}
+
+
+def passed_by(name: str, imported: str) -> bool:
+    """Whether a module imports from another package something that the package does not offer."""
+    module, rest = ".".join(imported.split(".")[:2]), imported.split(".")[2:]
+    if not module.startswith("hago.") or not is_package(module) or f"{name}.".startswith(f"{module}."):
+        return False
+    for part in rest:
+        if part.startswith("_") or (is_package(module) and part not in offered(module)):
+            return True
+        module = f"{module}.{part}"
+    return False
 
 
 def part_of(name: str) -> str:
@@ -143,6 +182,53 @@ def test_every_package_says_what_it_is() -> None:
     for name, path in MODULES.items():
         if path.name == "__init__.py":
             assert len((ast.get_docstring(tree_of(name)) or "").split()) >= 5, name
+
+
+# ---------------------------------------------------------------- what packages offer
+def test_packages_are_imported_by_what_they_offer() -> None:
+    for name in MODULES:
+        for imported in imports(tree_of(name)):
+            assert not passed_by(name, imported), f"{name} imports {imported}, which its package does not offer"
+
+
+@pytest.mark.parametrize(
+    ("imported", "wrong"),
+    [
+        ("hago.plan.Resolver", False),
+        ("hago.plan.resolve.Resolver", True),
+        ("hago.plan.feasibility.nearest_feasible", False),
+        ("hago.plan.feasibility._FeasibleSearch", True),
+        ("hago.plan.NodeBuilder", True),
+        ("hago.ops._rule.Site", True),
+        ("hago.runtime.native.Executor", False),
+        ("hago.runtime.native.executor.Executor", True),
+        ("hago.search.scoring.PlanScorer", False),  # its own package
+        ("hago.errors.HagoError", False),
+        ("torch.nn.functional", False),
+    ],
+)
+def test_passing_by_a_package_is_seen(imported: str, wrong: bool) -> None:
+    assert passed_by("hago.search.session", imported) == wrong
+
+
+def test_modules_import_the_modules_of_their_own_package() -> None:
+    # what a package offers is there only after all of its modules have been imported
+    for name in MODULES:
+        packages = {name.rpartition(".")[0], f"hago.{part_of(f'{name}.')}"} - {"hago", name}
+        for imported in imports(tree_of(name)):
+            owner = imported.rpartition(".")[0]
+            assert owner not in packages or imported in MODULES, f"{name} imports {imported} from its own package"
+
+
+def test_what_packages_offer_is_there() -> None:
+    for name in filter(is_package, MODULES):
+        package = importlib.import_module(name)
+        assert offered(name) or name == "hago.ops.forms", name
+        for offer in offered(name):
+            if f"{name}.{offer}" in MODULES:
+                importlib.import_module(f"{name}.{offer}")  # some are imported only when they are asked for
+                assert inspect.ismodule(getattr(package, offer)), f"{name} hides its module {offer}"
+            assert hasattr(package, offer), f"{name} has no {offer}"
 
 
 # ---------------------------------------------------------------- who may import what of others

@@ -1,1 +1,17 @@
 """Reports on models and strategies: inspection, explanation, comparison, and timing of a CPU's hardware file."""
+
+from hago.analysis.error_causes import GraphStatistic
+from hago.analysis.explain import Explanation, explain_topology
+from hago.analysis.hardware_timing import measure_hardware
+from hago.analysis.inspect import inspect_plan
+
+__all__ = [
+    "Explanation",
+    "GraphStatistic",
+    "comparison",
+    "explain_topology",
+    "inspect_plan",
+    "measure_hardware",
+    "stored_run",
+    "strategy_report",
+]

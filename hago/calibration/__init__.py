@@ -1,13 +1,23 @@
 """Calibration: statistics of tensors from one streaming pass over the data, and estimators of thresholds."""
 
-from hago.calibration.calibration import Calibration
-from hago.calibration.estimators import ESTIMATORS, estimator
+from hago.calibration.calibration import Calibration, collect
+from hago.calibration.estimators import ESTIMATORS, Mse, dorefa_of, estimator
+from hago.calibration.given_ranges import GivenRanges, ModesLike, ThresholdsLike, make_given_ranges
 from hago.calibration.statistics import Estimator, TensorStatistics
+from hago.calibration.threshold_cache import ThresholdCache
 
 __all__ = [
     "ESTIMATORS",
     "Calibration",
     "Estimator",
+    "GivenRanges",
+    "ModesLike",
+    "Mse",
     "TensorStatistics",
+    "ThresholdCache",
+    "ThresholdsLike",
+    "collect",
+    "dorefa_of",
     "estimator",
+    "make_given_ranges",
 ]

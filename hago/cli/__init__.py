@@ -23,6 +23,8 @@ from hago.cli.options import INTERRUPTED, Console, Outcome, command_line
 from hago.errors import HagoError, HagoWarning
 from hago.serialization.json_text import json_values
 
+__all__ = ["main"]
+
 BAD_INPUT: Final = 2
 DEFECT: Final = 70
 CLOSED_PIPE: Final = 1

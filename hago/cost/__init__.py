@@ -1,7 +1,7 @@
 """Costs: the bytes, operations, cycles, latency and energy of a Plan on its hardware."""
 
-from hago.cost.cost import METRICS, Cost, EdgeCost, Metric, NodeCost, float_cost, plan_cost
-from hago.cost.report import CostRange, cost_range, cost_text
+from hago.cost.cost import METRICS, Cost, EdgeCost, Metric, NodeCost, float_cost, node_macs, plan_cost
+from hago.cost.report import CostRange, amount_text, cost_range, cost_text, range_text
 
 __all__ = [
     "METRICS",
@@ -10,8 +10,11 @@ __all__ = [
     "EdgeCost",
     "Metric",
     "NodeCost",
+    "amount_text",
     "cost_range",
     "cost_text",
     "float_cost",
+    "node_macs",
     "plan_cost",
+    "range_text",
 ]

@@ -1,10 +1,17 @@
 """Data sets: batches from any iterable or file, checked once and read many times, in bounded memory."""
 
-from hago.data.batches import Batch, Batches
-from hago.data.sources import load_data
+from hago.data import named_objects
+from hago.data.batches import BATCH_SIZE, CACHE_BYTES, Batch, Batches, are_whole, as_tensor
+from hago.data.sources import ImageShape, load_data
 
 __all__ = [
+    "BATCH_SIZE",
+    "CACHE_BYTES",
     "Batch",
     "Batches",
+    "ImageShape",
+    "are_whole",
+    "as_tensor",
     "load_data",
+    "named_objects",
 ]

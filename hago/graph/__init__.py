@@ -1,12 +1,53 @@
 """The network: nodes and edges, import from torch.export, passes over it, and running it in float."""
 
-from hago.graph.frontend import ModelLike, from_torch
-from hago.graph.graph import Attrs, Graph, Node
+from hago.graph import passes, schedule
+from hago.graph.execute import (
+    channels_last,
+    check_batches,
+    check_inputs,
+    compute_laid_out,
+    compute_real,
+    example_inputs,
+    flatten_inputs,
+    infer_shape,
+    laid_out,
+    last_readers,
+    nest_outputs,
+    nesting_of,
+    run_graph,
+    run_real,
+)
+from hago.graph.frontend.torch_export import Attention, ModelLike, check_finite, from_torch
+from hago.graph.graph import CONST, INPUT, OUTPUT, Attrs, Graph, Node
+from hago.graph.nesting import read_tree
 
 __all__ = [
+    "CONST",
+    "INPUT",
+    "OUTPUT",
+    "Attention",
     "Attrs",
     "Graph",
     "ModelLike",
     "Node",
+    "channels_last",
+    "check_batches",
+    "check_finite",
+    "check_inputs",
+    "compute_laid_out",
+    "compute_real",
+    "example_inputs",
+    "flatten_inputs",
     "from_torch",
+    "infer_shape",
+    "laid_out",
+    "last_readers",
+    "model_source",
+    "nest_outputs",
+    "nesting_of",
+    "passes",
+    "read_tree",
+    "run_graph",
+    "run_real",
+    "schedule",
 ]

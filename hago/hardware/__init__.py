@@ -11,6 +11,7 @@ from hago.hardware.file import (
 )
 from hago.hardware.hardware import Accumulator, FixedOut, Hardware, OpDesc, TensorScheme, create_sample_hardware
 from hago.hardware.table import HardwareTable, explain_hardware
+from hago.hardware.validation import check_hardware_document
 
 __all__ = [
     "Accumulator",
@@ -21,6 +22,7 @@ __all__ = [
     "TensorScheme",
     "available_hardware",
     "check_hardware",
+    "check_hardware_document",
     "create_sample_hardware",
     "explain_hardware",
     "hardware_from_document",

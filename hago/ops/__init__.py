@@ -12,27 +12,45 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from hago.ops import _opaque as opaque
 from hago.ops._rule import (
     ONE_ADDITION,
     Addends,
+    Attrs,
     Call,
     IntegerForm,
+    MatrixProduct,
     Operand,
     OpRule,
     Parsed,
     Ref,
     Refusal,
     Sample,
+    Site,
+    TermsAt,
     Weight,
 )
-from hago.ops._shared import arguments, binary, joined, magnitude_bound, product_bound, product_scale, sum_bound
+from hago.ops._shared import (
+    arguments,
+    binary,
+    has_ref,
+    joined,
+    magnitude_bound,
+    product_bound,
+    product_scale,
+    sum_bound,
+)
+from hago.ops.forms.tpu_mlir import ATTRIBUTE_RECORDS
 
 __all__ = [
+    "ATTRIBUTE_RECORDS",
     "ONE_ADDITION",
     "OPS",
     "Addends",
+    "Attrs",
     "Call",
     "IntegerForm",
+    "MatrixProduct",
     "OpRule",
     "Operand",
     "Ops",
@@ -40,12 +58,16 @@ __all__ = [
     "Ref",
     "Refusal",
     "Sample",
+    "Site",
+    "TermsAt",
     "Weight",
     "aliases",
     "arguments",
     "binary",
+    "has_ref",
     "joined",
     "magnitude_bound",
+    "opaque",
     "parsers",
     "product_bound",
     "product_scale",

@@ -1,21 +1,51 @@
 """From bits to integers: topology, search space, scales, accumulator bounds, the Plan, and the stored Strategy."""
 
-from hago.plan.plan import NodePlan, Plan, StoredWeight
+from hago.plan import dorefa_weights, feasibility, topology
+from hago.plan.accumulators import PAIR_CUTS
+from hago.plan.document import own_rules, plan_from_document, plan_to_document
+from hago.plan.fusion import fuse_clamps
+from hago.plan.operands import Operands, ThresholdSource
+from hago.plan.placement import POLICY_PREFIX, topology_of
+from hago.plan.plan import NodePlan, Plan, StoredWeight, Verdict
 from hago.plan.resolve import Resolver
-from hago.plan.space import Bits, Group, Space, build_space
-from hago.plan.strategy import Strategy
+from hago.plan.space import FLOAT, INTEGER, Bits, Group, Space, build_space, kind_key, with_kinds
+from hago.plan.strategy import Conditions, HardwareId, Strategy
+from hago.plan.threshold_sources import EstimatedThresholds, StoredThresholds, estimated_resolver, store_thresholds
 from hago.plan.topology import Topology, analyze
 
 __all__ = [
+    "FLOAT",
+    "INTEGER",
+    "PAIR_CUTS",
+    "POLICY_PREFIX",
     "Bits",
+    "Conditions",
+    "EstimatedThresholds",
     "Group",
+    "HardwareId",
     "NodePlan",
+    "Operands",
     "Plan",
     "Resolver",
     "Space",
+    "StoredThresholds",
     "StoredWeight",
     "Strategy",
+    "ThresholdSource",
     "Topology",
+    "Verdict",
     "analyze",
     "build_space",
+    "dorefa_weights",
+    "estimated_resolver",
+    "feasibility",
+    "fuse_clamps",
+    "kind_key",
+    "own_rules",
+    "plan_from_document",
+    "plan_to_document",
+    "store_thresholds",
+    "topology",
+    "topology_of",
+    "with_kinds",
 ]

@@ -1,1 +1,31 @@
 """Training with the Plan in the forward pass: fake quantization, ranges, schemes, fine-tuning."""
+
+from hago.qat.finetuning import (
+    Finetuned,
+    FinetuneOptions,
+    Tuned,
+    finetune,
+    finetune_after_search,
+    finetune_with,
+    training_files,
+)
+from hago.qat.losses import LOSSES
+from hago.qat.prepare import from_qat, prepare_qat
+from hago.qat.scheme import TRAINING_SCHEMES
+from hago.qat.state_dict import save_state, trained_state
+
+__all__ = [
+    "LOSSES",
+    "TRAINING_SCHEMES",
+    "FinetuneOptions",
+    "Finetuned",
+    "Tuned",
+    "finetune",
+    "finetune_after_search",
+    "finetune_with",
+    "from_qat",
+    "prepare_qat",
+    "save_state",
+    "trained_state",
+    "training_files",
+]

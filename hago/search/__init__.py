@@ -1,1 +1,51 @@
 """One search of one model on one chip: prepare, measure sensitivities, refine thresholds, evaluate, replay."""
+
+from hago.search import description, objective
+from hago.search.evaluate import Evaluator
+from hago.search.fronts import load_front
+from hago.search.goal import GoalOptions
+from hago.search.preparation import (
+    Prepared,
+    QuantizationOptions,
+    make_strategy,
+    plan_and_batches,
+    plan_of,
+    prepare,
+    stored_resolver,
+)
+from hago.search.quantizer import Quantizer
+from hago.search.racing import RaceOptions
+from hago.search.replay import Replay, replay_log, replay_strategy
+from hago.search.safe_bits import first_safe_bits
+from hago.search.scoring import LogPath
+from hago.search.sensitivity import Sensitivity, sensitivity_of
+from hago.search.session import RunOptions, SearchOptions, SearchOutcome, SearchScore, run_search
+
+__all__ = [
+    "Evaluator",
+    "GoalOptions",
+    "LogPath",
+    "Prepared",
+    "QuantizationOptions",
+    "Quantizer",
+    "RaceOptions",
+    "Replay",
+    "RunOptions",
+    "SearchOptions",
+    "SearchOutcome",
+    "SearchScore",
+    "Sensitivity",
+    "description",
+    "first_safe_bits",
+    "load_front",
+    "make_strategy",
+    "objective",
+    "plan_and_batches",
+    "plan_of",
+    "prepare",
+    "replay_log",
+    "replay_strategy",
+    "run_search",
+    "sensitivity_of",
+    "stored_resolver",
+]

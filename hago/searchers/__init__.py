@@ -1,1 +1,33 @@
 """The search algorithms. Each proposes points of a Space and is told their scores; `registry` lists them by name."""
+
+from hago.searchers.knapsack import Knapsack
+from hago.searchers.registry import (
+    AUTO,
+    AUTO_SEARCHERS,
+    SEARCHERS,
+    Refines,
+    SearcherEntry,
+    check_racing,
+    check_seed,
+    make_searcher,
+    parse_searcher,
+    searcher_for,
+)
+from hago.searchers.surrogate import CostConstraint, Surrogate, Term
+
+__all__ = [
+    "AUTO",
+    "AUTO_SEARCHERS",
+    "SEARCHERS",
+    "CostConstraint",
+    "Knapsack",
+    "Refines",
+    "SearcherEntry",
+    "Surrogate",
+    "Term",
+    "check_racing",
+    "check_seed",
+    "make_searcher",
+    "parse_searcher",
+    "searcher_for",
+]

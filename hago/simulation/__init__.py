@@ -1,7 +1,14 @@
 """Simulation: a Plan computed on floats that hold integers, and the reuse of values of earlier trials."""
 
-from hago.simulation.simulator import Simulator
+from hago.simulation.overflow import AccumulatorExtremes, SeenAccumulators
+from hago.simulation.simulator import Carriers, Simulator
+from hago.simulation.value_cache import Reuse, ValueCache
 
 __all__ = [
+    "AccumulatorExtremes",
+    "Carriers",
+    "Reuse",
+    "SeenAccumulators",
     "Simulator",
+    "ValueCache",
 ]

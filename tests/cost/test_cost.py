@@ -269,7 +269,9 @@ def test_a_batch_is_a_count(batch: object) -> None:
 
 
 def test_amounts_as_text() -> None:
-    said = [amount_text(m, v) for m, v in (("weight_bytes", 3 << 20), ("latency", 0.0025), ("cycles", 1234), ("macs", 0))]
+    said = [
+        amount_text(m, v) for m, v in (("weight_bytes", 3 << 20), ("latency", 0.0025), ("cycles", 1234), ("macs", 0))
+    ]
     assert said == ["3 MiB", "2.5 ms", "1.23k cycles", "0"]
 
 

@@ -90,6 +90,7 @@ from hago.emulation.tpu_mlir.operators import (
     weight_scales,
 )
 from hago.emulation.tpu_mlir.tables import (
+    MODES,
     CalibrationTable,
     QuantizeTable,
     Row,
@@ -103,6 +104,7 @@ from hago.emulation.tpu_mlir.tables import (
 
 __all__ = [
     "KINDS",
+    "MODES",
     "ROUND_MODES",
     "CalibrationTable",
     "Histogram",

@@ -19,6 +19,20 @@ from hago.graph.graph import Graph
 from hago.graph.passes import fold_batch_norms, fold_guards, open_attention
 from hago.ops import OPS, Ops
 
+__all__ = [
+    "FOLDING",
+    "PASSES",
+    "Pass",
+    "PassOptions",
+    "apply_before_folding",
+    "apply_from_folding",
+    "fold_batch_norms",
+    "fold_for",
+    "fold_guards",
+    "import_versions",
+    "open_attention",
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassOptions:

@@ -1,1 +1,17 @@
 """The integer model on the fastest kernels that are exact on this machine: selection, lowering, code and execution."""
+
+from hago.runtime.native.executor import ENGINES, Executor, FastModel, named_engine
+from hago.runtime.native.lowering import conversion
+from hago.runtime.native.self_test import ExactKernels, exact_kernels
+from hago.runtime.native.weights import KernelConstantCache
+
+__all__ = [
+    "ENGINES",
+    "ExactKernels",
+    "Executor",
+    "FastModel",
+    "KernelConstantCache",
+    "conversion",
+    "exact_kernels",
+    "named_engine",
+]
