@@ -3,7 +3,7 @@
 Importing it changes nothing and prints nothing.
 """
 
-from hago.analysis.hardware_timing import measure_hardware
+from hago.analysis import measure_hardware
 from hago.api import (
     create_quantizer,
     estimate_cost,
@@ -18,15 +18,19 @@ from hago.api import (
 )
 from hago.arithmetic.numerics import simulated_quantize
 from hago.errors import HagoError, HagoWarning
-from hago.graph.frontend import from_torch
-from hago.graph.graph import Graph
-from hago.hardware.file import available_hardware, load_hardware, save_hardware
-from hago.hardware.hardware import Accumulator, Hardware, OpDesc, create_sample_hardware
-from hago.plan.strategy import Strategy
-from hago.qat.finetuning import finetune
-from hago.qat.prepare import from_qat, prepare_qat
-from hago.search.fronts import load_front
-from hago.search.quantizer import Quantizer
+from hago.graph import Graph, from_torch
+from hago.hardware import (
+    Accumulator,
+    Hardware,
+    OpDesc,
+    available_hardware,
+    create_sample_hardware,
+    load_hardware,
+    save_hardware,
+)
+from hago.plan import Strategy
+from hago.qat import finetune, from_qat, prepare_qat
+from hago.search import Quantizer, load_front
 from hago.version import VERSION
 
 __version__ = VERSION

@@ -9,41 +9,45 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hago.analysis.explain import Explanation, explain_topology
-from hago.analysis.inspect import GraphStatistic, inspect_plan
-from hago.calibration.given_ranges import ModesLike, ThresholdsLike
-from hago.calibration.statistics import Estimator
-from hago.cost.cost import Cost, plan_cost
-from hago.cost.report import CostRange, cost_range
-from hago.data.batches import Batches
-from hago.graph.frontend import ModelLike
-from hago.graph.graph import Graph
-from hago.hardware.hardware import Hardware
+from hago.analysis import Explanation, GraphStatistic, explain_topology, inspect_plan
+from hago.calibration import Estimator, ModesLike, ThresholdsLike
+from hago.cost import Cost, CostRange, cost_range, plan_cost
+from hago.data import Batches
+from hago.graph import Graph, ModelLike
+from hago.hardware import Hardware
 from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_for, import_on, input_names
 from hago.ops import OPS, Ops
-from hago.plan.placement import topology_of
-from hago.plan.space import Space, build_space
-from hago.plan.strategy import Strategy
-from hago.plan.topology import Topology
-from hago.qat.finetuning import FinetuneOptions, finetune_after_search, training_files
-from hago.runtime.native.executor import named_engine
-from hago.runtime.reference import IntegerModel
-from hago.runtime.stored import load_plan
+from hago.plan import Space, Strategy, Topology, build_space, topology_of
+from hago.qat import FinetuneOptions, finetune_after_search, training_files
+from hago.runtime import IntegerModel, load_plan
+from hago.runtime.native import named_engine
+from hago.search import (
+    Evaluator,
+    GoalOptions,
+    LogPath,
+    QuantizationOptions,
+    Quantizer,
+    RaceOptions,
+    Replay,
+    RunOptions,
+    SearchOptions,
+    SearchScore,
+    Sensitivity,
+    first_safe_bits,
+    make_strategy,
+    plan_and_batches,
+    plan_of,
+    prepare,
+    replay_log,
+    replay_strategy,
+    run_search,
+    sensitivity_of,
+)
 from hago.search.description import made_by
-from hago.search.evaluate import Evaluator
-from hago.search.goal import GoalOptions
 from hago.search.objective import ObjectiveLike
 from hago.search.objective import objective as named_objective
-from hago.search.preparation import QuantizationOptions, make_strategy, plan_and_batches, plan_of, prepare
-from hago.search.quantizer import Quantizer
-from hago.search.racing import RaceOptions
-from hago.search.replay import Replay, replay_log, replay_strategy
-from hago.search.safe_bits import first_safe_bits
-from hago.search.scoring import LogPath
-from hago.search.sensitivity import Sensitivity, sensitivity_of
-from hago.search.session import RunOptions, SearchOptions, SearchScore, run_search
 from hago.serialization.json_text import check_distinct
-from hago.study.searcher import Score, Searcher
+from hago.study import Score, Searcher
 
 
 def search_quantize_strategy(

@@ -20,15 +20,13 @@ from torch.nn import functional as F
 
 from hago.analysis.strategy_report import StrategyReport, figure_cells, report_strategy
 from hago.api import explain, inspect_graph_statistic, search_quantize_strategy
-from hago.data.batches import Batches
+from hago.data import Batches
 from hago.errors import HagoError, as_strings
-from hago.hardware.file import load_hardware
-from hago.hardware.hardware import Hardware
-from hago.search.evaluate import Evaluator
+from hago.hardware import Hardware, load_hardware
+from hago.search import Evaluator, prepare
 from hago.search.objective import objective
-from hago.search.preparation import prepare
 from hago.serialization.text_table import table
-from hago.study.log import read_log
+from hago.study import read_log
 
 #: The hardware of the demo: a chip with wide accumulators, and one whose accumulators overflow at 8 bits.
 HARDWARE: Final = ("x86_vnni", "int16_accumulator")

@@ -20,17 +20,13 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hago.arithmetic.types import torch_dtype
-from hago.data.batches import Batches
+from hago.data import Batches
 from hago.errors import GraphError, HardwareError, LogError
-from hago.graph.execute import check_batches
-from hago.graph.frontend import Attention, ModelLike, from_torch
-from hago.graph.graph import Graph
-from hago.graph.nesting import read_tree
+from hago.graph import Attention, Graph, ModelLike, check_batches, from_torch, read_tree
 from hago.graph.passes.open_attention import ATTENTION, OPENED_INTO
-from hago.hardware.file import check_hardware, load_hardware
-from hago.hardware.hardware import Hardware
+from hago.hardware import Hardware, check_hardware, load_hardware
 from hago.ops import OPS
-from hago.plan.strategy import Strategy
+from hago.plan import Strategy
 
 #: The most entries that an input remembered in a strategy may have.
 LARGEST_INPUT: Final = 1 << 31

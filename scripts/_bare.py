@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.graph.graph import CONST, INPUT, Node
-from hago.plan.plan import Plan
+from hago.graph import CONST, INPUT, Node
+from hago.plan import Plan
 from hago.runtime.native.kernels import CONV, geometry_of, select_kernel
 from hago.runtime.native.onednn import OnednnConv, prepack
 

@@ -12,10 +12,9 @@ from torch.nn import functional
 
 from hago.emulation.dorefa import quantize_activation, quantize_gradient, quantize_weight
 from hago.emulation.oneflow import QLayer, Quantizer
-from hago.emulation.tensorflow.fake_quantize import FakeQuant, LastValueQuantize, MovingAvgQuantize
-from hago.emulation.tensorflow.layers import FoldedLayer
+from hago.emulation.tensorflow import FakeQuant, FoldedLayer, LastValueQuantize, MovingAvgQuantize
+from hago.qat import from_qat, prepare_qat
 from hago.qat.model import QatModel
-from hago.qat.prepare import from_qat, prepare_qat
 
 #: The table of models whose integers are those of a chip.
 PLANS = "prepare_qat on x86_vnni (the integer model)"

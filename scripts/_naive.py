@@ -10,9 +10,8 @@ from torch import Tensor
 
 from hago import Graph
 from hago.arithmetic.types import QParams
-from hago.graph.execute import channels_last, compute_real, run_graph
-from hago.graph.graph import CONST, Node
-from hago.plan.plan import Plan
+from hago.graph import CONST, Node, channels_last, compute_real, run_graph
+from hago.plan import Plan
 
 
 def float_forward(graph: Graph, batches: Sequence[Sequence[Tensor]]) -> Callable[[], Any]:

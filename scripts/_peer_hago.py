@@ -9,11 +9,10 @@ import torch._dynamo  # torch.export's own, on its first use otherwise: nobody's
 from _peer_points import Task
 from torch import Tensor
 
-from hago.cost.cost import Cost, plan_cost
+from hago.cost import Cost, plan_cost
 from hago.importing import as_graph, as_hardware
-from hago.runtime.native.executor import FastModel
-from hago.search.preparation import plan_of
-from hago.search.session import SearchOptions, run_search
+from hago.runtime.native import FastModel
+from hago.search import SearchOptions, plan_of, run_search
 
 
 def main() -> None:

@@ -22,8 +22,7 @@ from _assets import Asset, Samples
 from torch import Tensor, nn
 
 from hago import Graph
-from hago.graph.execute import compute_real, run_graph, run_real
-from hago.graph.graph import CONST, Node
+from hago.graph import CONST, Node, compute_real, run_graph, run_real
 
 _QUANTIZED = ("conv1d", "conv2d", "linear")
 

@@ -24,9 +24,8 @@ from _fronts import Row
 from _search_subjects import Subject, asset, naive_and_float, seconds_of, subjects, wanted
 
 from hago import Graph, HagoError
-from hago.search.preparation import prepare
-from hago.search.session import SearchOptions, run_search
-from hago.study.study import StudyResult
+from hago.search import SearchOptions, prepare, run_search
+from hago.study import StudyResult
 
 ASSETS = (
     "mlperf_kws",

@@ -20,23 +20,18 @@ from typing import Any
 from _assets import Asset, load
 from _fronts import Point, Row, compared, listed, plot
 
-from hago.data.batches import Batches
-from hago.plan.space import Bits, Space
+from hago.data import Batches
+from hago.plan import Bits, Space
+from hago.search import Evaluator, GoalOptions, Prepared, SearchOptions, prepare, run_search
 from hago.search.choice_refinement import refine_every_choice
-from hago.search.evaluate import Evaluator
-from hago.search.goal import GoalOptions, make_goal
+from hago.search.goal import make_goal
 from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.objective import OBJECTIVES
-from hago.search.preparation import Prepared, prepare
 from hago.search.proposed_thresholds import RefinementTask
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.safe_bits import widest_safe_bits
 from hago.search.scoring import PlanScorer
-from hago.search.session import SearchOptions, run_search
-from hago.study.front import Front
-from hago.study.log import Trial
-from hago.study.searcher import Ask, GeneratorSearcher, Score, Searcher, Steps, point_key, shifted
-from hago.study.study import run_study
+from hago.study import Ask, Front, GeneratorSearcher, Score, Searcher, Steps, Trial, point_key, run_study, shifted
 
 #: Of the plain greedy search, in dB: each gives one point, and those on the way to it.
 TOLERANCES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)

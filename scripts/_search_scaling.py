@@ -15,13 +15,12 @@ from _naive import float_forward
 from _search_subjects import seconds_of, subjects
 
 from hago import Graph, search_quantize_strategy
-from hago.graph.graph import Node
-from hago.plan.space import Bits
+from hago.graph import Node
+from hago.plan import Bits
+from hago.search import Prepared, QuantizationOptions, prepare
 from hago.search.objective import objective
-from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.workers import Workers, make_worker_state, open_executor, worker_spec_of
-from hago.study.log import read_log
-from hago.study.searcher import Score
+from hago.study import Score, read_log
 
 
 def chain(edges: int) -> Graph:

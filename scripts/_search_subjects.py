@@ -13,7 +13,7 @@ from _networks import MobileNetV2, ResNet, with_statistics
 from torch import Tensor, nn
 
 from hago import Graph
-from hago.search.preparation import Prepared
+from hago.search import Prepared
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,16 @@ from _fronts import Row
 from _naive import float_forward
 from _search_subjects import Subject, naive_and_float, seconds_of, subjects
 
-from hago.data.batches import Batches
-from hago.plan.space import Bits
-from hago.search.evaluate import Evaluator
-from hago.search.goal import GoalOptions, make_goal
+from hago.data import Batches
+from hago.plan import Bits
+from hago.search import Evaluator, GoalOptions, Prepared, QuantizationOptions, RaceOptions, prepare
+from hago.search.goal import make_goal
 from hago.search.guidance import make_surrogate
 from hago.search.objective import objective
-from hago.search.preparation import Prepared, QuantizationOptions, prepare
-from hago.search.racing import RaceOptions
 from hago.search.safe_bits import widest_safe_bits
 from hago.search.workers import WorkerState, make_worker_state
-from hago.searchers.registry import SEARCHERS, make_searcher
-from hago.study.searcher import Score
-from hago.study.study import run_study
+from hago.searchers import SEARCHERS, make_searcher
+from hago.study import Score, run_study
 
 SCALES = {"powers of two": "power2_range", "float scales": "mse"}
 #: By the name that a row has, the searcher; what is raced is raced with the default error level.

@@ -27,12 +27,11 @@ from torch import Tensor
 
 from hago import Graph, create_quantizer, from_torch, quantize, search_quantize_strategy
 from hago.errors import HagoError
-from hago.plan.plan import Plan
-from hago.runtime.reference import IntegerModel
+from hago.plan import Plan
+from hago.runtime import IntegerModel
+from hago.search import prepare
 from hago.search.objective import decibels, paired_interval, wilson_interval
-from hago.search.preparation import prepare
-from hago.simulation.overflow import AccumulatorExtremes
-from hago.simulation.simulator import Simulator
+from hago.simulation import AccumulatorExtremes, Simulator
 
 HARDWARE = ("x86_vnni", "vta", "int16_accumulator")
 ESTIMATORS = ("power2_range", "max_range", "mse", "kl_estimate", "percentile", "avg_range")

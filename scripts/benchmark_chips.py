@@ -22,10 +22,9 @@ from benchmark_speed import Clock, float_forward, interleaved, ratio
 from torch import nn
 
 from hago import from_torch
-from hago.hardware.file import available_hardware
-from hago.runtime.native.executor import Executor
-from hago.runtime.native.self_test import exact_kernels
-from hago.search.preparation import prepare
+from hago.hardware import available_hardware
+from hago.runtime.native import Executor, exact_kernels
+from hago.search import prepare
 from hago.search.safe_bits import widest_safe_bits
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"ResNet-18": ResNet, "MobileNetV2": MobileNetV2}

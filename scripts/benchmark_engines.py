@@ -25,14 +25,13 @@ from _peers import static_file
 from scipy import stats
 
 from hago.analysis.comparison import RealizationDifference, compare_plan
-from hago.data.batches import Batches
+from hago.data import Batches
 from hago.errors import HagoError
-from hago.export.onnx.engines import ENGINES, Run, onnxruntime
-from hago.export.onnx.export import make_onnx, write_onnx
-from hago.export.onnx.verification import OnnxCheck, check_onnx
+from hago.export.onnx import ENGINES, OnnxCheck, check_onnx, make_onnx, write_onnx
+from hago.export.onnx.engines import Run, onnxruntime
 from hago.export.onnx.writer import load_onnx
-from hago.plan.plan import Plan
-from hago.search.preparation import QuantizationOptions, prepare
+from hago.plan import Plan
+from hago.search import QuantizationOptions, prepare
 
 BEGIN: Final = "<!-- engines:begin -->"
 #: How long one turn of a timed part lasts at least, in seconds.

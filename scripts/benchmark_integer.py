@@ -29,13 +29,12 @@ from torch import Tensor, nn
 from hago import Graph, from_torch
 from hago.arithmetic.equality import count_differing
 from hago.errors import InfeasibleBits
-from hago.plan.plan import Plan
+from hago.plan import Plan
+from hago.runtime import IntegerModel, float_bytes, save_plan
+from hago.runtime.native import Executor, exact_kernels
 from hago.runtime.native.allocator import keep_freed_memory
-from hago.runtime.native.executor import Executor
-from hago.runtime.native.self_test import Verdict, exact_kernels
-from hago.runtime.reference import IntegerModel
-from hago.runtime.stored import float_bytes, save_plan
-from hago.search.preparation import QuantizationOptions, prepare
+from hago.runtime.native.self_test import Verdict
+from hago.search import QuantizationOptions, prepare
 
 HARDWARE = "x86_vnni"
 SCALES = {"power-of-two scales": "power2_range", "float scales": "mse"}

@@ -26,16 +26,15 @@ import torch
 from _assets import load, outputs
 from torch import Tensor
 
-from hago.cost.cost import plan_cost
+from hago.cost import plan_cost
 from hago.errors import HagoError
 from hago.importing import as_graph, as_hardware
+from hago.search import SearchOptions, plan_of, prepare, run_search
 from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.objective import decibels
-from hago.search.preparation import plan_of, prepare
 from hago.search.safe_bits import widest_safe_bits
-from hago.search.session import SearchOptions, run_search
-from hago.searchers.registry import AUTO
-from hago.simulation.simulator import Simulator
+from hago.searchers import AUTO
+from hago.simulation import Simulator
 
 MODELS = ("lenet", "mlperf_kws", "mlperf_resnet8", "cifar_resnet20", "mobilenetv2_cifar96", "squeezenet1_1")
 HARDWARE = ("x86_vnni", "vta", "tflite", "cmsis_nn", "int16_accumulator")

@@ -20,15 +20,14 @@ from torch import Tensor, nn
 
 from hago import Graph, from_torch
 from hago.arithmetic.schemes import Grid
-from hago.calibration.calibration import collect
-from hago.calibration.estimators import ESTIMATORS, estimator
+from hago.calibration import ESTIMATORS, collect, estimator
 from hago.calibration.observer import constant_statistics
-from hago.data.batches import Batches
-from hago.graph.execute import channels_last, compute_real, run_graph
-from hago.plan.resolve import Resolver
-from hago.runtime.exactness import compare_plan_exactly
-from hago.search.preparation import Prepared, prepare
-from hago.simulation.simulator import Simulator
+from hago.data import Batches
+from hago.graph import channels_last, compute_real, run_graph
+from hago.plan import Resolver
+from hago.runtime import compare_plan_exactly
+from hago.search import Prepared, prepare
+from hago.simulation import Simulator
 
 HARDWARE = ("x86_vnni", "vta", "int16_accumulator")
 COMPARED = 2

@@ -23,9 +23,9 @@ from _assets import NAMES, load
 
 from hago import available_hardware
 from hago.errors import HagoError, InfeasibleBits
-from hago.plan.plan import Plan
-from hago.runtime.exactness import compare_plan_exactly
-from hago.search.preparation import Prepared, QuantizationOptions, prepare
+from hago.plan import Plan
+from hago.runtime import compare_plan_exactly
+from hago.search import Prepared, QuantizationOptions, prepare
 
 ESTIMATORS = ("mse", "power2_range")
 CALIBRATION = 64

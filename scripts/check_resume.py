@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from hago import search_quantize_strategy
-from hago.searchers.registry import SEARCHERS, parse_searcher
+from hago.searchers import SEARCHERS, parse_searcher
 
 SEARCHES = {
     "greedy": "40 trials", "random:trials=60,batch=6": "60 trials", "annealing:cooling=0.9": "40 trials",

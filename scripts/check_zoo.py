@@ -39,16 +39,15 @@ from _zoo import COLLECTIONS, Collection
 from torch import Tensor, nn
 
 from hago import HagoError, create_quantizer
-from hago.cost.cost import plan_cost
-from hago.export.onnx.export import FORMS, make_onnx
-from hago.export.onnx.verification import check_onnx
-from hago.graph.frontend import from_torch
-from hago.hardware.file import load_hardware
-from hago.plan.plan import Plan
-from hago.runtime.exactness import compare_plan_exactly
+from hago.cost import plan_cost
+from hago.export.onnx import check_onnx, make_onnx
+from hago.export.onnx.export import FORMS
+from hago.graph import from_torch
+from hago.hardware import load_hardware
+from hago.plan import Plan
+from hago.runtime import compare_plan_exactly
+from hago.search import SearchOptions, prepare, run_search
 from hago.search import session as search
-from hago.search.preparation import prepare
-from hago.search.session import SearchOptions, run_search
 
 SEED = 0
 BEGIN, END = "<!-- zoo:begin -->", "<!-- zoo:end -->"

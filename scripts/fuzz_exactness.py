@@ -24,10 +24,9 @@ from random_graphs import random_graph, random_inputs
 from random_hardware import random_hardware
 
 from hago.errors import UnsupportedOp
-from hago.hardware.file import available_hardware, load_hardware
-from hago.hardware.hardware import Hardware
-from hago.runtime.exactness import compare_plan_exactly
-from hago.search.preparation import Prepared, QuantizationOptions, prepare
+from hago.hardware import Hardware, available_hardware, load_hardware
+from hago.runtime import compare_plan_exactly
+from hago.search import Prepared, QuantizationOptions, prepare
 
 ESTIMATORS = ("max_range", "mse", "percentile", "power2_range")
 

@@ -45,17 +45,18 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 import hago
-from hago.calibration.given_ranges import make_given_ranges
-from hago.data.sources import ImageShape, load_data, read_image
+from hago.calibration import make_given_ranges
+from hago.data import ImageShape, load_data
+from hago.data.sources import read_image
 from hago.errors import HagoError, HagoWarning
 from hago.graph.model_source import read_weights
 from hago.qat import run as checkpoint
 from hago.qat.run import Checkpoint
 from hago.runtime.native import library as native
 from hago.runtime.stored import KIND
-from hago.search.fronts import load_front
+from hago.search import load_front
 from hago.serialization.tensor_file import from_bytes, to_bytes
-from hago.study.log import read_log
+from hago.study import read_log
 from hago.study.rfc_log import read_rfc_log
 
 #: Longest message, bytes of memory and seconds that a case may take.

@@ -14,21 +14,26 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.data.batches import Batches
+from hago.data import Batches
 from hago.errors import HagoError, as_strings, did_you_mean
-from hago.export.onnx.engines import ENGINES, SATURATES, ObservedModel, openvino_that_lasts, saturates_pairs
-from hago.export.onnx.export import make_onnx
-from hago.export.onnx.verification import PlaceCheck, count_differences
-from hago.graph.execute import run_real
-from hago.graph.frontend import ModelLike
-from hago.graph.graph import CONST, INPUT, Node
+from hago.export.onnx import (
+    ENGINES,
+    SATURATES,
+    ObservedModel,
+    PlaceCheck,
+    count_differences,
+    make_onnx,
+    openvino_that_lasts,
+    saturates_pairs,
+)
+from hago.graph import CONST, INPUT, ModelLike, Node, run_real
 from hago.importing import HardwareLike, StrategyLike
-from hago.plan.plan import Plan
-from hago.runtime.native.executor import FastModel
-from hago.runtime.reference import IntegerModel
-from hago.search.preparation import plan_and_batches
+from hago.plan import Plan
+from hago.runtime import IntegerModel
+from hago.runtime.native import FastModel
+from hago.search import plan_and_batches
 from hago.serialization.text_table import table
-from hago.simulation.simulator import Simulator
+from hago.simulation import Simulator
 
 #: The values of nodes by name: centered integers of integer nodes, real values of float nodes.
 Values = dict[str, Tensor]

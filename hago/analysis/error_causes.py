@@ -41,10 +41,9 @@ from torch import Tensor
 
 from hago.arithmetic.numerics import Lost, Overflow, apply_simq, clip_range, dequantize, overflowed, quantize
 from hago.arithmetic.types import QParams, SimQ
-from hago.graph.execute import compute_real
-from hago.graph.graph import Node
-from hago.plan.plan import Plan, Verdict
-from hago.plan.topology import Topology, range_chain
+from hago.graph import Node, compute_real
+from hago.plan import Plan, Topology, Verdict
+from hago.plan.topology import range_chain
 from hago.search.objective import MOST_DB
 from hago.serialization.text_table import count, decimals, head, number, percent, table, tail, wrapped
 

@@ -16,14 +16,12 @@ import torch
 
 from hago.arithmetic.schemes import TWO_SIDED
 from hago.arithmetic.types import INT16, Edge
-from hago.cost.cost import node_macs
-from hago.graph.graph import CONST, INPUT, Graph, Node
-from hago.hardware.hardware import Hardware, OpDesc
-from hago.ops import OPS, Ops
-from hago.ops._rule import Operand
-from hago.plan.accumulators import PAIR_OVERFLOWS
-from hago.plan.space import Space
-from hago.plan.topology import Topology, fitting_descs, float_boundaries, weight_only_descs
+from hago.cost import node_macs
+from hago.graph import CONST, INPUT, Graph, Node
+from hago.hardware import Hardware, OpDesc
+from hago.ops import OPS, Operand, Ops
+from hago.plan import PAIR_OVERFLOWS, Space, Topology
+from hago.plan.topology import fitting_descs, float_boundaries, weight_only_descs
 from hago.serialization.text_table import WIDTH, count, head, ratio_text, table, tail, wrapped
 
 

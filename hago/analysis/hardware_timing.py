@@ -24,22 +24,17 @@ import torch
 from torch import Tensor, nn
 
 from hago.arithmetic.types import SimQ
-from hago.cost.cost import node_macs
+from hago.cost import node_macs
 from hago.errors import HagoError, HardwareError
-from hago.graph.execute import channels_last, compute_real
-from hago.graph.frontend import from_torch
-from hago.graph.graph import CONST, INPUT, OUTPUT, Graph
-from hago.hardware.file import check_hardware, hardware_from_document, hardware_to_document
-from hago.hardware.hardware import Hardware, OpDesc
+from hago.graph import CONST, INPUT, OUTPUT, Graph, channels_last, compute_real, from_torch
+from hago.hardware import Hardware, OpDesc, check_hardware, hardware_from_document, hardware_to_document
 from hago.importing import HardwareLike, as_hardware
 from hago.ops import OPS
-from hago.plan.plan import Plan
-from hago.runtime.native.executor import Executor
-from hago.runtime.native.lowering import conversion
-from hago.runtime.native.self_test import exact_kernels
-from hago.search.preparation import QuantizationOptions, prepare
+from hago.plan import Plan
+from hago.runtime.native import Executor, conversion, exact_kernels
+from hago.search import QuantizationOptions, prepare
 from hago.serialization.text_table import table
-from hago.study.log import versions
+from hago.study import versions
 
 JobKind = Literal["macs", "elements"]
 TensorShape = tuple[int, ...]

@@ -41,14 +41,13 @@ from hago.analysis.error_causes import (
 from hago.arithmetic.equality import differences, equal
 from hago.arithmetic.numerics import Lost, dequantize
 from hago.arithmetic.types import Edge, QParams
-from hago.data.batches import Batch
+from hago.data import Batch
 from hago.errors import DataError
-from hago.graph.execute import compute_real
-from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
-from hago.plan.plan import NodePlan, Plan, Verdict
-from hago.runtime.reference import IntegerModel, center
+from hago.graph import CONST, INPUT, OUTPUT, Graph, Node, compute_real
+from hago.plan import NodePlan, Plan, Verdict
+from hago.runtime import IntegerModel, center
 from hago.search.objective import decibels
-from hago.simulation.simulator import Simulator
+from hago.simulation import Simulator
 
 __all__ = ["GraphStatistic", "inspect_plan"]
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.equality import count_differing
-from hago.data.batches import Batches
+from hago.data import Batches
 from hago.errors import DataError, HagoError
-from hago.graph.execute import check_batches
-from hago.runtime.reference import IntegerModel
+from hago.graph import check_batches
+from hago.runtime import IntegerModel
 from hago.search.objective import OBJECTIVES, check_rows, unfit_labels, warn_of_labels, wilson_interval
 from hago.serialization.json_text import replace_file
-from hago.simulation.simulator import Simulator
+from hago.simulation import Simulator
 
 #: A model's outputs for flat inputs.
 Forward = Callable[[Sequence[Tensor]], list[Any]]

@@ -13,18 +13,15 @@ from typing import Any, Final, Literal
 from torch import Tensor
 
 from hago.arithmetic.equality import count_differing
-from hago.data.batches import Batches
-from hago.graph.frontend import ModelLike
-from hago.graph.graph import CONST
+from hago.data import Batches
+from hago.graph import CONST, ModelLike
 from hago.importing import HardwareLike, StrategyLike
-from hago.plan.plan import Plan
-from hago.runtime.exactness import compare_plan_exactly
-from hago.runtime.reference import IntegerModel
-from hago.search.evaluate import Evaluator
+from hago.plan import Plan
+from hago.runtime import IntegerModel, compare_plan_exactly
+from hago.search import Evaluator, plan_and_batches
 from hago.search.objective import MOST_DB, objective
-from hago.search.preparation import plan_and_batches
 from hago.serialization.text_table import count, table
-from hago.simulation.simulator import Simulator
+from hago.simulation import Simulator
 
 Model = Literal["float", "simulated", "integer"]
 

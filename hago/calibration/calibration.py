@@ -18,10 +18,9 @@ from hago.arithmetic.schemes import Grid
 from hago.calibration.given_ranges import GivenRanges
 from hago.calibration.observer import Observer
 from hago.calibration.statistics import TensorStatistics
-from hago.data.batches import Batch
+from hago.data import Batch
 from hago.errors import DataError
-from hago.graph.execute import run_real
-from hago.graph.graph import CONST, Graph, Node
+from hago.graph import CONST, Graph, Node, run_real
 from hago.ops import OPS, Ops
 
 

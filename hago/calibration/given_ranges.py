@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.schemes import TWO_SIDED, Grid, Range, thresholds_for
-from hago.emulation.tpu_mlir.tables import (
+from hago.emulation.tpu_mlir import (
     MODES,
     CalibrationTable,
     QuantizeTable,
@@ -28,8 +28,8 @@ from hago.emulation.tpu_mlir.tables import (
     parse_quantize_table,
 )
 from hago.errors import DataError, HagoError, did_you_mean, shortened
-from hago.graph.graph import CONST, Graph, Node
-from hago.hardware.hardware import Hardware
+from hago.graph import CONST, Graph, Node
+from hago.hardware import Hardware
 from hago.serialization.json_text import read_file
 
 #: Grids of at most this many bits use the ranges of a table's int4 section, if it has any.

@@ -10,20 +10,19 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NoReturn
 
-from hago.calibration.estimators import ESTIMATORS
+from hago.calibration import ESTIMATORS
 from hago.cli.export import compare_options, export_options
 from hago.cli.finetune import add_options as finetune_options
 from hago.cli.stored import run_options
-from hago.cost.cost import METRICS
-from hago.data.batches import BATCH_SIZE
-from hago.data.sources import EXPECTED_DATA
+from hago.cost import METRICS
+from hago.data import BATCH_SIZE, EXPECTED_DATA
 from hago.demo import HARDWARE
 from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError
-from hago.hardware.file import available_hardware
-from hago.plan.strategy import Strategy
+from hago.hardware import available_hardware
+from hago.plan import Strategy
 from hago.search.objective import OBJECTIVES
-from hago.searchers.registry import AUTO, SEARCHERS
+from hago.searchers import AUTO, SEARCHERS
 
 _DEPENDING_ON_FLOAT: Final = [metric.name for metric in METRICS.values() if metric.depends_on_float]
 _FLOAT_COSTS: Final = f"{', '.join(_DEPENDING_ON_FLOAT[:-1])} or {_DEPENDING_ON_FLOAT[-1]}"

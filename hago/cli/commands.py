@@ -11,7 +11,7 @@ import torch
 
 from hago import api
 from hago import api as reports
-from hago.analysis.hardware_timing import measure_hardware
+from hago.analysis import measure_hardware
 from hago.analysis.strategy_report import report_plan
 from hago.arithmetic.types import TORCH_DTYPES
 from hago.cli.export import compare_command, export_command
@@ -32,22 +32,19 @@ from hago.cli.options import (
 )
 from hago.cli.search import quantize_command, search_command
 from hago.cli.stored import run_command, store_model
-from hago.cost.report import cost_text, range_text
-from hago.data.batches import Batches
+from hago.cost import cost_text, range_text
+from hago.data import Batches
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
 from hago.errors import HagoError, HardwareError
 from hago.graph.model_source import load_model
-from hago.hardware.file import available_hardware, load_hardware, save_hardware
-from hago.hardware.hardware import Hardware
-from hago.hardware.table import explain_hardware
+from hago.hardware import Hardware, available_hardware, explain_hardware, load_hardware, save_hardware
 from hago.importing import input_names
-from hago.plan.plan import Plan
-from hago.plan.strategy import Strategy
-from hago.runtime.native.executor import Executor
-from hago.search.preparation import plan_and_batches
+from hago.plan import Plan, Strategy
+from hago.runtime.native import Executor
+from hago.search import plan_and_batches
 from hago.serialization.json_text import is_file
 from hago.serialization.text_table import table
-from hago.study.log import read_log
+from hago.study import read_log
 
 
 # ---------------------------------------------------------------- explain

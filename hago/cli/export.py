@@ -10,14 +10,14 @@ from hago import api
 from hago.analysis.comparison import REALIZATIONS, compare_realizations
 from hago.cli.options import NO, OK, Console, Outcome, default_path, hardware_of, load_batches, make_folder_of, named
 from hago.cli.stored import stored_quantizer
-from hago.data.batches import Batches
+from hago.data import Batches
 from hago.errors import HagoError
-from hago.export.formats import FORMATS, check_files, find_format, request_export, write_files
+from hago.export import FORMATS, check_files, find_format, request_export, write_files
 from hago.graph.model_source import load_model
 from hago.importing import as_graph
-from hago.plan.strategy import Strategy
-from hago.runtime.stored import is_stored
-from hago.search.quantizer import Quantizer
+from hago.plan import Strategy
+from hago.runtime import is_stored
+from hago.search import Quantizer
 
 #: The realizations that must equal the reference engine bit for bit.
 _EXACT = ("fast", "simulated")

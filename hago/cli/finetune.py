@@ -25,12 +25,9 @@ from hago.cli.options import (
     training_so_far,
 )
 from hago.graph.model_source import load_model
-from hago.hardware.hardware import Hardware
-from hago.plan.strategy import Strategy
-from hago.qat.finetuning import Finetuned, FinetuneOptions, finetune_with
-from hago.qat.losses import LOSSES
-from hago.qat.scheme import TRAINING_SCHEMES
-from hago.qat.state_dict import save_state, trained_state
+from hago.hardware import Hardware
+from hago.plan import Strategy
+from hago.qat import LOSSES, TRAINING_SCHEMES, Finetuned, FinetuneOptions, finetune_with, save_state, trained_state
 from hago.serialization.json_text import check_distinct
 
 

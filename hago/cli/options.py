@@ -14,18 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hago.calibration.estimators import ESTIMATORS
+from hago.calibration import ESTIMATORS
+from hago.data import ImageShape, load_data
 from hago.data.named_objects import import_object
-from hago.data.sources import ImageShape, load_data
 from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError
-from hago.hardware.file import available_hardware, load_hardware
-from hago.hardware.hardware import Hardware
-from hago.ops import OPS, Ops
-from hago.ops._rule import OpRule
-from hago.plan.strategy import Strategy
-from hago.searchers.registry import AUTO, SEARCHERS
-from hago.study.log import Log
+from hago.hardware import Hardware, available_hardware, load_hardware
+from hago.ops import OPS, OpRule, Ops
+from hago.plan import Strategy
+from hago.searchers import AUTO, SEARCHERS
+from hago.study import Log
 
 OK: Final = 0
 NO: Final = 1

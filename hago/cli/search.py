@@ -31,21 +31,17 @@ from hago.cli.options import (
     stamp,
     training_so_far,
 )
-from hago.cost.cost import METRICS
-from hago.cost.report import amount_text
-from hago.data.batches import Batches
+from hago.cost import METRICS, amount_text
+from hago.data import Batches
 from hago.errors import HagoError, did_you_mean
 from hago.graph.model_source import load_model
-from hago.hardware.file import available_hardware
-from hago.hardware.hardware import Hardware
+from hago.hardware import Hardware, available_hardware
 from hago.importing import input_names
-from hago.plan.strategy import Strategy
-from hago.qat.finetuning import FinetuneOptions, Tuned, finetune_after_search
-from hago.search.goal import GoalOptions
-from hago.search.preparation import QuantizationOptions
-from hago.search.session import RunOptions, SearchOptions, SearchOutcome, run_search
+from hago.plan import Strategy
+from hago.qat import FinetuneOptions, Tuned, finetune_after_search
+from hago.search import GoalOptions, QuantizationOptions, RunOptions, SearchOptions, SearchOutcome, run_search
 from hago.serialization.json_text import canonical, check_distinct
-from hago.study.log import Trial, read_log
+from hago.study import Trial, read_log
 
 #: The options of `--finetune`, with the function that reads each.
 OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {

@@ -9,13 +9,11 @@ from typing import Any
 from hago import api
 from hago.analysis.stored_run import run_model, save_outputs
 from hago.cli.options import NO, OK, Console, Outcome, load_batches, load_ops, make_folder_of
-from hago.hardware.file import hardware_hash
-from hago.plan.plan import Plan
-from hago.plan.strategy import Conditions, HardwareId, Strategy
-from hago.plan.threshold_sources import store_thresholds
-from hago.runtime.native.executor import ENGINES
-from hago.runtime.stored import Provenance, StoredSize, float_bytes, load_plan, save_plan
-from hago.search.quantizer import Quantizer
+from hago.hardware import hardware_hash
+from hago.plan import Conditions, HardwareId, Plan, Strategy, store_thresholds
+from hago.runtime import Provenance, StoredSize, float_bytes, load_plan, save_plan
+from hago.runtime.native import ENGINES
+from hago.search import Quantizer
 
 
 def run_options(parser: Any) -> None:

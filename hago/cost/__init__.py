@@ -1,6 +1,18 @@
 """Costs: the bytes, operations, cycles, latency and energy of a Plan on its hardware."""
 
-from hago.cost.cost import METRICS, Cost, EdgeCost, Metric, NodeCost, float_cost, node_macs, plan_cost
+from hago.cost.cost import (
+    METRICS,
+    Cost,
+    EdgeCost,
+    Metric,
+    NodeCost,
+    Part,
+    Unit,
+    float_cost,
+    metric_named,
+    node_macs,
+    plan_cost,
+)
 from hago.cost.report import CostRange, amount_text, cost_range, cost_text, range_text
 
 __all__ = [
@@ -10,10 +22,13 @@ __all__ = [
     "EdgeCost",
     "Metric",
     "NodeCost",
+    "Part",
+    "Unit",
     "amount_text",
     "cost_range",
     "cost_text",
     "float_cost",
+    "metric_named",
     "node_macs",
     "plan_cost",
     "range_text",

@@ -18,10 +18,10 @@ from typing import Any, Final, Literal
 
 from hago.arithmetic.types import DTYPES, FLOAT32, DType, Edge, QParams, SimQ
 from hago.errors import HagoError, did_you_mean
-from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
-from hago.hardware.hardware import Hardware, OpDesc
-from hago.ops import Ops, _opaque
-from hago.plan.plan import Plan
+from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.hardware import Hardware, OpDesc
+from hago.ops import Ops, opaque
+from hago.plan import Plan
 
 EdgeKind = Literal["as stored", "quantize", "requantize", "dequantize", "weight", "bias", "constant"]
 
@@ -510,8 +510,8 @@ def node_macs(graph: Graph, node: Node, ops: Ops) -> int:
     rule = ops.get(node.op)
     if len(shapes) < len(node.inputs):
         return 0
-    if node.op == _opaque.NAME:
-        return _opaque.macs(node.attrs, shapes)
+    if node.op == opaque.NAME:
+        return opaque.macs(node.attrs, shapes)
     return 0 if rule is None or node.shape is None else rule.macs(node.attrs, shapes, node.shape)
 
 

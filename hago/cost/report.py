@@ -15,13 +15,11 @@ from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
 from hago.cost.cost import METRICS, Cost, EdgeCost, NodeCost, float_cost, plan_cost, rows_of
-from hago.graph.graph import Graph
-from hago.hardware.hardware import Hardware
+from hago.graph import Graph
+from hago.hardware import Hardware
 from hago.ops import OPS, Ops
+from hago.plan import Resolver, Space, Topology
 from hago.plan.feasibility import nearest_feasible, widest_feasible
-from hago.plan.resolve import Resolver
-from hago.plan.space import Space
-from hago.plan.topology import Topology
 from hago.serialization.text_table import count, head, number, table, tail, wrapped
 
 

@@ -2,11 +2,12 @@
 
 from hago.data import named_objects
 from hago.data.batches import BATCH_SIZE, CACHE_BYTES, Batch, Batches, are_whole, as_tensor
-from hago.data.sources import ImageShape, load_data
+from hago.data.sources import EXPECTED_DATA, ImageShape, load_data
 
 __all__ = [
     "BATCH_SIZE",
     "CACHE_BYTES",
+    "EXPECTED_DATA",
     "Batch",
     "Batches",
     "ImageShape",

@@ -15,16 +15,15 @@ from typing import Any, Final, TypeVar
 
 from torch import Tensor
 
-from hago.data.batches import Batches
+from hago.data import Batches
 from hago.data.named_objects import one_line
-from hago.emulation.tpu_mlir.tables import format_calibration_table, format_quantize_table
+from hago.emulation.tpu_mlir import format_calibration_table, format_quantize_table
 from hago.errors import HagoError, did_you_mean
 from hago.export.onnx.engines import ENGINES, openvino_that_lasts
 from hago.export.onnx.export import FORMS, make_onnx, write_onnx
 from hago.export.onnx.verification import check_onnx
 from hago.export.tpu_mlir import Tables, make_tables, observed_ranges
-from hago.plan.plan import Plan
-from hago.plan.strategy import Strategy
+from hago.plan import Plan, Strategy
 from hago.serialization.json_text import replace_file
 
 _Result = TypeVar("_Result")

@@ -21,11 +21,11 @@ from torch import Tensor
 from hago.arithmetic.numerics import dequantize
 from hago.arithmetic.schemes import TWO_SIDED, Grid, Range, quantizable_range
 from hago.arithmetic.types import Edge, QParams
-from hago.emulation.tpu_mlir.tables import CalibrationTable, QuantizeTable, Row
+from hago.emulation.tpu_mlir import CalibrationTable, QuantizeTable, Row
 from hago.errors import HagoError
-from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
-from hago.plan.plan import NodePlan, Plan
-from hago.simulation.simulator import Simulator
+from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.plan import NodePlan, Plan
+from hago.simulation import Simulator
 
 #: Tensors of at most this many bits are also listed in the int4 section.
 _INT4_BITS: Final = 4

@@ -9,15 +9,16 @@ from hago.graph.execute import (
     compute_real,
     example_inputs,
     flatten_inputs,
+    infer_dtypes,
     infer_shape,
     laid_out,
-    last_readers,
     nest_outputs,
     nesting_of,
     run_graph,
     run_real,
+    run_without_values,
 )
-from hago.graph.frontend.torch_export import Attention, ModelLike, check_finite, from_torch
+from hago.graph.frontend.exported_program import Attention, ModelLike, check_finite, from_torch
 from hago.graph.graph import CONST, INPUT, OUTPUT, Attrs, Graph, Node
 from hago.graph.nesting import read_tree
 
@@ -39,9 +40,9 @@ __all__ = [
     "example_inputs",
     "flatten_inputs",
     "from_torch",
+    "infer_dtypes",
     "infer_shape",
     "laid_out",
-    "last_readers",
     "model_source",
     "nest_outputs",
     "nesting_of",
@@ -49,5 +50,6 @@ __all__ = [
     "read_tree",
     "run_graph",
     "run_real",
+    "run_without_values",
     "schedule",
 ]

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hago.data.batches import Batches, as_tensor
+from hago.data import Batches, as_tensor
 from hago.errors import DataError, GraphError, HagoError
 from hago.graph.graph import Graph, Node
 from hago.graph.nesting import Nesting, read_tree
 from hago.graph.schedule import run_schedule
-from hago.ops import OPS, Ops, _opaque
+from hago.ops import OPS, Ops, opaque
 from hago.serialization.tensor_file import dtype_name
 
 #: Computes a node from the values of its inputs.
@@ -68,7 +68,7 @@ def compute_real(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
     """
     rule = ops.get(node.op)
     try:
-        return (_opaque.compute if rule is None else rule.compute)(node.attrs, *values)
+        return (opaque.compute if rule is None else rule.compute)(node.attrs, *values)
     except HagoError:
         raise
     except Exception as error:

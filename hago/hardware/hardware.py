@@ -14,8 +14,7 @@ from hago.arithmetic.numerics import BiasAt, Order, Overflow, Requantize
 from hago.arithmetic.schemes import SCHEMES
 from hago.arithmetic.types import DType, dtype
 from hago.errors import HardwareError, as_strings, did_you_mean
-from hago.ops import OPS, Ops, aliases
-from hago.ops._rule import OpRule
+from hago.ops import OPS, OpRule, Ops, aliases
 
 Granularity = Literal["per_tensor", "per_channel"]
 RequantizeAt = Literal["edge", "output"]

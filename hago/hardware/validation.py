@@ -25,8 +25,7 @@ from hago.arithmetic.rounding import ROUNDINGS
 from hago.arithmetic.schemes import SCHEMES, SMALLEST_SCALE
 from hago.arithmetic.types import DTYPES, DType
 from hago.errors import did_you_mean
-from hago.ops import Ops, aliases
-from hago.ops._rule import IntegerForm, OpRule
+from hago.ops import IntegerForm, OpRule, Ops, aliases
 
 Path = tuple[str | int, ...]
 Document = Mapping[str, Any]

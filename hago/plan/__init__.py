@@ -1,8 +1,8 @@
 """From bits to integers: topology, search space, scales, accumulator bounds, the Plan, and the stored Strategy."""
 
 from hago.plan import dorefa_weights, feasibility, topology
-from hago.plan.accumulators import PAIR_CUTS
-from hago.plan.document import own_rules, plan_from_document, plan_to_document
+from hago.plan.accumulators import PAIR_OVERFLOWS
+from hago.plan.document import plan_from_document, plan_to_document, user_rules
 from hago.plan.fusion import fuse_clamps
 from hago.plan.operands import Operands, ThresholdSource
 from hago.plan.placement import POLICY_PREFIX, topology_of
@@ -16,7 +16,7 @@ from hago.plan.topology import Topology, analyze
 __all__ = [
     "FLOAT",
     "INTEGER",
-    "PAIR_CUTS",
+    "PAIR_OVERFLOWS",
     "POLICY_PREFIX",
     "Bits",
     "Conditions",
@@ -41,11 +41,11 @@ __all__ = [
     "feasibility",
     "fuse_clamps",
     "kind_key",
-    "own_rules",
     "plan_from_document",
     "plan_to_document",
     "store_thresholds",
     "topology",
     "topology_of",
+    "user_rules",
     "with_kinds",
 ]

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hago.arithmetic.numerics import EXACT_FLOAT32, Lost, Overflow, extremes, saturate, saturate_each, wrap
 from hago.arithmetic.types import INT16, QParams
-from hago.graph.graph import Graph, Node
-from hago.hardware.hardware import Accumulator
-from hago.ops._rule import Addends, IntegerForm, MatrixProduct, Operand, OpRule, TermsAt
+from hago.graph import Graph, Node
+from hago.hardware import Accumulator
+from hago.ops import Addends, IntegerForm, MatrixProduct, Operand, OpRule, TermsAt
 
 #: The most parts of K into which a sum is split to be exact in float32; one that needs more runs in float64.
 MOST_PARTS: Final = 16

@@ -17,11 +17,8 @@ from torch import Tensor
 
 from hago.arithmetic.types import TORCH_DTYPES, Edge, QParams
 from hago.errors import HagoError
-from hago.graph.execute import infer_shape, run_without_values
-from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
-from hago.graph.nesting import read_tree
-from hago.ops import Ops, _opaque
-from hago.ops._rule import IntegerForm, Site
+from hago.graph import CONST, INPUT, OUTPUT, Graph, Node, infer_shape, read_tree, run_without_values
+from hago.ops import IntegerForm, Ops, Site, opaque
 from hago.plan.accumulators import MOST_PARTS
 from hago.plan.plan import NodePlan, Plan
 from hago.plan.topology import weight_edge
@@ -73,7 +70,7 @@ def _check_node(plan: Plan, node: Node) -> None:
             raise HagoError(f"node {node} is an {node.op} with inputs, another shape than its values, or no dtype")
         return
     shapes = [graph[s].shape for s in node.inputs]
-    if node.op == _opaque.NAME or any(s is None for s in shapes):
+    if node.op == opaque.NAME or any(s is None for s in shapes):
         return
     shape = infer_shape(node, [s for s in shapes if s is not None], plan.ops)
     if shape != node.shape:
@@ -89,7 +86,7 @@ def check_opaque(graph: Graph, ops: Ops) -> None:
     Raises:
         HagoError: the first node that cannot be run, or that gives another shape.
     """
-    if not any(node.op == _opaque.NAME for node in graph):
+    if not any(node.op == opaque.NAME for node in graph):
         return
     run_without_values(graph, ops, _check_value)
 

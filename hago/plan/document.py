@@ -29,15 +29,16 @@ from hago.arithmetic.packing import Packed, pack, unpack
 from hago.arithmetic.types import DType, Edge, QParams, SimQ
 from hago.arithmetic.types import dtype as named_dtype
 from hago.errors import GraphError, HagoError, ModelFileError
-from hago.graph.execute import infer_dtypes
-from hago.graph.graph import CONST, INPUT, Graph, Node
-from hago.graph.nesting import read_tree
-from hago.hardware.file import hardware_from_document, hardware_hash, hardware_to_document
-from hago.hardware.hardware import Hardware, OpDesc
-from hago.hardware.validation import check_hardware_document
-from hago.ops import OPS, Ops, _opaque
-from hago.ops._rule import OpRule
-from hago.ops.forms.tpu_mlir import ATTRIBUTE_RECORDS
+from hago.graph import CONST, INPUT, Graph, Node, infer_dtypes, read_tree
+from hago.hardware import (
+    Hardware,
+    OpDesc,
+    check_hardware_document,
+    hardware_from_document,
+    hardware_hash,
+    hardware_to_document,
+)
+from hago.ops import ATTRIBUTE_RECORDS, OPS, OpRule, Ops, opaque
 from hago.plan.accumulators import PAIR_OVERFLOWS, ProductPairs, additions_of
 from hago.plan.consistency import check_plan
 from hago.plan.plan import NodePlan, Plan, StoredWeight
@@ -329,7 +330,7 @@ def read_graph(record: Mapping[str, Any], read: ValueReader) -> Graph:
     for node in nodes:
         if not isinstance(node.attrs, dict):
             raise HagoError(f"node {node.name!r}: got attributes that are no mapping by name")
-        why_not = _opaque.why_not_portable(node.attrs) if node.op == _opaque.NAME else None
+        why_not = opaque.why_not_portable(node.attrs) if node.op == opaque.NAME else None
         if why_not is not None:
             raise HagoError(f"node {node.name!r}: {why_not}")
     for text in (record["in_spec"], record["out_spec"]):
@@ -383,8 +384,8 @@ def _is_hagos_own(rule: OpRule, known: OpRule | None) -> bool:
 
 
 def _check_node(node: Node, plan: Plan) -> None:
-    if node.op == _opaque.NAME:
-        why_not = _opaque.why_not_portable(node.attrs)
+    if node.op == opaque.NAME:
+        why_not = opaque.why_not_portable(node.attrs)
         if why_not is not None:
             raise GraphError(f"node {node.name!r} cannot be stored: {why_not}")
     elif node.op not in (INPUT, CONST) and node.op not in plan.ops:
@@ -492,7 +493,7 @@ def _check_ops(document: Mapping[str, Any], where: str, ops: Ops) -> None:
     missing = set(document["own_ops"]) - set(user_rules(ops))
     for node in document["graph"]["nodes"]:
         name, op = node["name"], node["op"]
-        if op not in (INPUT, CONST, _opaque.NAME) and (op not in ops or op in missing):
+        if op not in (INPUT, CONST, opaque.NAME) and (op not in ops or op in missing):
             raise ModelFileError(
                 f"{where}: node {name!r} is of the op {op!r}, which is none of hago's own; give its rule: "
                 f"ops={{**OPS, {op!r}: RULE}}, or on the command line --ops package.module:RULE"

@@ -21,8 +21,8 @@ from hago.arithmetic.schemes import TWO_SIDED, Grid
 from hago.arithmetic.types import Edge, QParams
 from hago.emulation.dorefa import DOREFAS, DoReFa, quantize_weight
 from hago.errors import HagoError
-from hago.graph.graph import CONST, OUTPUT, Graph
-from hago.hardware.hardware import Hardware
+from hago.graph import CONST, OUTPUT, Graph
+from hago.hardware import Hardware
 from hago.ops import Ops
 from hago.plan.operands import ThresholdSource
 from hago.plan.topology import weight_edge

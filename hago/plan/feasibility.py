@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 
 from hago.arithmetic.types import DType, Edge
 from hago.errors import InfeasibleBits
-from hago.graph.graph import CONST, OUTPUT, Node
-from hago.hardware.hardware import OpDesc
-from hago.ops._rule import IntegerForm
+from hago.graph import CONST, OUTPUT, Node
+from hago.hardware import OpDesc
+from hago.ops import IntegerForm
 from hago.plan.plan import Plan
 from hago.plan.resolve import Resolver
 from hago.plan.space import Bits, Group, Space

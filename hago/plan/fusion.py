@@ -15,7 +15,7 @@ import torch
 
 from hago.arithmetic.numerics import apply_simq
 from hago.arithmetic.types import Edge, QParams, SimQ
-from hago.graph.graph import OUTPUT
+from hago.graph import OUTPUT
 from hago.plan.plan import NodePlan, Plan
 
 

@@ -23,10 +23,9 @@ from torch import Tensor
 
 from hago.arithmetic.schemes import TWO_SIDED, Grid, make_qparams
 from hago.arithmetic.types import ZERO, DType, QParams
-from hago.graph.graph import CONST, Graph, Node
-from hago.hardware.hardware import Hardware, OpDesc
-from hago.ops import Ops
-from hago.ops._rule import IntegerForm, Site
+from hago.graph import CONST, Graph, Node
+from hago.hardware import Hardware, OpDesc
+from hago.ops import IntegerForm, Ops, Site
 from hago.plan.topology import Topology, passes_through, range_node
 
 #: Fraction bits kept under the coarsest operand when operands that have no bits of their own are

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from hago.arithmetic.types import Edge
-from hago.emulation.tensorflow.rewrite import FakeQuantOp, Op, Rewritten, quantize_ops
+from hago.emulation.tensorflow import FakeQuantOp, Op, Rewritten, quantize_ops
 from hago.errors import HagoError, as_strings, did_you_mean
-from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
-from hago.hardware.hardware import Hardware
+from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.hardware import Hardware
 from hago.ops import OPS, Ops
 from hago.plan.space import build_space
 from hago.plan.topology import Topology, analyze, range_node

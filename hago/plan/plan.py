@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hago.arithmetic.numerics import EXACT_FLOAT32, Lost, apply_overflow
 from hago.arithmetic.types import Edge, QParams, SimQ
-from hago.graph.graph import OUTPUT, Graph
-from hago.hardware.hardware import Hardware, OpDesc
+from hago.graph import OUTPUT, Graph
+from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops
 from hago.plan.accumulators import ClampedAdditions, ProductPairs
 

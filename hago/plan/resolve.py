@@ -28,10 +28,9 @@ from hago.arithmetic.numerics import apply_simq, dequantize, quantize
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.caching import LRU
 from hago.errors import InfeasibleBits
-from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
-from hago.hardware.hardware import Hardware, OpDesc
-from hago.ops import OPS, Ops
-from hago.ops._rule import Site
+from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.hardware import Hardware, OpDesc
+from hago.ops import OPS, Ops, Site
 from hago.plan.accumulators import PAIR_OVERFLOWS, Bounds, ProductPairs, additions_of, largest_centered, pairs_of
 from hago.plan.operands import OperandContext, Operands, ThresholdSource
 from hago.plan.plan import NodePlan, Plan, StoredWeight

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from hago.arithmetic.types import DType, Edge
 from hago.errors import HagoError, InfeasibleBits
-from hago.graph.graph import CONST, Graph, Node
-from hago.hardware.hardware import Hardware, OpDesc
-from hago.ops import OPS, Ops
-from hago.ops._rule import IntegerForm
+from hago.graph import CONST, Graph, Node
+from hago.hardware import Hardware, OpDesc
+from hago.ops import OPS, IntegerForm, Ops
 from hago.plan.topology import (
     Topology,
     accepts_scale,

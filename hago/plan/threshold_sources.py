@@ -12,13 +12,10 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
-from hago.calibration.calibration import Calibration
-from hago.calibration.estimators import dorefa_of
-from hago.calibration.statistics import Estimator, TensorStatistics
-from hago.calibration.threshold_cache import ThresholdCache
+from hago.calibration import Calibration, Estimator, TensorStatistics, ThresholdCache, dorefa_of
 from hago.errors import StrategyMismatch
-from hago.graph.graph import Graph
-from hago.hardware.hardware import Hardware
+from hago.graph import Graph
+from hago.hardware import Hardware
 from hago.ops import OPS, Ops
 from hago.plan.dorefa_weights import DoReFaThresholds, DoReFaWeights
 from hago.plan.plan import Plan

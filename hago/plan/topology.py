@@ -26,10 +26,9 @@ from torch import Tensor
 from hago.arithmetic.numerics import is_power_of_two
 from hago.arithmetic.types import DType, Edge, QParams
 from hago.errors import HagoError, UnsupportedOp, as_strings, did_you_mean, warn
-from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
-from hago.hardware.hardware import Hardware, OpDesc
-from hago.ops import OPS, Ops, _opaque
-from hago.ops._rule import IntegerForm
+from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.hardware import Hardware, OpDesc
+from hago.ops import OPS, IntegerForm, Ops, opaque
 
 #: The most operators that a warning names.
 _LISTED: Final = 5
@@ -99,7 +98,7 @@ def weight_edge(node: Node, ops: Ops = OPS) -> Edge | None:
 def why_not_integer(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str | None:
     """The reason why the node cannot be integer on this hardware; None where it can."""
     rule = hardware.rule(node.op, ops)
-    if node.op == _opaque.NAME and rule is None:
+    if node.op == opaque.NAME and rule is None:
         return f"hago has no rule for {node.attrs['target']}"
     if rule is None or rule.integer is None:
         return f"{node.op} has no integer form"
@@ -243,7 +242,7 @@ def warn_of_unknown(graph: Graph, hardware: Hardware) -> None:
     for node in graph:
         if node.op == INPUT:
             is_real = node.torch_dtype.is_floating_point
-        elif node.op == _opaque.NAME:
+        elif node.op == opaque.NAME:
             is_real = node.shape is not None and any(source in real_nodes for source in node.inputs)
             counts[str(node.attrs["target"])] += is_real
         else:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hago.errors import HagoError
-from hago.graph.graph import Graph, Node
+from hago.graph import Graph, Node
 from hago.graph.passes.fold_batch_norms import CHANNEL_AXIS, scale_channels
 
 NormStyle = Literal["frozen", "tensorflow", "oneflow"]

@@ -16,6 +16,7 @@ from torch import Tensor
 from hago.arithmetic.types import Edge, QParams
 from hago.emulation.dorefa import DoReFa
 from hago.errors import HagoError
+from hago.plan import Plan
 from hago.plan.dorefa_weights import (
     DoReFaLevels,
     check_dorefa_hardware,
@@ -23,7 +24,6 @@ from hago.plan.dorefa_weights import (
     threshold_to_scale,
     unit_threshold,
 )
-from hago.plan.plan import Plan
 from hago.qat.batch_norm import FoldedNorm
 from hago.qat.ranges import TrainableRange
 

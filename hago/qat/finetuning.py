@@ -23,26 +23,23 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from hago.data.batches import Batches
+from hago.data import Batches
 from hago.errors import HagoError, LogError
-from hago.graph.execute import check_batches
-from hago.graph.frontend import ModelLike
-from hago.hardware.file import hardware_hash
+from hago.graph import ModelLike, check_batches
+from hago.hardware import hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy
-from hago.plan.plan import Plan
-from hago.plan.strategy import Strategy
+from hago.plan import Plan, Strategy
 from hago.qat.losses import Loss, named_loss
 from hago.qat.prepare import constants_of, from_qat, make_trainable
 from hago.qat.run import Samples, TrainingRun, TrainingSchedule
 from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.qat.state_dict import save_state, trained_state
-from hago.runtime.exactness import compare_plan_exactly
+from hago.runtime import compare_plan_exactly
+from hago.search import Evaluator, Quantizer
 from hago.search.description import confirmed
-from hago.search.evaluate import Evaluator
 from hago.search.objective import ObjectiveLike, objective
-from hago.search.quantizer import Quantizer
 from hago.serialization.json_text import canonical, check_distinct, json_values
-from hago.study.budget import Budget
+from hago.study import Budget
 
 #: Number of steps of a run that has neither `steps` nor a budget.
 STEPS: Final = 400

@@ -23,14 +23,11 @@ from hago.arithmetic.schemes import TWO_SIDED, Grid, make_qparams
 from hago.arithmetic.straight_through import straight_through
 from hago.arithmetic.types import DType, Edge, QParams, SimQ
 from hago.errors import HagoError
-from hago.graph.execute import compute_real
-from hago.graph.graph import Graph, Node
-from hago.hardware.hardware import Hardware, OpDesc
-from hago.ops import Ops
-from hago.ops._rule import IntegerForm, Site, Weight
-from hago.plan.operands import Operands, ThresholdSource
-from hago.plan.plan import NodePlan, Plan
-from hago.plan.topology import Topology, weight_edge
+from hago.graph import Graph, Node, compute_real
+from hago.hardware import Hardware, OpDesc
+from hago.ops import IntegerForm, Ops, Site, Weight
+from hago.plan import NodePlan, Operands, Plan, ThresholdSource, Topology
+from hago.plan.topology import weight_edge
 from hago.qat.batch_norm import FoldedConstants, FoldedNorm, LayerFunction
 from hago.qat.fake_quantize import Ends, Slope, fake_quantize_edge, trained_to_real
 from hago.qat.ranges import TrainableRange

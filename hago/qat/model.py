@@ -16,24 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from hago.emulation.dorefa import DoReFa
-from hago.emulation.tensorflow.fake_quantize import Schedule
-from hago.graph.execute import channels_last, flatten_inputs, nest_outputs, run_graph
-from hago.graph.frontend import check_finite
-from hago.graph.graph import OUTPUT, Graph
+from hago.emulation.tensorflow import Schedule
+from hago.graph import OUTPUT, Graph, channels_last, check_finite, flatten_inputs, nest_outputs, run_graph
 from hago.graph.passes.fold_batch_norms import CHANNEL_AXIS
-from hago.plan.fusion import fuse_clamps
-from hago.plan.plan import Plan
-from hago.plan.resolve import Resolver
-from hago.plan.space import Space
-from hago.plan.strategy import Strategy
-from hago.plan.topology import Topology
+from hago.plan import Plan, Resolver, Space, Strategy, Topology, fuse_clamps
 from hago.qat.batch_norm import FoldedNorm
 from hago.qat.dorefa import DoReFaWeight, dorefa_weights, set_norm_quantizers
 from hago.qat.fake_quantize import Slope
 from hago.qat.forward import FloatPass, LivePass, NormedPass, RangeThresholds, Training
 from hago.qat.optimizer import channel_sizes
 from hago.qat.ranges import TrainableRange
-from hago.simulation.simulator import Simulator
+from hago.simulation import Simulator
 
 
 class QatModel(nn.Module):

@@ -11,30 +11,32 @@ from torch import nn
 
 from hago.arithmetic.schemes import TWO_SIDED
 from hago.arithmetic.types import QParams
-from hago.calibration.statistics import Estimator
-from hago.data.batches import Batches
-from hago.emulation.tensorflow.fake_quantize import Schedule
+from hago.calibration import Estimator
+from hago.data import Batches
+from hago.emulation.tensorflow import Schedule
 from hago.errors import HagoError, as_strings, check_choice
-from hago.graph.frontend import ModelLike
-from hago.graph.graph import CONST, Graph
+from hago.graph import CONST, Graph, ModelLike
 from hago.graph.passes import fold_for
-from hago.hardware.hardware import Hardware
+from hago.hardware import Hardware
 from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy, import_for
-from hago.plan.placement import POLICY_PREFIX
-from hago.plan.plan import Plan
-from hago.plan.strategy import Strategy
-from hago.plan.threshold_sources import store_thresholds
+from hago.plan import POLICY_PREFIX, Plan, Strategy, store_thresholds
 from hago.qat.batch_norm import FoldedNorm, NormStyle, folded_sites
 from hago.qat.dorefa import set_activation
 from hago.qat.model import QatModel
 from hago.qat.ranges import TrainableRange
 from hago.qat.scheme import TrainingScheme, training_scheme
+from hago.search import (
+    Evaluator,
+    QuantizationOptions,
+    Quantizer,
+    first_safe_bits,
+    make_strategy,
+    plan_of,
+    prepare,
+    stored_resolver,
+)
 from hago.search.description import made_by
-from hago.search.evaluate import Evaluator
 from hago.search.objective import objective
-from hago.search.preparation import QuantizationOptions, make_strategy, plan_of, prepare, stored_resolver
-from hago.search.quantizer import Quantizer
-from hago.search.safe_bits import first_safe_bits
 
 #: A range with more integers than these is not learned: its quanta are too fine to matter.
 MOST_LEARNED: Final = 1 << 16

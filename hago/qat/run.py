@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from hago.data.batches import CACHE_BYTES, Batches
+from hago.data import CACHE_BYTES, Batches
 from hago.errors import (
     LONGEST_QUOTE,
     DataError,
@@ -31,16 +31,15 @@ from hago.errors import (
     shortened,
     shortened_to,
 )
-from hago.graph.execute import run_real
-from hago.graph.graph import Graph
-from hago.plan.plan import Plan
+from hago.graph import Graph, run_real
+from hago.plan import Plan
 from hago.qat.losses import Loss
 from hago.qat.model import QatModel
 from hago.qat.optimizer import RelativeAdam, load_optimizer, optimizer_tensors
 from hago.serialization.json_text import check_version, read_file, replace_file
 from hago.serialization.tensor_file import from_bytes, to_bytes
-from hago.simulation.simulator import Simulator
-from hago.study.interrupts import Interrupts
+from hago.simulation import Simulator
+from hago.study import Interrupts
 
 CHECKPOINT_VERSION: Final = 1
 _KIND: Final = "hago checkpoint"

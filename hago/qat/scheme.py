@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hago.emulation.dorefa import DOREFAS, DoReFa
 from hago.emulation.oneflow import MovingAverageMinMaxObserver
-from hago.emulation.tensorflow.fake_quantize import MovingAvgQuantize
+from hago.emulation.tensorflow import MovingAvgQuantize
 from hago.errors import HagoError, did_you_mean
 from hago.qat.batch_norm import NormStyle
 from hago.qat.fake_quantize import Slope

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hago.errors import HagoError
-from hago.graph.execute import example_inputs
-from hago.graph.frontend import from_torch
-from hago.graph.graph import Graph, Node
+from hago.graph import Graph, Node, example_inputs, from_torch
 from hago.ops import OPS, Ops
 from hago.serialization.json_text import replace_file
 from hago.serialization.tensor_file import to_bytes

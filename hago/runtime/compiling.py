@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hago.data.batches import as_tensor
+from hago.data import as_tensor
 from hago.errors import HagoError
-from hago.graph.execute import check_inputs, compute_real, run_graph
-from hago.plan.plan import Plan
+from hago.graph import check_inputs, compute_real, run_graph
+from hago.plan import Plan
 
 _NAME: Final = "hago::run_integer_model"
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from hago.arithmetic.equality import count_differing
 from hago.arithmetic.types import Edge
-from hago.graph.graph import Node
-from hago.plan.plan import Plan
+from hago.graph import Node
+from hago.plan import Plan
 from hago.runtime.native.executor import Executor
 from hago.runtime.reference import IntegerModel, center
-from hago.simulation.simulator import Simulator
+from hago.simulation import Simulator
 
 
 @dataclass(frozen=True, slots=True)

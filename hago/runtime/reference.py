@@ -16,12 +16,9 @@ from torch import Tensor, nn
 
 from hago.arithmetic.numerics import Requantize, apply_simq, dequantize
 from hago.arithmetic.types import Edge, QParams, SimQ
-from hago.graph.execute import check_inputs, compute_laid_out, laid_out, nesting_of, run_graph
-from hago.graph.graph import OUTPUT, Node
-from hago.ops import OPS
-from hago.ops._rule import OpRule
-from hago.plan.document import user_rules
-from hago.plan.plan import NodePlan, Plan
+from hago.graph import OUTPUT, Node, check_inputs, compute_laid_out, laid_out, nesting_of, run_graph
+from hago.ops import OPS, OpRule
+from hago.plan import NodePlan, Plan, user_rules
 from hago.runtime.compiling import register, run_compiled
 from hago.runtime.stored import Provenance, StoredSize, from_file_bytes, save_plan, to_file_bytes
 

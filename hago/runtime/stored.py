@@ -16,9 +16,7 @@ import torch
 
 from hago.errors import LogError, ModelFileError
 from hago.ops import OPS, Ops
-from hago.plan.document import plan_from_document, plan_to_document
-from hago.plan.plan import Plan
-from hago.plan.strategy import Strategy
+from hago.plan import Plan, Strategy, plan_from_document, plan_to_document
 from hago.serialization.json_text import check_schema, check_version, json_values, read_file, replace_file
 from hago.serialization.tensor_file import begins, from_bytes, to_bytes
 from hago.version import VERSION as HAGO_VERSION

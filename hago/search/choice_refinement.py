@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.types import Edge
-from hago.calibration.calibration import Calibration
+from hago.calibration import Calibration
 from hago.errors import InfeasibleBits
+from hago.plan import Bits
 from hago.plan.feasibility import ChoicePoints, nearest_feasible, plan_or_refusal
-from hago.plan.space import Bits
 from hago.search.confirmation import Confirmation, KeptAside, UnseenSamples, clipped_share, figures_of, losses_of
 from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_FORWARDS, Spectrum
 from hago.search.guidance import make_surrogate
@@ -32,8 +32,7 @@ from hago.search.safe_bits import safe_bits
 from hago.search.sensitivity import gradients_of_choices, sensitivity_from
 from hago.search.starting_point import StartingPoint, bits_within_limits
 from hago.search.weight_scales import ThresholdPair, WeightGradients, WeightScales, of_constants, own_ends
-from hago.searchers.knapsack import Knapsack
-from hago.searchers.surrogate import Surrogate
+from hago.searchers import Knapsack, Surrogate
 
 
 def refine_every_choice(

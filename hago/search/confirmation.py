@@ -29,11 +29,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from hago.calibration.calibration import Calibration, collect
-from hago.data.batches import Batch, Batches
+from hago.calibration import Calibration, collect
+from hago.data import Batch, Batches
 from hago.errors import InfeasibleBits
+from hago.plan import Bits, Space
 from hago.plan.feasibility import plan_or_refusal
-from hago.plan.space import Bits, Space
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.objective import OBJECTIVES, Objective
 from hago.search.preparation import Prepared

@@ -8,18 +8,16 @@ from typing import Any, Final
 
 import torch
 
-from hago.calibration.estimators import dorefa_of
-from hago.data.batches import Batches
-from hago.graph.graph import Graph
-from hago.hardware.file import hardware_hash
-from hago.plan.plan import Plan
-from hago.plan.strategy import HardwareId
+from hago.calibration import dorefa_of
+from hago.data import Batches
+from hago.graph import Graph
+from hago.hardware import hardware_hash
+from hago.plan import HardwareId, Plan
 from hago.search.evaluate import Evaluator
 from hago.search.objective import Objective, jackknife_interval
 from hago.search.preparation import Prepared
 from hago.search.scoring import PlanScorer
-from hago.study.log import Header, make_header
-from hago.study.searcher import Searcher
+from hago.study import Header, Searcher, make_header
 
 #: Parts of a description that the header of a log has elsewhere, or not at all.
 NOT_IN_HEADER: Final = frozenset(

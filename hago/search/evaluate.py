@@ -16,17 +16,13 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
-from hago.cost.cost import node_macs
-from hago.data.batches import Batches
+from hago.cost import node_macs
+from hago.data import Batches
 from hago.errors import DataError
-from hago.graph.execute import run_real
-from hago.graph.graph import Graph
+from hago.graph import Graph, run_real
 from hago.ops import OPS, Ops
-from hago.plan.plan import Plan
-from hago.plan.space import Bits
-from hago.runtime.native.executor import Executor
-from hago.runtime.native.self_test import exact_kernels
-from hago.runtime.native.weights import KernelConstantCache
+from hago.plan import Bits, Plan
+from hago.runtime.native import Executor, KernelConstantCache, exact_kernels
 from hago.search.objective import (
     OBJECTIVES,
     Objective,
@@ -36,10 +32,8 @@ from hago.search.objective import (
     warn_of_labels,
     wilson_interval,
 )
-from hago.simulation.overflow import AccumulatorExtremes, SeenAccumulators
-from hago.simulation.simulator import Carriers, Simulator
-from hago.simulation.value_cache import Reuse, ValueCache
-from hago.study.searcher import Score
+from hago.simulation import AccumulatorExtremes, Carriers, Reuse, SeenAccumulators, Simulator, ValueCache
+from hago.study import Score
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from hago.cost.report import amount_text
+from hago.cost import amount_text
 from hago.errors import LogError
-from hago.plan.strategy import Strategy
+from hago.plan import Strategy
 from hago.search.scoring import PlanScorer
 from hago.serialization.json_text import (
     canonical,
@@ -29,8 +29,7 @@ from hago.serialization.json_text import (
     replace_file,
 )
 from hago.serialization.text_table import table
-from hago.study.front import Front
-from hago.study.log import Trial
+from hago.study import Front, Trial
 
 FRONT_VERSION: Final = 2
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from hago.cost.cost import METRICS, Cost
-from hago.cost.cost import Unit as CostUnit
+from hago.cost import METRICS, Cost
+from hago.cost import Unit as CostUnit
 from hago.errors import HagoError, as_strings, did_you_mean
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, Unit
 from hago.search.objective import objective as named_objective
-from hago.study.searcher import Score
+from hago.study import Score
 
 _COUNTS: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BYTES: Final = {

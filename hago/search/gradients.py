@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.types import Edge
-from hago.data.batches import Batch
-from hago.graph.execute import channels_last, compute_real, run_graph
-from hago.graph.graph import CONST, OUTPUT, Graph, Node
+from hago.data import Batch
+from hago.graph import CONST, OUTPUT, Graph, Node, channels_last, compute_real, run_graph
 from hago.ops import OPS, Ops
 from hago.search.objective import Probe
 

@@ -17,8 +17,9 @@ from functools import partial
 from typing import Final
 
 from hago.arithmetic.types import Edge
-from hago.cost.cost import EdgeCost, Metric, NodeCost, Part, metric_named, plan_cost
+from hago.cost import EdgeCost, Metric, NodeCost, Part, metric_named, plan_cost
 from hago.errors import warn
+from hago.plan import FLOAT, INTEGER, Bits, Plan, kind_key
 from hago.plan.feasibility import (
     ChoicePoints,
     choices_by_dtype,
@@ -28,14 +29,12 @@ from hago.plan.feasibility import (
     nearest_feasible,
     widest_feasible,
 )
-from hago.plan.plan import Plan
-from hago.plan.space import FLOAT, INTEGER, Bits, kind_key
 from hago.search.goal import Goal
 from hago.search.objective import SQUARED_ERROR, Objective
 from hago.search.preparation import Prepared
 from hago.search.sensitivity import Sensitivity, sensitivity_of
-from hago.searchers.surrogate import CostConstraint, Surrogate, Term
-from hago.study.searcher import Score
+from hago.searchers import CostConstraint, Surrogate, Term
+from hago.study import Score
 
 #: The default cost of a front.
 DEFAULT_COST: Final = "weight_bytes"

@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 
-from hago.data.batches import are_whole
+from hago.data import are_whole
 from hago.errors import DataError, HagoError, did_you_mean, warn
 
 #: Where noise is nothing at all, SQNR is reported as this many dB.

@@ -10,26 +10,31 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hago.calibration.calibration import Calibration, collect
-from hago.calibration.estimators import estimator as named_estimator
-from hago.calibration.given_ranges import GivenRanges, ModesLike, ThresholdsLike, make_given_ranges
-from hago.calibration.statistics import Estimator
-from hago.data.batches import Batches
+from hago.calibration import Calibration, Estimator, GivenRanges, ModesLike, ThresholdsLike, collect, make_given_ranges
+from hago.calibration import estimator as named_estimator
+from hago.data import Batches
 from hago.errors import DataError, StrategyMismatch, as_strings
-from hago.graph.frontend import ModelLike
-from hago.graph.graph import OUTPUT, Graph
-from hago.hardware.file import hardware_hash
-from hago.hardware.hardware import Hardware
+from hago.graph import OUTPUT, Graph, ModelLike
+from hago.hardware import Hardware, hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy, input_names, inputs_of
+from hago.plan import (
+    Conditions,
+    HardwareId,
+    Plan,
+    Resolver,
+    Space,
+    StoredThresholds,
+    Strategy,
+    Topology,
+    build_space,
+    estimated_resolver,
+    store_thresholds,
+    topology_of,
+    with_kinds,
+)
 from hago.plan.dorefa_weights import DoReFaWeights, dorefa_scheme_of
 from hago.plan.feasibility import prune_infeasible_choices
-from hago.plan.placement import topology_of
-from hago.plan.plan import Plan
-from hago.plan.resolve import Resolver
-from hago.plan.space import Space, build_space, with_kinds
-from hago.plan.strategy import Conditions, HardwareId, Strategy
-from hago.plan.threshold_sources import StoredThresholds, estimated_resolver, store_thresholds
-from hago.plan.topology import Topology, escape, warn_of_unknown
+from hago.plan.topology import escape, warn_of_unknown
 
 
 @dataclass(frozen=True, slots=True)

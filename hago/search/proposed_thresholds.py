@@ -16,10 +16,8 @@ from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
 from hago.arithmetic.types import Edge
-from hago.calibration.calibration import Calibration
-from hago.calibration.estimators import Mse
-from hago.calibration.statistics import TensorStatistics
-from hago.plan.threshold_sources import EstimatedThresholds, estimated_resolver
+from hago.calibration import Calibration, Mse, TensorStatistics
+from hago.plan import EstimatedThresholds, estimated_resolver
 from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal
 from hago.search.gradients import Spectrum

@@ -7,16 +7,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hago.data.batches import Batches
-from hago.export.formats import ExportFormat, ExportResult, find_format, request_export, write_files
-from hago.export.onnx.builder import OnnxFile
-from hago.export.onnx.export import make_onnx, write_onnx
-from hago.plan.plan import Plan
-from hago.plan.strategy import Strategy
-from hago.runtime.native.executor import named_engine
-from hago.runtime.reference import IntegerModel
-from hago.runtime.stored import Provenance
-from hago.simulation.simulator import Simulator
+from hago.data import Batches
+from hago.export import ExportFormat, ExportResult, find_format, request_export, write_files
+from hago.export.onnx import OnnxFile, make_onnx, write_onnx
+from hago.plan import Plan, Strategy
+from hago.runtime import IntegerModel, Provenance
+from hago.runtime.native import named_engine
+from hago.simulation import Simulator
 
 
 @dataclass(frozen=True, slots=True)

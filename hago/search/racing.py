@@ -31,13 +31,12 @@ import torch
 from torch import Tensor
 
 from hago.caching import LRU
-from hago.data.batches import Batch, Batches
+from hago.data import Batch, Batches
 from hago.errors import DataError, HagoError
-from hago.plan.plan import Plan
-from hago.plan.space import Bits
+from hago.plan import Bits, Plan
 from hago.search.evaluate import Evaluator, Measurement
-from hago.simulation.overflow import AccumulatorExtremes
-from hago.study.searcher import Score
+from hago.simulation import AccumulatorExtremes
+from hago.study import Score
 
 #: The largest bet, as a part of the one that could lose everything.
 BOLD: Final = 0.75

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from hago.cost.cost import METRICS, plan_cost
+from hago.cost import METRICS, plan_cost
 from hago.errors import InfeasibleBits
+from hago.plan import Bits
 from hago.plan.feasibility import nearest_feasible
-from hago.plan.space import Bits
 from hago.search.goal import Goal
 from hago.search.objective import Objective, wilson_interval
 from hago.search.preparation import Prepared
 from hago.search.scoring import PlanScorer
-from hago.study.study import StudyResult
+from hago.study import StudyResult
 
 #: The part of the squared error, or of another loss, that a point of fewer bits keeps. Seen: down to 1/35 of KL
 #: divergence over 16 samples.

@@ -11,11 +11,10 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from hago.arithmetic.types import Edge
-from hago.cost.cost import metric_named
-from hago.graph.graph import CONST
+from hago.cost import metric_named
+from hago.graph import CONST
+from hago.plan import Group, Plan, Space
 from hago.plan.feasibility import choices_by_dtype, nearest_feasible, widest_feasible
-from hago.plan.plan import Plan
-from hago.plan.space import Group, Space
 from hago.search.preparation import Prepared
 
 

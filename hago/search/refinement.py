@@ -22,12 +22,11 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.types import Edge
-from hago.calibration.calibration import Calibration
-from hago.calibration.estimators import Mse
-from hago.data.batches import Batch
+from hago.calibration import Calibration, Mse
+from hago.data import Batch
 from hago.errors import InfeasibleBits
+from hago.plan import Bits
 from hago.plan.feasibility import plan_or_refusal, widest_feasible
-from hago.plan.space import Bits
 from hago.search.confirmation import (
     MARGIN,
     Confirmation,
@@ -48,7 +47,7 @@ from hago.search.safe_bits import safe_bits
 from hago.search.sensitivity import curvature_of, gradients_by_part, gradients_of_choices, sensitivity_from
 from hago.search.starting_point import StartingPoint, bits_within_limits
 from hago.search.weight_scales import KEPT_ERROR_BYTES, Chosen, WeightGradients, WeightScales
-from hago.searchers.surrogate import Surrogate
+from hago.searchers import Surrogate
 
 #: Largest number of samples that one pass differentiates; rounds are measured on all samples that may shape them.
 SAMPLES: Final = 128

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hago.arithmetic.equality import equal
-from hago.calibration.estimators import estimator as named_estimator
-from hago.calibration.given_ranges import GivenRanges
-from hago.calibration.statistics import Estimator
+from hago.calibration import Estimator, GivenRanges
+from hago.calibration import estimator as named_estimator
 from hago.errors import HagoError, LogError, StrategyMismatch, shortened
-from hago.graph.frontend import ModelLike
-from hago.hardware.file import hardware_hash
+from hago.graph import ModelLike
+from hago.hardware import hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.search.confirmation import Confirmation
 from hago.search.evaluate import Evaluator
@@ -26,8 +25,8 @@ from hago.search.racing import RaceOptions
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.scoring import PlanScorer
 from hago.search.session import costs_in_use, find_starting_point
-from hago.searchers.registry import SEARCHERS
-from hago.study.log import Header, Trial, read_log
+from hago.searchers import SEARCHERS
+from hago.study import Header, Trial, read_log
 
 
 @dataclass(frozen=True, slots=True)

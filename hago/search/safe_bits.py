@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hago.errors import InfeasibleBits
+from hago.plan import NodePlan, Resolver
 from hago.plan.feasibility import nearest_feasible, widest_feasible
-from hago.plan.plan import NodePlan
-from hago.plan.resolve import Resolver
 from hago.search.evaluate import Evaluator
 from hago.search.preparation import Prepared
-from hago.study.searcher import Score
+from hago.study import Score
 
 
 def safe_bits(prepared: Prepared) -> dict[str, int]:

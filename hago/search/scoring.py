@@ -14,19 +14,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
-from hago.cost.cost import plan_cost
+from hago.cost import plan_cost
 from hago.errors import HagoError, LogError, StrategyMismatch, warn
-from hago.hardware.file import hardware_hash
-from hago.plan.space import Bits
+from hago.hardware import hardware_hash
+from hago.plan import Bits
 from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal
 from hago.search.objective import OBJECTIVES
 from hago.search.preparation import Prepared
 from hago.search.racing import RaceOptions
 from hago.search.workers import WorkerPool, Workers, make_worker_state, worker_spec_of
-from hago.study.log import Notice, read_header, read_log
-from hago.study.searcher import Score
-from hago.study.trial_cache import PendingScore, Submit
+from hago.study import Notice, PendingScore, Score, Submit, read_header, read_log
 
 #: Scores as measured, by the key of their Plan.
 ScoreCache: TypeAlias = Mapping[str, Score]

@@ -20,12 +20,10 @@ from torch import Tensor
 
 from hago.arithmetic.types import Edge, QParams
 from hago.caching import LRU
-from hago.data.batches import Batch
+from hago.data import Batch
 from hago.errors import HagoError
+from hago.plan import Bits, Group, Operands, Plan
 from hago.plan.feasibility import ChoicePoints
-from hago.plan.operands import Operands
-from hago.plan.plan import Plan
-from hago.plan.space import Bits, Group
 from hago.search.gradients import (
     GRADIENT_CHUNK,
     Gradients,

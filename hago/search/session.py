@@ -15,11 +15,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from hago.cost.cost import METRICS, plan_cost
+from hago.cost import METRICS, plan_cost
 from hago.errors import HagoError, InfeasibleBits, warn
-from hago.graph.frontend import ModelLike
+from hago.graph import ModelLike
 from hago.importing import HardwareLike
-from hago.plan.strategy import Strategy
+from hago.plan import Strategy
 from hago.search.choice_refinement import refine_every_choice
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.description import confirmed, description, header_of
@@ -44,7 +44,7 @@ from hago.search.safe_bits import safe_bits
 from hago.search.scoring import LogPath, PlanScorer, hashes_of, known_scores
 from hago.search.starting_point import StartingPoint
 from hago.search.workers import open_executor
-from hago.searchers.registry import (
+from hago.searchers import (
     AUTO,
     AUTO_SEARCHERS,
     SEARCHERS,
@@ -57,10 +57,7 @@ from hago.searchers.registry import (
     searcher_for,
 )
 from hago.serialization.json_text import check_distinct
-from hago.study.log import Header, Trial, read_header
-from hago.study.progress import Preliminaries
-from hago.study.searcher import Searcher
-from hago.study.study import StudyResult, run_study
+from hago.study import Header, Preliminaries, Searcher, StudyResult, Trial, read_header, run_study
 
 #: Refining thresholds may cost one forward for every so many choices in the space ...
 CHOICES_A_FORWARD: Final = 14

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hago.cost.cost import plan_cost
+from hago.cost import plan_cost
 from hago.errors import InfeasibleBits
+from hago.plan import Bits, Space
 from hago.plan.feasibility import nearest_feasible, plan_or_refusal
-from hago.plan.space import Bits, Space
 from hago.search.goal import Goal
 from hago.search.preparation import Prepared
-from hago.searchers.knapsack import Knapsack
-from hago.searchers.surrogate import Surrogate
+from hago.searchers import Knapsack, Surrogate
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,7 @@ from hago.arithmetic.numerics import clip_range
 from hago.arithmetic.rounding import ROUNDINGS
 from hago.arithmetic.schemes import TWO_SIDED, Grid, make_qparams
 from hago.arithmetic.types import Edge, QParams
-from hago.plan.plan import Plan
-from hago.plan.space import Bits, Group
+from hago.plan import Bits, Group, Plan
 from hago.search.preparation import Prepared
 
 #: Factors of the estimated threshold that are tried; the first, 1, stands for the estimated threshold itself.

@@ -46,25 +46,18 @@ from typing import Any, Final
 import torch
 
 from hago.caching import LRU
-from hago.calibration.calibration import Calibration
-from hago.calibration.statistics import Estimator
-from hago.data.batches import Batches
+from hago.calibration import Calibration, Estimator
+from hago.data import Batches
 from hago.errors import HagoError
-from hago.graph.graph import Graph
-from hago.hardware.file import hardware_from_document, hardware_to_document
-from hago.hardware.hardware import Hardware
-from hago.ops import OPS
-from hago.ops._rule import OpRule
-from hago.plan.resolve import Resolver
-from hago.plan.space import Bits, Space
-from hago.plan.threshold_sources import estimated_resolver
-from hago.plan.topology import Topology
+from hago.graph import Graph
+from hago.hardware import Hardware, hardware_from_document, hardware_to_document
+from hago.ops import OPS, OpRule
+from hago.plan import Bits, Resolver, Space, Topology, estimated_resolver
 from hago.search.evaluate import Evaluator
 from hago.search.objective import OBJECTIVES, Objective
 from hago.search.preparation import Prepared
 from hago.search.racing import Pruner, RaceOptions, shuffled
-from hago.study.log import Notice, versions
-from hago.study.searcher import Score
+from hago.study import Notice, Score, versions
 
 #: The forms of a text that names an executor, for messages.
 EXECUTOR_SYNTAX: Final = "'processes:8', 'threads:4' or 'dask://host:port'"

@@ -8,19 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hago.errors import HagoError
-from hago.plan.space import Bits, Space
+from hago.plan import Bits, Space
 from hago.searchers.repair import feeds_of, repair
-from hago.study.searcher import (
-    Feeds,
-    GeneratorSearcher,
-    Score,
-    ScoresByPoint,
-    Searcher,
-    Steps,
-    generator,
-    measure,
-    shifted,
-)
+from hago.study import Feeds, GeneratorSearcher, Score, ScoresByPoint, Searcher, Steps, generator, measure, shifted
 
 
 @dataclass(frozen=True, slots=True)

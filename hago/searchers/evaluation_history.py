@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hago.plan.space import Bits, Space
+from hago.plan import Bits, Space
 from hago.searchers.knapsack import AccumulatorLimit, Knapsack
 from hago.searchers.surrogate import Surrogate, fit_factors
-from hago.study.searcher import Ask, Feeds, Score, ScoresByPoint, Steps, measure, point_key
+from hago.study import Ask, Feeds, Score, ScoresByPoint, Steps, measure, point_key
 
 
 @dataclass(slots=True)

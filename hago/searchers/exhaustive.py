@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hago.errors import HagoError
-from hago.plan.space import Bits, Space
-from hago.study.searcher import Ask, Feeds, GeneratorSearcher, Searcher, Steps
+from hago.plan import Bits, Space
+from hago.study import Ask, Feeds, GeneratorSearcher, Searcher, Steps
 
 
 @dataclass(frozen=True, slots=True)

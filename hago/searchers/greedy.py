@@ -8,20 +8,9 @@ import math
 from dataclasses import dataclass
 
 from hago.errors import HagoError
-from hago.plan.space import Bits, Space
+from hago.plan import Bits, Space
 from hago.searchers.repair import bit_trades, feeds_of, repair
-from hago.study.searcher import (
-    Ask,
-    Feeds,
-    GeneratorSearcher,
-    Score,
-    ScoresByPoint,
-    Searcher,
-    Steps,
-    measure,
-    point_key,
-    shifted,
-)
+from hago.study import Ask, Feeds, GeneratorSearcher, Score, ScoresByPoint, Searcher, Steps, measure, point_key, shifted
 
 
 @dataclass(frozen=True, slots=True)

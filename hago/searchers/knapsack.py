@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix
 
-from hago.plan.space import FLOAT, Space
+from hago.plan import FLOAT, Space
 from hago.searchers.surrogate import Surrogate, Term
 
 Vector: TypeAlias = NDArray[np.float64]

@@ -26,11 +26,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hago.errors import HagoError
-from hago.plan.space import Bits, Space
+from hago.plan import Bits, Space
 from hago.searchers.evaluation_history import EvaluationHistory
 from hago.searchers.knapsack import Knapsack
 from hago.searchers.surrogate import Surrogate
-from hago.study.searcher import GeneratorSearcher, Score, ScoresByPoint, Searcher, Steps, generator, point_key
+from hago.study import GeneratorSearcher, Score, ScoresByPoint, Searcher, Steps, generator, point_key
 
 #: Seconds to wait for a database server, unless the URL says `connect_timeout`.
 CONNECT_SECONDS: Final = 15

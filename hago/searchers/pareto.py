@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from hago.errors import HagoError
-from hago.plan.space import Bits
+from hago.plan import Bits
 from hago.searchers.evaluation_history import EvaluationHistory
 from hago.searchers.knapsack import Knapsack, Solution
 from hago.searchers.repair import repair
 from hago.searchers.surrogate import MeasuredPoint, Surrogate, fit_factors, front_neighbours
-from hago.study.searcher import GeneratorSearcher, Score, Searcher, Steps, point_key
+from hago.study import GeneratorSearcher, Score, Searcher, Steps, point_key
 
 #: The solver cannot distinguish costs whose ratio is smaller than this.
 _DISTINCT: Final = 1.00001

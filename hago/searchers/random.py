@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from hago.errors import HagoError
-from hago.plan.space import Bits, Space
-from hago.study.searcher import Ask, Feeds, GeneratorSearcher, Searcher, Steps, generator, point_key
+from hago.plan import Bits, Space
+from hago.study import Ask, Feeds, GeneratorSearcher, Searcher, Steps, generator, point_key
 
 #: The most draws for one trial; if all were seen before, the trial is left out.
 _MOST_DRAWS: Final = 100

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from hago.errors import HagoError, did_you_mean
-from hago.plan.space import Bits, Space
+from hago.plan import Bits, Space
 from hago.searchers.annealing import AnnealingOptions, annealing_search
 from hago.searchers.evaluation_history import EvaluationHistory
 from hago.searchers.exhaustive import ExhaustiveOptions, StartOnlyOptions, exhaustive_search, start_only_search
@@ -31,7 +31,7 @@ from hago.searchers.surrogate_search import (
     limited_search,
     sensitivity_search,
 )
-from hago.study.searcher import Feeds, Searcher
+from hago.study import Feeds, Searcher
 
 Refines = Literal["", "start", "choices", "within"]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 
-from hago.plan.space import Bits, Space
-from hago.study.searcher import Feeds, Score, ScoresByPoint, Steps, measure, shifted
+from hago.plan import Bits, Space
+from hago.study import Feeds, Score, ScoresByPoint, Steps, measure, shifted
 
 
 def feeds_of(space: Space) -> dict[str, tuple[str, ...]]:

@@ -22,8 +22,8 @@ from typing import Final
 
 import numpy as np
 
-from hago.plan.space import FLOAT, Bits, Space
-from hago.study.searcher import Score
+from hago.plan import FLOAT, Bits, Space
+from hago.study import Score
 
 #: Standard deviation of a measured loss from what factors can explain, relative to the loss.
 _LOSS_NOISE: Final = 0.2

@@ -15,19 +15,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from hago.errors import HagoError
-from hago.plan.space import Bits
+from hago.plan import Bits
 from hago.searchers.evaluation_history import EvaluationHistory
 from hago.searchers.knapsack import Knapsack, Solution
 from hago.searchers.repair import bit_trades, repair
 from hago.searchers.surrogate import Change, NeighbourEstimates, Surrogate, fit_factors
-from hago.study.searcher import (
-    GeneratorSearcher,
-    Score,
-    Searcher,
-    Steps,
-    point_key,
-    shifted,
-)
+from hago.study import GeneratorSearcher, Score, Searcher, Steps, point_key, shifted
 
 #: The assumed error of an expected change of loss, relative to its churn: moves are ordered by their optimistic gain.
 _RELATIVE_DOUBT: Final = 0.7

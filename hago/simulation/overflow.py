@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from hago.arithmetic.numerics import Lost, extremes
-from hago.graph.graph import Node
-from hago.plan.plan import NodePlan, Plan
+from hago.graph import Node
+from hago.plan import NodePlan, Plan
 
 
 @dataclass(frozen=True, slots=True)

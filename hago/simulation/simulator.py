@@ -21,11 +21,19 @@ from torch import Tensor, nn
 from hago.arithmetic.numerics import apply_simq, clip_range, dequantize
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.caching import LRU
-from hago.graph.execute import channels_last, compute_laid_out, flatten_inputs, laid_out, nest_outputs
-from hago.graph.graph import CONST, INPUT, OUTPUT, Node
+from hago.graph import (
+    CONST,
+    INPUT,
+    OUTPUT,
+    Node,
+    channels_last,
+    compute_laid_out,
+    flatten_inputs,
+    laid_out,
+    nest_outputs,
+)
 from hago.graph.schedule import Schedule, Step, make_schedule, run_steps
-from hago.plan.fusion import fuse_clamps
-from hago.plan.plan import NodePlan, Plan
+from hago.plan import NodePlan, Plan, fuse_clamps
 
 #: Bytes of constants as floats that one Carriers keeps.
 CARRIER_BYTES: Final = 1 << 30

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hago.errors import LONGEST_QUOTE, LogError, StrategyMismatch, as_strings, shortened, shortened_to
-from hago.plan.space import Space
-from hago.plan.strategy import HardwareId
+from hago.plan import HardwareId, Space
 from hago.serialization.json_text import (
     canonical,
     check_schema,

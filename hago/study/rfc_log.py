@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hago.errors import LogError, did_you_mean
-from hago.plan.space import Space
+from hago.plan import Space
 from hago.serialization.json_text import canonical, parse_json, read_file
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 import numpy as np
 
 from hago.errors import HagoError
-from hago.plan.space import Bits, Space
+from hago.plan import Bits, Space
 
 
 @dataclass(frozen=True, slots=True)

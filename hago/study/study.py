@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from hago.errors import HagoError, InfeasibleBits, LogError
-from hago.plan.space import Bits, Space
+from hago.plan import Bits, Space
 from hago.serialization.json_text import canonical, check_schema, parse_json
 from hago.study.budget import Budget, BudgetKind
 from hago.study.interrupts import Interrupts

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from hago.errors import InfeasibleBits
-from hago.plan.space import Bits
+from hago.plan import Bits
 from hago.study.log import Trial
 from hago.study.searcher import Score, point_key
 

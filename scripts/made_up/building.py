@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hago.graph.execute import infer_shape
-from hago.graph.graph import CONST, INPUT, Graph, Node
+from hago.graph import CONST, INPUT, Graph, Node, infer_shape
 from hago.ops import OPS, Ops
 
 Shape = tuple[int, ...]

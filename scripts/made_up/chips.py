@@ -9,9 +9,9 @@ from typing import Final
 from hago.arithmetic.numerics import BiasAt, Order, Overflow, Requantize
 from hago.arithmetic.rounding import ROUNDINGS
 from hago.arithmetic.types import DType, dtype
-from hago.hardware.hardware import Accumulator, Granularity, Hardware, OpDesc, RequantizeAt, TensorScheme
-from hago.ops import OPS, Ops
-from hago.ops._rule import IntegerForm, OpRule
+from hago.hardware import Accumulator, Hardware, OpDesc, TensorScheme
+from hago.hardware.hardware import Granularity, RequantizeAt
+from hago.ops import OPS, IntegerForm, OpRule, Ops
 
 _FLOAT: Final = OpDesc("float32", "float32")
 

@@ -14,7 +14,7 @@ import torch
 from building import Builder, Shape
 from torch import Tensor
 
-from hago.graph.graph import Graph
+from hago.graph import Graph
 
 #: Rows that a product of a value with itself may have: it has as many columns.
 _TOKENS: Final = 1024

@@ -12,9 +12,8 @@ from chips import Chip, has_weight, narrowed, weight_only
 from hago.arithmetic.numerics import BiasAt, Order, Requantize
 from hago.arithmetic.rounding import ROUNDINGS
 from hago.arithmetic.types import INT16, INT32, dtype
-from hago.hardware.hardware import Accumulator, Hardware, OpDesc
-from hago.ops import OPS
-from hago.ops._rule import IntegerForm
+from hago.hardware import Accumulator, Hardware, OpDesc
+from hago.ops import OPS, IntegerForm
 
 _FORMS: Final = ("float32", "onnxruntime", "multiplier_shift", "shift")
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hago.arithmetic.types import dtype
 from hago.cost.cost import METRICS, Cost, float_cost, node_macs, plan_cost, rows_of
-from hago.cost.report import cost_range, cost_text, range_text
+from hago.cost.report import amount_text, cost_range, cost_text, range_text
 from hago.errors import HagoError
 from hago.graph.frontend import composites, from_torch
 from hago.graph.graph import Graph

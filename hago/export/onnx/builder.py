@@ -18,8 +18,8 @@ from hago.errors import UnsupportedOp
 from hago.export.onnx.operators import onnx_padding, pad_sizes, write_float_node
 from hago.export.onnx.values import QuantizationWriter, Value, quantizes_to
 from hago.export.onnx.writer import GraphWriter
-from hago.graph.graph import CONST, INPUT, OUTPUT, Node
-from hago.plan.plan import NodePlan, Plan
+from hago.graph import CONST, INPUT, OUTPUT, Node
+from hago.plan import NodePlan, Plan
 
 _CONVOLUTIONS: Final = ("conv1d", "conv2d", "conv3d")
 

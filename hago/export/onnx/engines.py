@@ -21,7 +21,7 @@ from hago.errors import HagoError, did_you_mean
 from hago.export.onnx.builder import OnnxFile
 from hago.export.onnx.values import Value, element_type_of
 from hago.export.onnx.writer import GraphWriter, load_onnx
-from hago.plan.plan import Plan
+from hago.plan import Plan
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 #: A model that can be run: a function from the arrays of its inputs to those of its outputs, by name.

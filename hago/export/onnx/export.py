@@ -22,8 +22,8 @@ from hago.export.onnx.qdq import write_qdq_node
 from hago.export.onnx.qoperator import write_qoperator_node
 from hago.export.onnx.values import REQUANTIZE_FORMS, ROUNDING_NODES, Value, quantizes_to
 from hago.export.onnx.writer import load_onnx
-from hago.graph.graph import CONST, INPUT, OUTPUT, Node
-from hago.plan.plan import NodePlan, Plan
+from hago.graph import CONST, INPUT, OUTPUT, Node
+from hago.plan import NodePlan, Plan
 from hago.plan.topology import varies_along
 
 #: The forms of ops that ONNX operators compute.

@@ -20,9 +20,9 @@ from hago.export.onnx.builder import ModelBuilder
 from hago.export.onnx.operators import convolution_window, pad_sizes, write_float_node
 from hago.export.onnx.values import Value, numpy_dtype, quantizes_to
 from hago.export.onnx.writer import GraphWriter
-from hago.graph.graph import Graph, Node
-from hago.ops._rule import Attrs
-from hago.plan.plan import NodePlan
+from hago.graph import Graph, Node
+from hago.ops import Attrs
+from hago.plan import NodePlan
 
 #: Writes an integer node whose operands and output are stored in 8 bits; the last argument is the name of the output.
 IntegerNodeWriter = Callable[[ModelBuilder, Node, NodePlan, list[Value], str], None]

@@ -17,8 +17,8 @@ import torch
 
 from hago.errors import UnsupportedOp
 from hago.export.onnx.writer import GraphWriter
-from hago.graph.graph import Node
-from hago.ops import _opaque
+from hago.graph import Node
+from hago.ops import opaque
 
 #: The end of a Slice that reaches to the last element.
 _TO_THE_END: Final = 2**63 - 1
@@ -504,7 +504,7 @@ def _repeat_heads(c: Conversion, x: str, slot: int) -> str:
 @dataclass(frozen=True, slots=True)
 class AtenCall(Conversion):
     """The conversion of an ATen call without an op of hago. Its arguments are JSON: `{"$": i}` is the i-th input (see
-    `hago.ops._opaque`)."""
+    `hago.ops.opaque`)."""
 
     @property
     def args(self) -> Sequence[Any]:
@@ -879,7 +879,7 @@ OPERATORS: Final[Mapping[str, Converter]] = {
     "scaled_dot_product_attention": _convert_attention,
     "masked_softmax": _convert_masked_softmax,
     # everything else
-    _opaque.NAME: _convert_call,
+    opaque.NAME: _convert_call,
 }
 #: Ops of hago that ONNX operators cannot express, each with the reason, with which its nodes are refused.
 UNSUPPORTED: Final[Mapping[str, str]] = {}

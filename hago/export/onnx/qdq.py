@@ -21,8 +21,8 @@ from hago.export.onnx.integers import (
 from hago.export.onnx.operators import squeeze_pooled, unflattened_shape, write_float_node
 from hago.export.onnx.values import Value, quantizes_to
 from hago.export.onnx.writer import MICROSOFT, GraphWriter
-from hago.graph.graph import Node
-from hago.plan.plan import NodePlan
+from hago.graph import Node
+from hago.plan import NodePlan
 
 
 def write_qdq_node(builder: ModelBuilder, node: Node, node_plan: NodePlan) -> Value:

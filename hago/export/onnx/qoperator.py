@@ -27,8 +27,8 @@ from hago.export.onnx.integers import (
 from hago.export.onnx.operators import convolution_window, unflattened_shape, write_float_node
 from hago.export.onnx.values import Value, numpy_dtype
 from hago.export.onnx.writer import MICROSOFT
-from hago.graph.graph import Node
-from hago.plan.plan import NodePlan
+from hago.graph import Node
+from hago.plan import NodePlan
 
 
 def write_qoperator_node(builder: ModelBuilder, node: Node, node_plan: NodePlan) -> Value:

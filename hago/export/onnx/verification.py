@@ -16,9 +16,9 @@ from hago.export.onnx.builder import OnnxFile, remove_padding
 from hago.export.onnx.engines import SATURATES, Run, onnxruntime, saturates_pairs
 from hago.export.onnx.values import Value, element_type_of, numpy_dtype
 from hago.export.onnx.writer import GraphWriter, load_onnx
-from hago.graph.graph import Node
-from hago.plan.plan import Plan
-from hago.runtime.reference import IntegerModel
+from hago.graph import Node
+from hago.plan import Plan
+from hago.runtime import IntegerModel
 
 
 @dataclass(frozen=True, slots=True)

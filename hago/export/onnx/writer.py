@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from hago.errors import HagoError
-from hago.graph.execute import infer_dtypes
-from hago.graph.graph import Graph
+from hago.graph import Graph, infer_dtypes
 from hago.ops import OPS, Ops
 
 MICROSOFT: Final = "com.microsoft"

@@ -25,14 +25,12 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Node as FxNode
 from torch.utils import _pytree as pytree
 
-from hago.data.batches import as_tensor
+from hago.data import as_tensor
 from hago.errors import GraphError, as_strings
 from hago.graph.frontend.composites import Decompositions, any_short, decompositions
 from hago.graph.graph import CONST, INPUT, Graph, Node
 from hago.graph.passes import PassOptions, apply_before_folding, apply_from_folding, import_versions
-from hago.ops import OPS, Ops, _opaque, parsers
-from hago.ops._rule import Call, OpRule, Parsed, Ref
-from hago.ops._shared import has_ref
+from hago.ops import OPS, Call, OpRule, Ops, Parsed, Ref, has_ref, opaque, parsers
 from hago.serialization.tensor_file import dtype_name
 
 #: Calls that check something and compute nothing.
@@ -313,7 +311,7 @@ class Importer:
 
     # ------------------------------------------------------------ calls
     def _call(self, fx: FxNode) -> Any:
-        target = _opaque.target_name(fx.target) if not is_check(fx) else ""
+        target = opaque.target_name(fx.target) if not is_check(fx) else ""
         if not target:
             return None
         if target in _IDENTITIES:
@@ -330,9 +328,9 @@ class Importer:
             if rule is not None and read is not None:
                 self.parts[fx] = (rule.name, read)
                 return None
-            return self._fold_constant(self._opaque(fx, target))
+            return self._fold_constant(self.opaque(fx, target))
         parsed = rule.parse(self._read(fx, target)) if rule else None
-        made = self._opaque(fx, target) if rule is None or parsed is None else self._node(fx, rule.name, parsed)
+        made = self.opaque(fx, target) if rule is None or parsed is None else self._node(fx, rule.name, parsed)
         return self._fold_constant(made)
 
     def _parse_parts(self, fx: FxNode, target: str, rule: OpRule | None) -> dict[Any, Parsed] | None:
@@ -411,20 +409,20 @@ class Importer:
         self.nodes.append(Node(made, "to", (operand.name,), {"dtype": dtype}, self.shapes[made], dtype))
         return Ref(made)
 
-    def _opaque(self, fx: FxNode, target: str) -> Ref:
+    def opaque(self, fx: FxNode, target: str) -> Ref:
         if target in _FILLED_LIKE and not has_ref(sizes := self._value(fx.args[1])):
             number: Any = fx.args[2] if _FILLED_LIKE[target] is None else _FILLED_LIKE[target]
             name = self._name(fx, target.split(".")[1])
             return self._const(name, torch.full(sizes, number, dtype=fx.meta["val"].dtype))
         inputs: list[str] = []
         try:
-            args = [_opaque.pack(self._value(a), inputs) for a in fx.args]
-            kwargs = {k: _opaque.pack(self._value(v), inputs) for k, v in fx.kwargs.items()}
+            args = [opaque.pack(self._value(a), inputs) for a in fx.args]
+            kwargs = {k: opaque.pack(self._value(v), inputs) for k, v in fx.kwargs.items()}
         except GraphError as error:
             raise GraphError(f"{target} at {module_path(fx) or 'the top of the model'}: {error}") from None
         attrs = {"target": target, "args": args, "kwargs": kwargs}
         name = self._name(fx, target.split(".")[1])
-        return self._add(name, _opaque.NAME, tuple(inputs), attrs, fx.meta.get("val"))
+        return self._add(name, opaque.NAME, tuple(inputs), attrs, fx.meta.get("val"))
 
     def _fold_constant(self, made: Ref) -> Ref:
         """A node that reads constants only, or fills a tensor of a known size, is computed now and becomes one; of one
@@ -437,9 +435,9 @@ class Importer:
         rule = self.ops.get(node.op)
         if node.shape is None:
             if self.converts and rule is None:
-                self.several[node.name], self.converted = _opaque.compute(node.attrs, *values), True
+                self.several[node.name], self.converted = opaque.compute(node.attrs, *values), True
             return made
-        value = (rule.compute if rule else _opaque.compute)(node.attrs, *values)
+        value = (rule.compute if rule else opaque.compute)(node.attrs, *values)
         if not isinstance(value, Tensor):
             return made
         self.consts[node.name] = value.contiguous()

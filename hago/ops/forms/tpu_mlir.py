@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hago.arithmetic.rounding import rounding_shift
 from hago.arithmetic.types import QParams
-from hago.emulation.tpu_mlir.numerics import UniformType
-from hago.emulation.tpu_mlir.operators import (
+from hago.emulation.tpu_mlir import (
+    UniformType,
     add_multipliers,
     avg_pool,
     avg_pool_asymmetric,

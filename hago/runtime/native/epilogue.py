@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.types import QParams, SimQ
-from hago.graph.graph import Node
-from hago.plan.plan import NodePlan
+from hago.graph import Node
+from hago.plan import NodePlan
 from hago.runtime.native import library as native
 from hago.runtime.native.layouts import RequestedLayouts
 from hago.runtime.native.requantize import (

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from hago.arithmetic.types import Edge
 from hago.errors import HagoError, did_you_mean
-from hago.graph.graph import CONST, INPUT, Node
+from hago.graph import CONST, INPUT, Node
 from hago.graph.schedule import Name, Schedule, Step, make_schedule, run_steps
-from hago.plan.plan import Plan
+from hago.plan import Plan
 from hago.runtime.native.layouts import wire
 from hago.runtime.native.lowering import Lowering
 from hago.runtime.native.self_test import ExactKernels, exact_kernels

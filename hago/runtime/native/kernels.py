@@ -20,8 +20,8 @@ from torch import Tensor
 
 from hago.arithmetic.numerics import EXACT_FLOAT32, clip_range, ratio
 from hago.arithmetic.types import QParams, SimQ
-from hago.graph.graph import CONST, Node
-from hago.plan.plan import NodePlan, Plan
+from hago.graph import CONST, Node
+from hago.plan import NodePlan, Plan
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import (
     ConvCall,

@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol
 
 from hago.arithmetic.types import Edge, SimQ
-from hago.graph.graph import CONST, OUTPUT, Node
+from hago.graph import CONST, OUTPUT, Node
 from hago.ops import OPS
-from hago.plan.fusion import fuse_clamps
-from hago.plan.plan import NodePlan, Plan
+from hago.plan import NodePlan, Plan, fuse_clamps
 
 #: Ops that move the values of their only operand, on its scale.
 MOVERS: Final = frozenset(

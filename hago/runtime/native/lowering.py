@@ -16,9 +16,9 @@ import torch
 
 from hago.arithmetic.numerics import clip_range, passes_float32
 from hago.arithmetic.types import Edge, SimQ
-from hago.graph.graph import CONST, INPUT, OUTPUT, Node
+from hago.graph import CONST, INPUT, OUTPUT, Node
 from hago.graph.schedule import Step
-from hago.plan.plan import Plan
+from hago.plan import Plan
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import QuantizeCall, RowsCall
 from hago.runtime.native.epilogue import Epilogue, FusedEpilogues, StoredOutput, largest_value
