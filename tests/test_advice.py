@@ -1178,19 +1178,19 @@ ELSEWHERE: Final = {
     "Let it return tensors alone": ("graph/test_exported_program.py", "test_a_model_that_returns_a_cache"),
     "was changed while it was written": (
         "study/test_log_faults.py",
-        "test_a_log_that_others_touch_ends",
+        "test_a_log_that_another_process_changes_ends",
     ),
     "was removed while it was written": (
         "study/test_log_faults.py",
-        "test_a_log_that_others_touch_ends",
+        "test_a_log_that_another_process_changes_ends",
     ),
     "was renamed while it was written": (
         "study/test_log_faults.py",
-        "test_a_log_that_others_touch_ends",
+        "test_a_log_that_another_process_changes_ends",
     ),
     "was replaced by another file while": (
         "study/test_log_faults.py",
-        "test_a_log_that_others_touch_ends",
+        "test_a_log_that_another_process_changes_ends",
     ),
     "was made for hardware {}, which does not": ("cli/test_cli.py", "test_hardware_of_the_user_must_be_given_again"),
     "is of objective {}, which is none of hago's own": (

@@ -125,7 +125,7 @@ for kind in sys.argv[2:]:  # everything that is imported or read when a file is 
     except hago.HagoError:
         pass
 seen = []
-sys.addaudithook(lambda event, args: seen.append((event, str(args[0])[:80])) if event in
+sys.addaudithook(lambda event, args: seen.append((event, str(args[0]))) if event in
                  ("import", "exec", "open", "os.system", "subprocess.Popen", "pickle.find_class", "compile") else None)
 try:
     hago.load_integer_model(path)

@@ -166,7 +166,7 @@ def test_the_command_writes_a_valid_file(tmp_path: Path, capsys: pytest.CaptureF
     ("words", "says"),
     [
         (["vta", "--output", "copy.json"], "not said to be a CPU"),
-        (["x86_vnni", "--output", "copy.txt"], "end in .json"),
+        (["x86_vnni", "--output", "copy.txt"], "ends in .json"),
         (["x86_vnni"], "--output"),
         (["nothing", "--output", "copy.json"], "no hardware is called"),
     ],

@@ -161,7 +161,7 @@ def test_what_does_not_fit_is_read_again_and_must_be_the_same() -> None:
         assert whole(batches)[0][0].equal(X)
     assert source.read == 4
     changing = Batches(Source(change=1.0), ["x"], cache_bytes=8)
-    with pytest.raises(DataError, match=r"other values when read again.*DataLoader\(shuffle=False\)"):
+    with pytest.raises(DataError, match=r"different values when it was read again.*DataLoader\(shuffle=False\)"):
         list(changing)
 
 

@@ -219,7 +219,7 @@ def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) 
 def test_a_file_that_is_no_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "c.safetensors"
     path.write_bytes(b"not at all")
-    with pytest.raises(HagoError, match="is no hago checkpoint"):
+    with pytest.raises(HagoError, match="is not a hago checkpoint"):
         tuned(checkpoint=path)
     tuned(checkpoint=tmp_path / "whole", steps=2)
     path.write_bytes((tmp_path / "whole").read_bytes()[:-1])

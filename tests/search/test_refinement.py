@@ -108,7 +108,7 @@ def test_gradients_of_more_chunks_than_are_kept_are_summed() -> None:
     edge = Edge("fc", 1)
     seen = WeightGradients(2, [edge])
     for value in (1.0, 2.0, 4.0):
-        seen.see(edge, torch.full((3,), value))
+        seen.add(edge, torch.full((3,), value))
     assert seen.sums[edge].tolist() == [[5.0] * 3, [2.0] * 3]
 
 
