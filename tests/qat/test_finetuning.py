@@ -223,5 +223,5 @@ def test_a_file_that_is_no_checkpoint(tmp_path: Path) -> None:
         tuned(checkpoint=path)
     tuned(checkpoint=tmp_path / "whole", steps=2)
     path.write_bytes((tmp_path / "whole").read_bytes()[:-1])
-    with pytest.raises(HagoError, match="was cut"):
+    with pytest.raises(HagoError, match="was truncated"):
         tuned(checkpoint=path, steps=2)
