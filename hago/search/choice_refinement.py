@@ -1,11 +1,11 @@
-"""Refinement of the thresholds of weights at every number of bits, from one pass.
+"""Refinement of the thresholds of weights at every number of bits, from one pass over the samples.
 
-Each channel takes the threshold with the least expected loss of that channel alone
-(`WeightScales.best_factors_alone`). These thresholds do not depend on those of other weights, so they hold in the whole
-space. Under limits on costs and over a front they are better than thresholds that were improved together
-(`hago.search.refinement`), which hold at their own point only.
-
-Like those, they are confirmed on samples that did not shape them: see `hago.search.confirmation`.
+A search under limits on costs (`limited`) or over a front (`pareto`) calls `refine_every_choice` before its first
+trial, and a replay of its log calls it again. Each channel takes the threshold with the least expected loss of that
+channel alone (`WeightScales.best_factors_alone`). These thresholds do not depend on those of other weights, so they
+hold in the whole space, and are better there than thresholds that were improved together at one point
+(`hago.search.refinement`). They are taken only where they are significantly better on validation samples: see
+`hago.search.confirmation`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ from hago.calibration import Calibration
 from hago.errors import InfeasibleBits
 from hago.plan import Bits
 from hago.plan.feasibility import ChoicePoints, nearest_feasible, plan_or_refusal
-from hago.search.confirmation import Confirmation, KeptAside, UnseenSamples, clipped_share, figures_of, losses_of
+from hago.search.confirmation import Confirmation, Fold, ProposalTest, clipped_share, figures_of, losses_of
 from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_FORWARDS, Spectrum
 from hago.search.guidance import make_surrogate
 from hago.search.preparation import Prepared
-from hago.search.proposed_thresholds import RefinementTask, weighted, with_estimates, with_refined, with_statistics
+from hago.search.proposed_thresholds import (
+    RefinementTask,
+    gradient_weighted,
+    with_estimates,
+    with_least_squares,
+    with_refined,
+)
 from hago.search.safe_bits import safe_bits
 from hago.search.sensitivity import gradients_of_choices, sensitivity_from
 from hago.search.starting_point import StartingPoint, bits_within_limits
@@ -41,33 +47,33 @@ def refine_every_choice(
     """Refine the thresholds of weights at every number of bits, and those of activations.
 
     Args:
-        within: begin with the best expected point that keeps the limits on costs, instead of the most bits.
-        confirmation: the samples that are kept aside, to take only thresholds that are surely better there; None, as in
-            logs of version 1, to take those that are better on all samples within limits, and the refined ones over a
-            front.
+        within: start at the best expected point within the limits on costs (`limited`), instead of at the most bits
+            that accumulators hold (`pareto`).
+        confirmation: the validation samples. None for logs of version 1: `limited` then took what was best on all
+            samples, and `pareto` the refined thresholds.
     """
     if confirmation is None:
         return _unconfirmed(task, within)
-    turns = [_Proposals.of(task, aside) for aside in confirmation.turns]
-    # the confirmed proposal of several turns is made again from all samples
-    proposals = turns[0] if len(turns) == 1 else _Proposals.of(task)
-    bits = proposals.first_bits(task, within)
-    if not turns:
-        return StartingPoint(
-            replace(task.estimated, refined=confirmation.record), proposals.surrogate, bits, GRADIENT_FORWARDS
-        )
-    # a front is searched from the most bits on, and used at fewer, as a point is whose cost is minimized
+    folds = [_Proposals.of(task, fold) for fold in confirmation.folds]
+    # the confirmed proposal of several folds is made again from all samples
+    final = folds[0] if len(folds) == 1 else _Proposals.of(task)
+    bits = final.first_bits(task, within)
+    if not folds:
+        prepared = replace(task.estimated, refined=confirmation.record)
+        return StartingPoint(prepared, final.surrogate, bits, GRADIENT_FORWARDS)
+    # proposals are compared where they will be used: at the start if costs are limited; otherwise (a front, or a
+    # minimized cost) halfway along the range of costs, since results have fewer bits than the start
     is_limited = within and any(limit.is_cost for limit in task.goal.limits)
-    choice = _Choice(task, confirmation, turns, bits if is_limited else proposals.middle())
+    choice = _Choice(task, confirmation, folds, bits if is_limited else final.middle())
     choice.choose()
-    shares = [choice.clipped_share(proposals.thresholds[name]) for name in (choice.name, "estimated")]
+    shares = [choice.clipped_share(final.thresholds[name]) for name in (choice.name, "estimated")]
     record = {**confirmation.record, "thresholds": choice.name, **figures_of(choice.gain, *shares)}
-    passes = len(turns) + (proposals is not turns[0])
+    passes = len(folds) + (final is not folds[0])
     return StartingPoint(
-        replace(proposals.thresholds[choice.name], refined=record),
-        proposals.surrogate,
+        replace(final.thresholds[choice.name], refined=record),
+        final.surrogate,
         bits,
-        GRADIENT_FORWARDS * passes + choice.unseen_forwards,
+        GRADIENT_FORWARDS * passes + choice.test.forwards,
         choice.simulations,
     )
 
@@ -93,7 +99,7 @@ class _Proposals:
             The refined threshold of each channel is the best for that channel alone, by a few random vectors; together
             they may be worse than others.
         surrogate: the expected loss of every choice, with refined thresholds.
-        start: the most bits that accumulators hold.
+        start: the safe bits with refined thresholds.
         spectra, of_weights: the gradients of activations and the thresholds of weights that `refined` is made from.
     """
 
@@ -104,18 +110,19 @@ class _Proposals:
     of_weights: ThresholdPair
 
     @staticmethod
-    def of(task: RefinementTask, aside: KeptAside | None = None) -> _Proposals:
-        """Make the proposals from the samples that are not kept aside."""
+    def of(task: RefinementTask, fold: Fold | None = None) -> _Proposals:
+        """Make the proposals from the tuning samples of a fold, or from all samples."""
         plain, data, objective = task.least_squares, task.estimated.batches, task.goal.objective
-        probes, known = WeightGradients.of_probes(plain), _always_scaled(plain)
-        samples = data.samples - (0 if aside is None else aside.last - aside.first)
+        probes, scaled = WeightGradients.of_probes(plain), _weights_with_own_thresholds(plain)
+        samples = data.samples - (0 if fold is None else fold.size)
         chunk = max(1, min(CHUNK_SAMPLES, samples // probes.count))
-        batches = None if aside is None else aside.shaping_rows(data)
+        batches = None if fold is None else fold.tuning_batches(data)
         measured = gradients_of_choices(
-            plain, objective, task.seed, chunk, batches, known=known, on_constant=probes.add
+            plain, objective, task.seed, chunk, batches, known=scaled, on_constant=probes.add
         )
-        of_weights, losses = _best_alone(plain, probes, known)
-        refined = with_refined(with_statistics(plain, weighted(plain, measured.spectra)), of_weights)
+        of_weights, losses = _best_alone(plain, probes, scaled)
+        weighted = with_least_squares(plain, gradient_weighted(plain, measured.spectra))
+        refined = with_refined(weighted, of_weights)
         measured = replace(measured, weights={**measured.weights, **losses})
         sensitivity = sensitivity_from(measured, refined, objective)
         start = safe_bits(refined)
@@ -127,14 +134,15 @@ class _Proposals:
         """The proposal of a name, with thresholds of activations made from other statistics.
 
         Args:
-            calibration: with statistics that were collected without the samples that are kept aside.
+            calibration: with statistics that were collected without the validation samples.
         """
         if name == "estimated":
             return with_estimates(self.thresholds[name], calibration)
-        plain = with_statistics(self.thresholds["mse"], calibration)
+        plain = with_least_squares(self.thresholds["mse"], calibration)
         if name == "mse":
             return plain
-        return with_refined(with_statistics(plain, weighted(plain, self.spectra)), self.of_weights)
+        weighted = with_least_squares(plain, gradient_weighted(plain, self.spectra))
+        return with_refined(weighted, self.of_weights)
 
     def first_bits(self, task: RefinementTask, within: bool) -> Bits:
         """The best expected point that keeps the limits on costs, or the most bits."""
@@ -154,19 +162,19 @@ class _Proposals:
 
 
 def _best_alone(
-    prepared: Prepared, probes: WeightGradients, known: Collection[Edge]
+    prepared: Prepared, probes: WeightGradients, scaled: Collection[Edge]
 ) -> tuple[ThresholdPair, dict[Edge, list[float]]]:
-    """The thresholds of weights at every number of bits, and by edge the expected loss of each, most bits first.
+    """The thresholds of weights at every number of bits, and by edge the expected loss of each of its group's choices.
 
     Args:
-        known: the weights that have thresholds at every choice; the pass itself measures the losses of the others.
+        scaled: the weights with thresholds of their own; the gradient pass computes the losses of the others.
     """
     thresholds: ThresholdPair = {}
     losses: dict[Edge, list[float]] = {}
     levels = ChoicePoints(prepared.resolver)
     for point in itertools.chain.from_iterable(map(levels.of, range(levels.count))):
         scales = WeightScales.of(prepared, point.plan, point.bits)
-        scales.weights = {e: w for e, w in scales.weights.items() if e in known and w.key in point.keys}
+        scales.weights = {e: w for e, w in scales.weights.items() if e in scaled and w.key in point.keys}
         scales.set_sketches_from_gradients(probes)
         alone = scales.best_factors_alone(point.plan)
         thresholds |= scales.thresholds(alone)
@@ -175,8 +183,8 @@ def _best_alone(
     return thresholds, losses
 
 
-def _always_scaled(prepared: Prepared) -> set[Edge]:
-    """The weights that have thresholds of their own at every number of their bits."""
+def _weights_with_own_thresholds(prepared: Prepared) -> set[Edge]:
+    """The weights that have thresholds of their own (`own_ends`) at every choice of their bits."""
     groups = of_constants(prepared)
     scaled, levels = {g.edges[0] for g in groups}, ChoicePoints(prepared.resolver)
     for point in itertools.chain.from_iterable(map(levels.of, range(levels.count))):
@@ -186,62 +194,44 @@ def _always_scaled(prepared: Prepared) -> set[Edge]:
 
 # ---------------------------------------------------------------- what is chosen
 class _Choice:
-    """The choice of the proposal that is surely better at one point. `refine_every_choice` makes one, calls `choose`,
-    and reads the attributes.
+    """The choice of the proposal that is significantly better at one point. `refine_every_choice` makes one, calls
+    `choose`, and reads the attributes.
 
     Args:
-        turns: the proposals of the turns.
+        folds: the proposals of the folds.
         bits: the point.
 
     Attributes:
-        name: of the chosen thresholds; `estimated` where no proposal is surely better.
+        name: of the chosen thresholds; `estimated` where no proposal is significantly better.
         gain: theirs over the estimated ones.
         simulations: number of Plans that were simulated.
     """
 
     def __init__(
-        self, task: RefinementTask, confirmation: Confirmation, turns: Sequence[_Proposals], bits: Bits
+        self, task: RefinementTask, confirmation: Confirmation, folds: Sequence[_Proposals], bits: Bits
     ) -> None:
-        self.task, self.confirmation, self.turns, self.bits = task, confirmation, turns, bits
-        self.name, self.simulations = "estimated", 1.0
+        self.task, self.confirmation, self.folds, self.bits = task, confirmation, folds, bits
+        self.test = ProposalTest(task.estimated, task.goal.objective, confirmation, folds, [bits] * len(folds))
         value, losses = _measure(task, task.estimated, bits)
-        self._runs, self._before = value > -math.inf, [losses] * len(turns)
+        self.name, self.simulations = "estimated", 1.0
+        self._runs, self._before = value > -math.inf, [losses] * len(folds)
         self.gain = confirmation.gain(self._before, self._before)
-        self._unseen: UnseenSamples | None = None
-        self._before_unseen: list[Tensor] | None = None
 
     def choose(self) -> None:
-        """Take the first proposal that is surely better, or any that runs where the estimated thresholds do not."""
+        """Take the first proposal that is significantly better, or any that runs where the estimated thresholds do
+        not."""
         for name in ("refined", "mse"):
-            # the least squared error of values is the same in every turn
-            proposals = [turn.thresholds[name] for turn in (self.turns if name == "refined" else self.turns[:1])]
-            measured = [_measure(self.task, prepared, self.bits) for prepared in proposals]
+            # the proposal `mse` is the same in every fold, and measured once
+            folds = self.folds[:1] if name == "mse" else self.folds
+            measured = [_measure(self.task, fold.thresholds[name], self.bits) for fold in folds]
             self.simulations += len(measured)
-            measured *= len(self.turns) // len(measured)
-            gain = self.confirmation.gain(self._before, [losses for _, losses in measured])
+            if name == "mse":
+                measured = measured * len(self.folds)
+            losses = [each for _, each in measured]
             runs = all(value > -math.inf for value, _ in measured)
-            if runs and (not self._runs or (gain.is_sure() and self._is_confirmed_unseen(name))):
-                self.name, self.gain = name, gain
+            if runs and (not self._runs or self.test.accepts(name, self._before, losses)):
+                self.name, self.gain = name, self.confirmation.gain(self._before, losses)
                 return
-
-    def _is_confirmed_unseen(self, name: str) -> bool:
-        """Whether a proposal is surely better too with thresholds of activations that are made from statistics that
-        were collected without the samples that are kept aside."""
-        if not self.confirmation.is_blind:
-            return True
-        if self._unseen is None:
-            self._unseen = UnseenSamples(self.task.estimated, self.task.goal.objective, self.confirmation)
-            self._before_unseen = self._losses_unseen("estimated", self._unseen)
-        return self._unseen.gain(self._before_unseen, self._losses_unseen(name, self._unseen)).is_sure()
-
-    def _losses_unseen(self, name: str, unseen: UnseenSamples) -> list[Tensor] | None:
-        proposals = [turn.unseen(name, each) for turn, each in zip(self.turns, unseen.calibrations, strict=True)]
-        return unseen.losses(proposals, [self.bits] * len(self.turns))
-
-    @property
-    def unseen_forwards(self) -> float:
-        """The cost of collecting statistics without the samples that are kept aside, and of measuring with them."""
-        return 0.0 if self._unseen is None else self._unseen.forwards
 
     def clipped_share(self, prepared: Prepared) -> float:
         """The fraction of values that thresholds clip at the point."""

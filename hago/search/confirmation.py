@@ -1,16 +1,18 @@
 """Confirmation: a test of proposed thresholds on samples that did not shape them.
 
 Thresholds that are tuned to few samples may be worse than plain ones on others, above all where they clip values that
-the samples did not reach. So a search keeps samples aside, and takes a proposal only where it is surely better on
-these. Of many samples, the last quarter is kept aside. Of few, every sample is kept aside in one of several turns: the
-method of proposing is confirmed then, and the proposal is made again from all samples.
+the samples did not reach. So a search keeps validation samples aside, and takes a proposal only where it is
+significantly better on these. Of many samples, the last quarter is kept aside. Of few, the samples are split into
+folds, as in cross-validation: every sample is kept aside in one of them. The method of proposing is confirmed then, and
+the proposal is made again from all samples. The other samples of a fold, which may shape a proposal, are its tuning
+samples.
 
-Thresholds of activations are made from statistics of all samples, so they clip hardly any value of the samples that are
-kept aside, however much they may clip of others. A proposal of such thresholds is therefore confirmed a second time,
-as it is made from statistics that were collected without these samples (`UnseenSamples`).
+Thresholds of activations are made from statistics of all samples, so they clip hardly any value of the validation
+samples, however much they may clip of others. A proposal of such thresholds is therefore tested a second time, as it is
+made from statistics of the tuning samples alone (`UnseenSamples`).
 
-A search makes one Confirmation, and refinement (`hago.search.refinement`, `hago.search.choice_refinement`) asks it for
-the Gain of every proposal.
+A search makes one Confirmation. Refinement (`hago.search.refinement`, `hago.search.choice_refinement`) makes one
+ProposalTest of it, and asks that whether a proposal is accepted.
 
 References:
     M. Stone, "Cross-Validatory Choice and Assessment of Statistical Predictions", 1974; Student, "The Probable Error
@@ -23,7 +25,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from scipy import stats
@@ -39,8 +41,8 @@ from hago.search.objective import OBJECTIVES, Objective
 from hago.search.preparation import Prepared
 
 #: Number of parts that samples are split into.
-TURNS: Final = 4
-#: Of fewer samples than these each part is kept aside in turn; of more, only the last part.
+FOLDS: Final = 4
+#: Of fewer samples than these each part is kept aside in one fold; of more, only the last part is.
 FEW: Final = 64
 #: The least size of a part, relative to an equal share, that is accepted so that parts are whole batches.
 UNEVEN: Final = 0.6
@@ -58,14 +60,19 @@ MARGIN: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class KeptAside:
-    """The samples `first:last` of a data set, which must not shape a proposal."""
+class Fold:
+    """A split of a data set: the validation samples `first:last`, and the others, which are the tuning samples."""
 
     first: int
     last: int
 
-    def shaping(self, batches: Iterable[Sequence[Tensor]]) -> Iterator[list[Tensor]]:
-        """Yield the rest of each batch, which may shape it."""
+    @property
+    def size(self) -> int:
+        """Number of validation samples."""
+        return self.last - self.first
+
+    def tuning_tensors(self, batches: Iterable[Sequence[Tensor]]) -> Iterator[list[Tensor]]:
+        """Yield the tuning samples of each batch, given as its tensors."""
         begin = 0
         for tensors in batches:
             first, last = self._within(begin, len(tensors[0]))
@@ -75,8 +82,8 @@ class KeptAside:
             elif last - first < len(tensors[0]):
                 yield [torch.cat([t[:first], t[last:]]) for t in tensors]
 
-    def rows(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the samples that are kept aside, batch by batch."""
+    def validation_batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the validation samples, batch by batch."""
         begin = 0
         for batch in batches:
             first, last = self._within(begin, batch.size)
@@ -84,8 +91,8 @@ class KeptAside:
             if first < last:
                 yield batch.rows(first, last)
 
-    def shaping_rows(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the samples that may shape a proposal, batch by batch."""
+    def tuning_batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the tuning samples, batch by batch."""
         begin = 0
         for batch in batches:
             first, last = self._within(begin, batch.size)
@@ -98,31 +105,31 @@ class KeptAside:
                 yield Batch(tuple(kept), labels)
 
     def _within(self, begin: int, size: int) -> tuple[int, int]:
-        """The part `first:last` that is kept aside of a batch whose first sample has the number `begin`."""
+        """The validation samples `first:last` of a batch whose first sample has the number `begin`."""
         first, last = (min(max(0, end - begin), size) for end in (self.first, self.last))
         return first, last
 
-    def without(self, contributions: Tensor) -> Tensor:
-        """The contributions of the samples that may shape it."""
-        return torch.cat([contributions[: self.first], contributions[self.last :]])
+    def tuning(self, values: Tensor) -> Tensor:
+        """The values of the tuning samples among those of all samples."""
+        return torch.cat([values[: self.first], values[self.last :]])
 
 
-def turns_of(sizes: Sequence[int]) -> tuple[KeptAside, ...]:
-    """The samples that are kept aside of batches of these sizes, turn by turn.
+def folds_of(sizes: Sequence[int]) -> tuple[Fold, ...]:
+    """The folds of batches of these sizes.
 
-    There is one turn for many samples, several that cover all of few, and none for a single sample. Samples of one
-    batch are alike, so parts are whole batches, or runs of samples where there are few batches.
+    There is one fold for many samples, several whose validation samples are all of few, and none for a single sample.
+    Samples of one batch are alike, so parts are whole batches, or runs of samples where there are few batches.
     """
     total = sum(sizes)
     if total < 2:
         return ()
-    count = min(TURNS, total)
+    count = min(FOLDS, total)
     cuts = _cuts(list(itertools.accumulate(sizes)), total, count)
     parts = [b - a for a, b in itertools.pairwise(cuts)]
     if len(parts) < count or not all(UNEVEN <= part * count / total <= 1 / UNEVEN for part in parts):
         cuts = _cuts(list(range(1, total + 1)), total, count)
-    turns = tuple(itertools.starmap(KeptAside, itertools.pairwise(cuts)))
-    return turns[-1:] if total >= FEW else turns
+    folds = tuple(itertools.starmap(Fold, itertools.pairwise(cuts)))
+    return folds[-1:] if total >= FEW else folds
 
 
 def _cuts(ends: Sequence[int], total: int, count: int) -> list[int]:
@@ -132,7 +139,7 @@ def _cuts(ends: Sequence[int], total: int, count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The gain of one proposal over another on samples that were kept aside.
+    """The gain of one proposal over another on validation samples.
 
     Args:
         part: the difference of losses as a part of the loss.
@@ -144,7 +151,7 @@ class Gain:
     errors: float
     blocks: int
 
-    def is_sure(self, margin: float = 0.0, candidates: int = 1) -> bool:
+    def is_significant(self, margin: float = 0.0, candidates: int = 1) -> bool:
         """Whether the gain is significant, and above a part of the loss.
 
         Args:
@@ -160,16 +167,16 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """The batches of a search, and the samples of them that are kept aside.
+    """The batches of a search, and their folds.
 
     Args:
         sizes: of the batches.
-        turns: see `turns_of`.
-        is_blind: whether thresholds of activations are confirmed by `UnseenSamples` too; not for older logs.
+        folds: see `folds_of`.
+        is_blind: whether thresholds of activations are tested by `UnseenSamples`, too; not for older logs.
     """
 
     sizes: tuple[int, ...]
-    turns: tuple[KeptAside, ...]
+    folds: tuple[Fold, ...]
     is_blind: bool = True
 
     @staticmethod
@@ -181,30 +188,30 @@ class Confirmation:
         """
         if logged is True:
             return None
-        return Confirmation(tuple(sizes), turns_of(sizes), logged is None or bool(logged.get("blind")))
+        return Confirmation(tuple(sizes), folds_of(sizes), logged is None or bool(logged.get("blind")))
 
     @property
     def count(self) -> int:
-        """Number of samples that are kept aside, over all turns."""
-        return sum(t.last - t.first for t in self.turns)
+        """Number of validation samples, over all folds."""
+        return sum(fold.size for fold in self.folds)
 
     @property
     def record(self) -> dict[str, Any]:
         """The entries of the log's header that are known before anything is measured."""
-        entries: dict[str, Any] = {"kept_aside": self.count, "turns": len(self.turns)}
-        return {**entries, "blind": True} if self.is_blind and self.turns else entries
+        entries: dict[str, Any] = {"kept_aside": self.count, "turns": len(self.folds)}
+        return {**entries, "blind": True} if self.is_blind and self.folds else entries
 
     def gain(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> Gain:
-        """The gain of `after` over `before` on the samples that are kept aside.
+        """The gain of `after` over `before` on the validation samples.
 
         Args:
-            before, after: the losses of all samples, by turn.
+            before, after: the losses of all samples, by fold.
         """
         gains, losses = [], []
-        for turn, old, new in zip(self.turns, before, after, strict=True):
-            aside = slice(turn.first, turn.last)
-            gains.append((old[aside] - new[aside]).to(torch.float64))
-            losses.append(old[aside].to(torch.float64))
+        for fold, old, new in zip(self.folds, before, after, strict=True):
+            validation = slice(fold.first, fold.last)
+            gains.append((old[validation] - new[validation]).to(torch.float64))
+            losses.append(old[validation].to(torch.float64))
         difference = torch.cat(gains) if gains else torch.zeros(0)
         if not len(difference) or not bool(difference.isfinite().all()):
             return Gain(0.0, 0.0, 0)  # nothing to compare: one of them does not run
@@ -225,8 +232,8 @@ class Confirmation:
         return Gain(part, errors, len(blocks))
 
     def _blocks(self, count: int) -> list[int]:
-        """The bounds of the blocks, counted among the samples that are kept aside."""
-        first = self.turns[0].first
+        """The bounds of the blocks, counted among the validation samples."""
+        first = self.folds[0].first
         batches = [end - first for end in itertools.accumulate(self.sizes) if first < end <= first + count]
         if len(batches) >= BLOCKS:
             return [0, *batches]
@@ -234,15 +241,75 @@ class Confirmation:
         return [i * count // blocks for i in range(blocks + 1)]
 
 
+# ---------------------------------------------------------------- the test of a proposal
+class Proposer(Protocol):
+    """The maker of the proposals of one fold."""
+
+    def unseen(self, name: str, calibration: Calibration) -> Prepared:
+        """The proposal of a name, or the `estimated` thresholds, with those of activations made from these
+        statistics."""
+        ...
+
+
+class ProposalTest:
+    """The test of proposals against estimated thresholds. Each refinement makes one.
+
+    Args:
+        estimated: the search with the estimated thresholds.
+        proposers, points: by fold, the maker of proposals, and the bits at which they are compared.
+    """
+
+    def __init__(
+        self,
+        estimated: Prepared,
+        objective: Objective,
+        confirmation: Confirmation,
+        proposers: Sequence[Proposer],
+        points: Sequence[Bits],
+    ) -> None:
+        self.estimated, self.objective, self.confirmation = estimated, objective, confirmation
+        self.proposers, self.points = proposers, points
+        self._unseen: UnseenSamples | None = None
+        self._before_unseen: list[Tensor] | None = None
+
+    def accepts(self, name: str, before: Sequence[Tensor], after: Sequence[Tensor], margin: float = 0.0) -> bool:
+        """Whether a proposal is significantly better than the estimated thresholds on the validation samples: as it is,
+        and with thresholds of activations that are made from statistics of the tuning samples alone.
+
+        Args:
+            before, after: the losses of all samples with the estimated thresholds and with the proposal, by fold.
+            margin: part of the loss that must be gained.
+        """
+        if not self.confirmation.gain(before, after).is_significant(margin):
+            return False
+        return not self.confirmation.is_blind or self._unseen_gain(name).is_significant(margin)
+
+    def _unseen_gain(self, name: str) -> Gain:
+        if self._unseen is None:
+            self._unseen = UnseenSamples(self.estimated, self.objective, self.confirmation)
+            self._before_unseen = self._unseen.losses(self._proposals("estimated", self._unseen), self.points)
+        after = self._unseen.losses(self._proposals(name, self._unseen), self.points)
+        return self._unseen.gain(self._before_unseen, after)
+
+    def _proposals(self, name: str, unseen: UnseenSamples) -> list[Prepared]:
+        pairs = zip(self.proposers, unseen.calibrations, strict=True)
+        return [proposer.unseen(name, calibration) for proposer, calibration in pairs]
+
+    @property
+    def forwards(self) -> float:
+        """The cost of statistics of tuning samples, and of measuring with them."""
+        return 0.0 if self._unseen is None else self._unseen.forwards
+
+
 class UnseenSamples:
-    """The samples that each turn keeps aside, and statistics of activations that were collected without them. Made once
-    per search, where a proposal of thresholds of activations seems to be better.
+    """The validation samples of each fold, and statistics of activations that were collected without them. A
+    ProposalTest makes one when it is first needed.
 
     Args:
         prepared: with statistics of all samples.
 
     Attributes:
-        calibrations: by turn, the calibration with statistics of the other samples.
+        calibrations: by fold, the calibration with statistics of the tuning samples.
         forwards: the cost so far, in passes of the float model over the data.
     """
 
@@ -252,34 +319,34 @@ class UnseenSamples:
         calibration, judge = prepared.calibration, _loss_of(objective)
         self.calibrations: list[Calibration] = []
         self._evaluators: list[Evaluator] = []
-        for turn in confirmation.turns:
-            shaping = collect(graph, turn.shaping_rows(batches), calibration.statistics.keys(), ops)
-            self.calibrations.append(replace(calibration, statistics=shaping.statistics))
-            kept = Batches(_Rows(batches, turn), graph.inputs)
-            self._evaluators.append(Evaluator(graph, kept, judge, ops, cache_bytes=0, quiet=True))
-        self.forwards = float(len(confirmation.turns))
+        for fold in confirmation.folds:
+            tuning = collect(graph, fold.tuning_batches(batches), calibration.statistics.keys(), ops)
+            self.calibrations.append(replace(calibration, statistics=tuning.statistics))
+            validation = Batches(_ValidationBatches(batches, fold), graph.inputs)
+            self._evaluators.append(Evaluator(graph, validation, judge, ops, cache_bytes=0, quiet=True))
+        self.forwards = float(len(confirmation.folds))
 
     def losses(self, proposals: Sequence[Prepared], points: Sequence[Bits]) -> list[Tensor] | None:
-        """By turn, the losses of all samples, 0 for those that are not kept aside; None where one of the Plans is
-        infeasible or overflows.
+        """By fold, the losses of all samples, 0 for tuning samples; None where one of the Plans is infeasible or
+        overflows.
 
         Args:
-            proposals, points: by turn, the thresholds and the bits.
+            proposals, points: by fold, the thresholds and the bits.
         """
-        total, by_turn = sum(self.confirmation.sizes), list[Tensor]()
-        turns = zip(self.confirmation.turns, proposals, points, self._evaluators, strict=True)
-        for turn, prepared, bits, evaluator in turns:
+        total, by_fold = sum(self.confirmation.sizes), list[Tensor]()
+        folds = zip(self.confirmation.folds, proposals, points, self._evaluators, strict=True)
+        for fold, prepared, bits, evaluator in folds:
             plan = plan_or_refusal(prepared.resolver, bits)
             if isinstance(plan, InfeasibleBits):
                 return None
             measured = evaluator.measure(plan)
-            self.forwards += (turn.last - turn.first) / total
+            self.forwards += fold.size / total
             if any(measured.peaks.overflows.values()):
                 return None
             losses = torch.zeros(total, dtype=torch.float64)
-            losses[turn.first : turn.last] = losses_of(self._objective, measured)
-            by_turn.append(losses)
-        return by_turn
+            losses[fold.first : fold.last] = losses_of(self._objective, measured)
+            by_fold.append(losses)
+        return by_fold
 
     def gain(self, before: Sequence[Tensor] | None, after: Sequence[Tensor] | None) -> Gain:
         """The gain of `after` over `before`, both made by `losses`; none where one of them does not run."""
@@ -289,14 +356,14 @@ class UnseenSamples:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """The samples that a turn keeps aside, which can be read any number of times."""
+class _ValidationBatches:
+    """The validation samples of a fold, which can be read any number of times."""
 
     batches: Batches
-    turn: KeptAside
+    fold: Fold
 
     def __iter__(self) -> Iterator[Batch]:
-        return self.turn.rows(self.batches)
+        return self.fold.validation_batches(self.batches)
 
 
 def _loss_of(objective: Objective) -> Objective:

@@ -1,7 +1,9 @@
-"""Thresholds that refinement proposes: copies of a prepared search with other thresholds, and what they are made for.
+"""The thresholds that refinement compares, each as a copy of a prepared search with other thresholds.
 
-Activations: the estimator of least squared error, on statistics in which every value counts by its squared gradient,
-minimizes the error at the outputs instead of that of the tensor (`weighted`). Weights: see `hago.search.weight_scales`.
+A search makes the RefinementTask; `hago.search.refinement` and `hago.search.choice_refinement` call the functions.
+Thresholds of activations that are of least squared error on statistics in which every value counts by its squared
+gradient minimize the error at the outputs instead of that of the tensor (`gradient_weighted`). Thresholds of weights
+are refined in `hago.search.weight_scales`.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from hago.search.goal import Goal
 from hago.search.gradients import Spectrum
 from hago.search.preparation import Prepared
 
-#: Part of the weight of a value that does not depend on its gradient.
-PLAIN: Final = 0.002
+#: Share of the unweighted histogram in the weighted one, so that values without a gradient still count a little.
+COUNT_SHARE: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,10 @@ class RefinementTask:
     """The thresholds that are to be refined, and the search that they are refined for. Made once per search.
 
     Args:
-        estimated: with thresholds as they were estimated, which stay where no proposal is better.
-        least_squares: with thresholds of the least squared error.
+        estimated: the search with estimated thresholds, which stay where no proposal is better.
+        least_squares: the search with thresholds of least squared error, on which proposals are built.
         goal: of the search.
-        metric: the cost that the surrogate is about; see `hago.search.guidance.make_surrogate`.
+        metric: name of the cost that the surrogate predicts; empty for the total of bits.
         evaluator: of the search, over its data.
         seed: of random vectors.
     """
@@ -50,7 +52,9 @@ class RefinementTask:
     @staticmethod
     def of(prepared: Prepared, goal: Goal, metric: str, evaluator: Evaluator, seed: int = 0) -> RefinementTask:
         """The task of refining the thresholds of a prepared search."""
-        return RefinementTask(prepared, with_statistics(prepared, prepared.calibration), goal, metric, evaluator, seed)
+        return RefinementTask(
+            prepared, with_least_squares(prepared, prepared.calibration), goal, metric, evaluator, seed
+        )
 
 
 def with_estimates(prepared: Prepared, calibration: Calibration) -> Prepared:
@@ -61,8 +65,9 @@ def with_estimates(prepared: Prepared, calibration: Calibration) -> Prepared:
     return replace(prepared, calibration=calibration, resolver=resolver)
 
 
-def with_statistics(prepared: Prepared, calibration: Calibration) -> Prepared:
-    """A copy with thresholds of least squared error on these statistics; those of constants are kept."""
+def with_least_squares(prepared: Prepared, calibration: Calibration) -> Prepared:
+    """A copy with thresholds of least squared error on these statistics. Those of constants are estimated again only if
+    they were of another estimator."""
     p, mse, source = prepared, Mse(), prepared.resolver.thresholds
     if p.estimator == mse and isinstance(source, EstimatedThresholds):
         resolver = p.resolver.with_thresholds(source.with_statistics(calibration.statistics))
@@ -80,7 +85,7 @@ def with_refined(prepared: Prepared, refined: Mapping[tuple[str, Grid], tuple[Te
     return replace(prepared, calibration=replace(prepared.calibration, refined=refined), resolver=resolver)
 
 
-def weighted(prepared: Prepared, spectra: Mapping[Edge, Spectrum]) -> Calibration:
+def gradient_weighted(prepared: Prepared, spectra: Mapping[Edge, Spectrum]) -> Calibration:
     """The statistics of activations with every value counted by its squared gradient."""
     masses: dict[str, dict[Edge, Spectrum]] = {}
     for key, group in prepared.space.groups.items():
@@ -96,13 +101,15 @@ def weighted(prepared: Prepared, spectra: Mapping[Edge, Spectrum]) -> Calibratio
 
 def _weighted(plain: TensorStatistics, spectra: Sequence[Spectrum]) -> TensorStatistics:
     bins = plain.histogram.shape[1]
-    edges = np.linspace(-1.0, 1.0, bins + 1) * float(plain.limit)
+    bin_edges = np.linspace(-1.0, 1.0, bins + 1) * float(plain.limit)
     mass = np.zeros(bins)
     for spectrum in spectra:
-        below = np.concatenate([[0.0], np.cumsum(spectrum.mass.numpy())])
-        at = spectrum.low + spectrum.width * np.arange(len(below))
-        mass += np.diff(np.interp(edges, at, below))
+        # the mass of each bin, by interpolating the cumulative mass of the spectrum
+        cumulative = np.concatenate([[0.0], np.cumsum(spectrum.mass.numpy())])
+        spectrum_edges = spectrum.low + spectrum.width * np.arange(len(cumulative))
+        mass += np.diff(np.interp(bin_edges, spectrum_edges, cumulative))
     if not mass.sum() > 0.0:
         return plain
-    rest = plain.histogram / plain.histogram.sum()
-    return replace(plain, histogram=torch.from_numpy(mass / mass.sum()).unsqueeze(0) * (1.0 - PLAIN) + rest * PLAIN)
+    by_gradient = torch.from_numpy(mass / mass.sum()).unsqueeze(0)
+    by_count = plain.histogram / plain.histogram.sum()
+    return replace(plain, histogram=by_gradient * (1.0 - COUNT_SHARE) + by_count * COUNT_SHARE)

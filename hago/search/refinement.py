@@ -1,12 +1,12 @@
-"""Refinement of thresholds at one point: all thresholds together are changed so that the simulated outputs err less.
+"""Refinement of thresholds at the point where a search starts, in two steps.
 
-First the thresholds of activations are chosen among those of `hago.search.proposed_thresholds`. Then rounds change the
-scales of weights (`hago.search.weight_scales`); a round is accepted only if it makes the simulated outputs better on
-the samples that may shape it. Proposals are confirmed on samples that did not shape them: see
-`hago.search.confirmation`. Where a proposal is not surely better there than the thresholds that it would replace, these
-stay.
+A search calls `refine_thresholds` before its first trial, and a replay of its log calls it again. Step 1 chooses the
+thresholds of activations: weighted by gradients, else those of least squared error, else the estimated ones. Step 2
+changes the scales of the channels of weights in rounds (`hago.search.weight_scales`); a round is accepted if the
+simulated outputs of the tuning samples improve. The result of each step is taken only if it is significantly better on
+validation samples (`hago.search.confirmation`).
 
-A search that goes along many numbers of bits refines thresholds in another way: `hago.search.choice_refinement`.
+Searches under limits on costs, and over a front, refine thresholds in another way: `hago.search.choice_refinement`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import collections
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -30,180 +30,238 @@ from hago.plan.feasibility import plan_or_refusal, widest_feasible
 from hago.search.confirmation import (
     MARGIN,
     Confirmation,
-    Gain,
-    KeptAside,
-    UnseenSamples,
+    Fold,
+    ProposalTest,
     clipped_share,
     figures_of,
     losses_of,
 )
-from hago.search.evaluate import Measurement
 from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_FORWARDS, Gradients, Spectrum, gradients, thinned
 from hago.search.guidance import make_surrogate
 from hago.search.objective import Pull
 from hago.search.preparation import Prepared
-from hago.search.proposed_thresholds import RefinementTask, weighted, with_estimates, with_refined, with_statistics
+from hago.search.proposed_thresholds import (
+    RefinementTask,
+    gradient_weighted,
+    with_estimates,
+    with_least_squares,
+    with_refined,
+)
 from hago.search.safe_bits import safe_bits
 from hago.search.sensitivity import curvature_of, gradients_by_part, gradients_of_choices, sensitivity_from
 from hago.search.starting_point import StartingPoint, bits_within_limits
 from hago.search.weight_scales import KEPT_ERROR_BYTES, Chosen, WeightGradients, WeightScales
 from hago.searchers import Surrogate
 
-#: Largest number of samples that one pass differentiates; rounds are measured on all samples that may shape them.
-SAMPLES: Final = 128
-#: Number of samples that are differentiated at once where nothing is random.
-SLOPES: Final = 16
-#: Part of the loss that a round tries to gain; halved after each round that gains nothing.
+#: Largest number of samples that are differentiated; rounds are measured on all tuning samples.
+MAX_GRADIENT_SAMPLES: Final = 128
+#: Number of samples in a chunk of a slope pass; more than CHUNK_SAMPLES, since no random vector is drawn per chunk.
+SLOPE_CHUNK: Final = 16
+#: Share of the loss that a round tries to remove; halved after a round that does not improve the outputs.
 ROUND_SHARE: Final = 0.5
-#: How much more the values of a channel of a weight may err than with the estimated threshold, by the sum of squares.
-#: Powers of two have no bound: a step from one to the next changes this sum by more, whichever is better.
-MORE_ERRORS: Final = 1.3
-#: Rounds without a gain before the last ends it.
-REFINEMENT_ROUNDS: Final = 3
-#: Choices of each group whose losses are worked out where nothing asks for fewer bits: moves begin at the most.
-NEAR: Final = 1
+#: A factor of a channel is barred if the sum of its squared quantization errors exceeds this multiple of that at the
+#: estimated threshold. It is not applied to scales that are powers of two, whose neighbours are too far apart for it.
+MAX_ERROR_RATIO: Final = 1.3
+#: Number of rejected rounds in a row after which refinement ends.
+MAX_FAILED_ROUNDS: Final = 3
+#: Number of choices of each group, from the most bits down, whose losses are computed where no cost is in use and the
+#: start has the most bits; `sensitivity_from` extrapolates the others.
+COMPUTED_CHOICES: Final = 1
 
 
-def refine_thresholds(task: RefinementTask, most: float, confirmation: Confirmation | None = None) -> StartingPoint:
+def refine_thresholds(
+    task: RefinementTask, max_forwards: float, confirmation: Confirmation | None = None
+) -> StartingPoint:
     """Refine the thresholds of activations, then those of weights, at one point.
 
     Args:
-        most: the cost that one turn may have, in forwards; the first pass is made in any case.
-        confirmation: the samples that are kept aside, to take only proposals that are surely better there; None, as in
-            logs of version 1, to take those that are better on all samples.
+        max_forwards: the largest cost of one fold, in forwards. The first gradient pass is made even if it exceeds it.
+        confirmation: the validation samples. None for logs of version 1, which took what was better on all samples.
     """
     if confirmation is None:
         refinement = _Refinement.for_first_version(task)
-        refinement.run_rounds(most)
+        refinement.run_rounds(max_forwards)
         return refinement.starting_point()
-    *turns, of_all_samples = _start_together(task, confirmation)
-    for turn in turns:
-        turn.shared = of_all_samples.shared
-    steps = _ConfirmedSteps(task, confirmation, turns)
+    folds, final = _start(task, confirmation)
+    steps = _ConfirmedSteps(task, confirmation, folds)
     steps.choose_activations()
-    steps.choose_weights(most)
-    if len(turns) == 1:
-        return turns[0].starting_point(steps.unseen_forwards, record=steps.record())
-    # the confirmed proposal is made again from all samples
-    of_all_samples.use_activations(steps.activations)
+    steps.choose_weights(max_forwards)
+    if folds and final is folds[0]:
+        return final.starting_point(steps.test_forwards, record=steps.record())
+    # the confirmed proposals of several folds are made again from all samples
+    final.use_activations(steps.activations)
     if steps.rounds:
-        of_all_samples.run_rounds(most, steps.rounds)
-    return of_all_samples.starting_point(*steps.forwards, record=steps.record())
+        final.run_rounds(max_forwards, steps.rounds)
+    return final.starting_point(*steps.forwards, record=steps.record())
 
 
-def _start_together(task: RefinementTask, confirmation: Confirmation) -> list[_Refinement]:
-    """Start the refinements of all turns, and after them that of all samples.
+def _start(task: RefinementTask, confirmation: Confirmation) -> tuple[list[_Refinement], _Refinement]:
+    """Make the refinement of each fold, and the final one, whose thresholds the search begins with.
 
-    One pass serves them all: each turn takes the gradients of the parts that it does not keep aside. With one turn, the
-    last refinement is that of the turn too.
+    The final refinement uses all samples; with a single fold, it is that fold's. One gradient pass serves all: each
+    fold takes the gradients of its tuning samples.
     """
-    asides, resolver = confirmation.turns, task.least_squares.resolver
-    last = _Refinement(task, asides[0] if len(asides) == 1 else None)
-    if not task.estimated.hardware.requantize.power_of_two:
-        last.scales.bar_large_errors(MORE_ERRORS)
-    turns = [_Refinement(task, aside, last.scales.copy_without_slopes()) for aside in asides] if len(asides) > 1 else []
-    parts = [last.batch.rows(aside.first, aside.last) for aside in asides] if turns else [last.batch]
-    chunks = max(-(-part.size // CHUNK_SAMPLES) for part in parts)
-    probes = WeightGradients.of_probes(task.least_squares, chunks, len(parts))
-    start = safe_bits(task.least_squares)
-    choices = NEAR if not task.metric and start == widest_feasible(resolver).bits else None
-    by_part = gradients_by_part(
-        task.least_squares, task.goal.objective, task.seed, parts, CHUNK_SAMPLES, probes, choices
-    )
-    products = last.scales.products(probes)
+    folds, plain = confirmation.folds, task.least_squares
+    final_samples = _TuningSamples.of(task, folds[0] if len(folds) == 1 else None)
+    bits = safe_bits(plain)
+    scales = WeightScales.of(plain, plain.resolver(bits), bits, KEPT_ERROR_BYTES)
+    if not plain.hardware.requantize.power_of_two:
+        scales.bar_large_errors(MAX_ERROR_RATIO)
+    if len(folds) > 1:
+        # there are several folds only of few samples, all of which are differentiated, so that rows are samples
+        assert final_samples.step == 1
+        parts = [final_samples.batch.rows(fold.first, fold.last) for fold in folds]
+    else:
+        parts = [final_samples.batch]
+    probes = WeightGradients.of_probes(plain, max(-(-part.size // CHUNK_SAMPLES) for part in parts), len(parts))
+    choices = COMPUTED_CHOICES if not task.metric and bits == widest_feasible(plain.resolver).bits else None
+    by_part = gradients_by_part(plain, task.goal.objective, task.seed, parts, CHUNK_SAMPLES, probes, choices)
+    products = scales.products(probes)
     probes.sums.clear()
-    for number, refinement in enumerate([*turns, last]):
-        shaping = [i for i in range(len(parts)) if not turns or i != number]
-        refinement.scales.set_sketches(products, probes.columns(shaping))
-        is_last = refinement is last
-        refinement.begin(Gradients.sum([by_part[i] for i in shaping]), needs_surrogate=is_last, choices=choices)
-        if not is_last or not turns:
-            share = parts[number].size / task.evaluator.batches.samples
-            refinement.count_gradients(GRADIENT_FORWARDS * share)
-    return [last, last] if len(asides) == 1 else [*turns, last]
+    measurements: dict[str, _Measured] = {}
+
+    def make(samples: _TuningSamples, tuning: Sequence[int], scales: WeightScales, **options: Any) -> _Refinement:
+        scales.set_sketches(products, probes.columns(tuning))
+        measured = Gradients.sum([by_part[i] for i in tuning])
+        return _Refinement(task, samples, scales, measured, measurements, choices=choices, **options)
+
+    everything = range(len(parts))
+    if len(folds) == 1:
+        final = make(final_samples, everything, scales)
+        final.count_gradients(GRADIENT_FORWARDS * parts[0].size / task.evaluator.batches.samples)
+        return [final], final
+    refinements = []
+    for index, fold in enumerate(folds):
+        others = [i for i in everything if i != index]
+        copied = scales.copy_without_slopes()
+        refinement = make(_TuningSamples.of(task, fold), others, copied, needs_surrogate=False)
+        # each part is differentiated once, and counted with the fold that does not use it
+        refinement.count_gradients(GRADIENT_FORWARDS * parts[index].size / task.evaluator.batches.samples)
+        refinements.append(refinement)
+    final = make(final_samples, everything, scales)
+    if not folds:
+        final.count_gradients(GRADIENT_FORWARDS * parts[0].size / task.evaluator.batches.samples)
+    return refinements, final
 
 
-# ---------------------------------------------------------------- the passes
-class _Refinement:
-    """The refinement of thresholds at one point, by the samples of one turn. `_start_together` makes one per turn.
+# ---------------------------------------------------------------- one refinement
+@dataclass(frozen=True, slots=True)
+class _TuningSamples:
+    """The samples that may shape the thresholds of one refinement.
 
     Args:
-        aside: the samples that must not shape thresholds; None where all may.
-        scales: of the weights at the point; made here by default.
+        fold: the fold that they are of; None where all samples are tuning samples.
+        step: every so many samples are differentiated.
+        batch: those that are, evenly spread over the data.
+    """
+
+    fold: Fold | None
+    step: int
+    batch: Batch
+
+    @staticmethod
+    def of(task: RefinementTask, fold: Fold | None) -> _TuningSamples:
+        """The tuning samples of a fold, or all samples."""
+        batches = task.evaluator.batches
+        step = -(-(batches.samples - (0 if fold is None else fold.size)) // MAX_GRADIENT_SAMPLES)
+        inputs = thinned(_tuning(fold, (b.inputs for b in batches)), step)
+        if not batches.labelled:
+            return _TuningSamples(fold, step, Batch(inputs, None))
+        labels = _tuning(fold, ([b.labels] for b in batches if b.labels is not None))
+        return _TuningSamples(fold, step, Batch(inputs, thinned(labels, step)[0]))
+
+    def of_outputs(self, outputs: Iterable[Sequence[Tensor]]) -> Sequence[Tensor]:
+        """The outputs of the samples that are differentiated, from those of all batches."""
+        return thinned(_tuning(self.fold, outputs), self.step)
+
+    def among(self, values: Tensor) -> Tensor:
+        """The values of the tuning samples among those of all samples."""
+        return values if self.fold is None else self.fold.tuning(values)
+
+
+def _tuning(fold: Fold | None, batches: Iterable[Sequence[Tensor]]) -> Iterable[Sequence[Tensor]]:
+    return batches if fold is None else fold.tuning_tensors(batches)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The measurement of thresholds at the point of a refinement.
+
+    Args:
+        contributions: of all samples to the objective; None if the point is infeasible or an accumulator overflows.
+        losses: of all samples.
+        outputs: by batch; empty if the point is infeasible.
+        overflowing: the nodes whose accumulators overflow.
+    """
+
+    contributions: Tensor | None
+    losses: Tensor
+    outputs: Sequence[Sequence[Tensor]]
+    overflowing: frozenset[str]
+
+
+class _Refinement:
+    """The refinement of thresholds at one point, by one set of tuning samples. `_start` makes one per fold, and one for
+    the thresholds that the search begins with.
+
+    Args:
+        scales: of the weights at the safe bits, with their sketches.
+        gradients: of the tuning samples.
+        measurements: measurements that several refinements share, by the key of their Plan.
+        needs_surrogate: whether a surrogate is made where no limit on a cost needs one to find the point.
+        choices: see `sensitivity_from`.
+        is_first_version: whether to refine as searches whose logs are of version 1 did.
 
     Attributes:
         prepared: with the present thresholds.
         bits: the point.
         surrogate: the expected loss of every choice.
-        proposals: the thresholds of activations that can be taken, by name.
-        losses: of all samples, as measured last at the point.
-        accepted: the thresholds and the losses after each round that was accepted.
-        shared: measurements of thresholds that turns share, by the key of their Plan.
-        spectra: the gradients that the thresholds `weighted` are made from.
+        proposals: the thresholds of activations that can be used, by name.
+        accepted: the thresholds and the losses of all samples after each round that was accepted.
         forwards, gradient_forwards: the cost so far, and the part of it for gradients.
-        is_first_version: whether to refine as searches whose logs are of version 1 did.
     """
 
     surrogate: Surrogate
-    bits: Bits
-    proposals: Mapping[str, Prepared]
-    spectra: Mapping[Edge, Spectrum]
-    is_first_version = False
 
     def __init__(
-        self, task: RefinementTask, aside: KeptAside | None = None, scales: WeightScales | None = None
+        self,
+        task: RefinementTask,
+        samples: _TuningSamples,
+        scales: WeightScales,
+        gradients: Gradients,
+        measurements: dict[str, _Measured],
+        *,
+        needs_surrogate: bool = True,
+        choices: int | None = None,
+        is_first_version: bool = False,
     ) -> None:
-        self.task, self.aside = task, aside
-        self.objective, self.evaluator = task.goal.objective, task.evaluator
-        self.prepared = task.least_squares
-        if scales is None:
-            bits = safe_bits(self.prepared)
-            scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits, KEPT_ERROR_BYTES)
-        self.scales = scales
+        self.task, self.samples, self.scales = task, samples, scales
+        self.objective, self.measurements, self.is_first_version = task.goal.objective, measurements, is_first_version
         self.forwards, self.gradient_forwards = 0.0, 0.0
-        shaping = self.evaluator.batches.samples - (0 if aside is None else aside.last - aside.first)
-        self.step = -(-shaping // SAMPLES)
-        self.batch = self._samples_to_differentiate()
-        self.losses = torch.zeros(0)
         self.accepted: list[tuple[Prepared, Tensor]] = []
-        self.shared: dict[str, tuple[Measurement, list[Sequence[Tensor]]]] = {}
-        self._outputs: list[Sequence[Tensor]] = []
-        self._overflowing: set[str] = set()
+        self._spectra: Mapping[Edge, Spectrum] = gradients.spectra
+        self.prepared = with_least_squares(task.least_squares, gradient_weighted(task.least_squares, self._spectra))
+        self.proposals = {"weighted": self.prepared, "mse": task.least_squares}
+        self.bits: Bits = safe_bits(self.prepared)
+        if needs_surrogate or any(limit.is_cost for limit in task.goal.limits):
+            sensitivity = sensitivity_from(gradients, self.prepared, self.objective, choices)
+            surrogate = make_surrogate(self.prepared, task.goal, self.bits, task.seed, task.metric, sensitivity)
+            self.surrogate = replace(surrogate, most=self.bits)
+            self.bits = bits_within_limits(self.prepared, task.goal, surrogate, self.bits)
 
     @staticmethod
     def for_first_version(task: RefinementTask) -> _Refinement:
-        """Start with a pass over all samples, as searches whose logs are of version 1 did."""
-        refinement = _Refinement(task)
-        refinement.is_first_version = True
-        plain, objective = task.least_squares, task.goal.objective
+        """Make a refinement by all samples, as searches whose logs are of version 1 did."""
+        samples, plain, bits = _TuningSamples.of(task, None), task.least_squares, safe_bits(task.least_squares)
+        scales = WeightScales.of(plain, plain.resolver(bits), bits, KEPT_ERROR_BYTES)
         probes = WeightGradients.of_probes(plain)
         measured = gradients_of_choices(
-            plain, objective, task.seed, CHUNK_SAMPLES, [refinement.batch], on_constant=probes.add
+            plain, task.goal.objective, task.seed, CHUNK_SAMPLES, [samples.batch], on_constant=probes.add
         )
-        refinement.scales.set_sketches_from_gradients(probes)
-        refinement.begin(measured)
+        scales.set_sketches_from_gradients(probes)
+        refinement = _Refinement(task, samples, scales, measured, {}, is_first_version=True)
         refinement.count_gradients(refinement.gradient_pass_forwards)
         return refinement
-
-    def begin(self, gradients: Gradients, *, needs_surrogate: bool = True, choices: int | None = None) -> None:
-        """Make the thresholds of activations that are weighted by gradients, the surrogate, and the point.
-
-        Args:
-            gradients: of the samples that may shape thresholds; the scales of weights have theirs already.
-            needs_surrogate: whether a surrogate is made where no limit on a cost needs one to find the point.
-            choices: see `sensitivity_from`.
-        """
-        task, self.spectra = self.task, gradients.spectra
-        self.prepared = with_statistics(task.least_squares, weighted(task.least_squares, gradients.spectra))
-        self.proposals = {"weighted": self.prepared, "mse": task.least_squares}
-        start = safe_bits(self.prepared)
-        if not needs_surrogate and not any(limit.is_cost for limit in task.goal.limits):
-            self.bits = start
-            return
-        sensitivity = sensitivity_from(gradients, self.prepared, self.objective, choices)
-        surrogate = make_surrogate(self.prepared, task.goal, start, task.seed, task.metric, sensitivity)
-        self.bits = bits_within_limits(self.prepared, task.goal, surrogate, start)
-        self.surrogate = replace(surrogate, most=start)
 
     def starting_point(
         self, gradient_forwards: float = 0.0, simulations: float = 0.0, record: Mapping[str, Any] | None = None
@@ -211,7 +269,7 @@ class _Refinement:
         """The point that the trials begin with, and its thresholds.
 
         Args:
-            gradient_forwards, simulations: the cost of others, in forwards.
+            gradient_forwards, simulations: the cost of other refinements, in forwards.
             record: the entries of the log's header on refinement.
         """
         prepared = self.prepared if record is None else replace(self.prepared, refined=record)
@@ -219,260 +277,258 @@ class _Refinement:
         simulations += self.forwards - self.gradient_forwards
         return StartingPoint(prepared, self.surrogate, self.bits, gradient_forwards, simulations)
 
-    def use_activations(self, activations: str) -> None:
+    # ------------------------------------------------------------ activations
+    def use_activations(self, name: str) -> None:
         """Use one of the thresholds of activations from now on: `estimated` (those without refinement), `mse` (of least
         squared error), or `weighted` (by gradients)."""
-        self.prepared = self.proposals.get(activations, self.task.estimated)
+        self.prepared = self.proposals.get(name, self.task.estimated)
 
-    def unseen(self, activations: str, calibration: Calibration) -> Prepared:
+    def unseen(self, name: str, calibration: Calibration) -> Prepared:
         """The same thresholds as `use_activations` uses, made from other statistics.
 
         Args:
-            calibration: with statistics that were collected without the samples that are kept aside.
+            calibration: with statistics that were collected without the validation samples.
         """
-        if activations not in self.proposals:
+        if name not in self.proposals:
             return with_estimates(self.task.estimated, calibration)
-        plain = with_statistics(self.proposals["mse"], calibration)
-        return plain if activations == "mse" else with_statistics(plain, weighted(plain, self.spectra))
+        plain = with_least_squares(self.proposals["mse"], calibration)
+        return plain if name == "mse" else with_least_squares(plain, gradient_weighted(plain, self._spectra))
 
-    def _samples_to_differentiate(self) -> Batch:
-        """The samples that are differentiated, evenly spread over the data."""
-        batches, labelled = self.evaluator.batches, self.evaluator.batches.labelled
-        labels = self._shaping([b.labels] for b in batches if b.labels is not None) if labelled else []
-        inputs = thinned(self._shaping(b.inputs for b in batches), self.step)
-        return Batch(inputs, thinned(labels, self.step)[0] if labelled else None)
-
-    def _shaping(self, batches: Iterable[Sequence[Tensor]]) -> Iterable[Sequence[Tensor]]:
-        """The parts of batches that may shape thresholds."""
-        return batches if self.aside is None else self.aside.shaping(batches)
-
+    # ------------------------------------------------------------ cost
     @property
     def gradient_pass_forwards(self) -> float:
-        """The cost of differentiating the samples once, in passes of the float model over the data."""
-        return GRADIENT_FORWARDS * self.batch.size / self.evaluator.batches.samples
+        """The cost of differentiating the samples once, in forwards."""
+        return GRADIENT_FORWARDS * self.samples.batch.size / self.task.evaluator.batches.samples
 
     def count_gradients(self, forwards: float) -> None:
         """Add to the cost of gradients."""
         self.forwards += forwards
         self.gradient_forwards += forwards
 
-    def run_rounds(self, most: float, rounds: float = math.inf) -> None:
-        """Run rounds at the point while they gain.
+    # ------------------------------------------------------------ measuring
+    def measure(self, prepared: Prepared, *, share: bool = False) -> _Measured:
+        """Simulate thresholds at the point.
 
         Args:
-            most: largest cost in forwards, including the cost so far.
-            rounds: largest number of rounds that are accepted.
-        """
-        for accepted in self.rounds(most):
-            if accepted >= rounds:
-                return
-
-    def rounds(self, most: float) -> Iterator[int]:
-        """Run rounds at the point while they gain; yield the number of accepted rounds after each of them.
-
-        Args:
-            most: largest cost in forwards, including the cost so far.
-        """
-        pull = curvature_of(self.objective).pull
-        self.scales.keep_unchanged_bits(self.bits)
-        now, share, failed = self.scales.estimated_factors, ROUND_SHARE, 0
-        if self.is_first_version and self.objective.name == "accuracy":
-            return
-        if not self.scales.weights or self.forwards + 2 + self.gradient_pass_forwards > most:
-            return
-        best, outputs, before = self.measured(self.prepared), self._outputs, self.losses
-        known, loss = False, 0.0
-        alone = self.scales.best_factors_alone(self.prepared.resolver(self.bits))
-        proposed: Chosen | None = None if _same(alone, now) else alone
-        while (
-            best is not None
-            and failed < REFINEMENT_ROUNDS
-            and self.forwards + 1 + (0 if known or proposed else self.gradient_pass_forwards) <= most
-        ):
-            if proposed is None:
-                if not known:
-                    loss, known = self._slopes(pull, outputs), True
-                proposed = self.scales.improve_factors(now, loss, share)
-                if _same(proposed, now):
-                    return
-            tried = with_refined(self.prepared, self.scales.thresholds(proposed))
-            value = self.measured(tried)
-            if value is not None and self._is_better(value, best, before):
-                best, outputs, now, known, failed = value, self._outputs, dict(proposed), False, 0
-                before = self.losses
-                self.prepared = tried
-                self.accepted.append((tried, self.losses))
-                yield len(self.accepted)
-            elif value is None:
-                self.scales.bar_smaller_thresholds(self._overflowing, now)
-                failed += 1
-            else:
-                share, failed = share / 2, failed + 1
-            proposed = None
-
-    def _is_better(self, value: float, best: float, before: Tensor) -> bool:
-        """Whether the thresholds that were measured last are better: by the objective or, where it counts classes, of
-        which few samples say little, by the squared error, if the objective is not lower.
-
-        Args:
-            before: the losses with which the objective was `best`.
-        """
-        if self.is_first_version or not self.objective.counts_classes:
-            return value > best
-        new, old = (x if self.aside is None else self.aside.without(x) for x in (self.losses, before))
-        return value >= best and float(new.mean()) < float(old.mean())
-
-    def measured(self, prepared: Prepared, shared: bool = False) -> float | None:
-        """Measure the objective at the point, over the samples that may shape thresholds; None if the point is
-        infeasible or an accumulator overflows. The losses of all samples are in `losses` afterwards.
-
-        Args:
-            shared: whether to keep the measurement for other turns too.
+            share: whether to keep the measurement for other refinements, too.
         """
         plan = plan_or_refusal(prepared.resolver, self.bits)
         if isinstance(plan, InfeasibleBits):
-            self.losses = torch.full((self.evaluator.batches.samples,), math.inf, dtype=torch.float64)
-            return None
-        if plan.key in self.shared:
-            measured, self._outputs = self.shared[plan.key]
-        else:
-            self._outputs = []
-            measured = self.evaluator.measure(plan, see=self._outputs.append)
-            self.forwards += 1
-            if shared:
-                self.shared[plan.key] = measured, self._outputs
-        self.losses = losses_of(self.objective, measured)
-        self._overflowing = {name for name, count in measured.peaks.overflows.items() if count}
-        if self._overflowing:
-            return None
-        contributions = measured.contributions[self.objective.name]
-        shaping = contributions if self.aside is None else self.aside.without(contributions)
-        return self.objective.finish(shaping.mean(0))
+            infinite = torch.full((self.task.evaluator.batches.samples,), math.inf, dtype=torch.float64)
+            return _Measured(None, infinite, (), frozenset())
+        if plan.key in self.measurements:
+            return self.measurements[plan.key]
+        outputs: list[Sequence[Tensor]] = []
+        measurement = self.task.evaluator.measure(plan, see=outputs.append)
+        self.forwards += 1
+        overflowing = frozenset(name for name, count in measurement.peaks.overflows.items() if count)
+        contributions = None if overflowing else measurement.contributions[self.objective.name]
+        measured = _Measured(contributions, losses_of(self.objective, measurement), outputs, overflowing)
+        if share:
+            self.measurements[plan.key] = measured
+        return measured
 
-    def _slopes(self, pull: Pull, outputs: Sequence[Sequence[Tensor]]) -> float:
-        """Compute the slopes of all changes of weights, and return the loss of the outputs."""
-        whole = thinned(self._shaping(outputs), self.step)
-        chunks = ([o[start : start + SLOPES] for o in whole] for start in range(0, self.batch.size, SLOPES))
+    def value_of(self, measured: _Measured) -> float | None:
+        """The objective over the tuning samples; None if the point does not run."""
+        if measured.contributions is None:
+            return None
+        return self.objective.finish(self.samples.among(measured.contributions).mean(0))
+
+    # ------------------------------------------------------------ weights
+    def run_rounds(self, max_forwards: float, max_rounds: float = math.inf) -> None:
+        """Run rounds at the point while they gain.
+
+        Args:
+            max_forwards: largest cost in forwards, including the cost so far.
+            max_rounds: largest number of rounds that are accepted.
+        """
+        for accepted in self.rounds(max_forwards):
+            if accepted >= max_rounds:
+                return
+
+    def rounds(self, max_forwards: float) -> Iterator[int]:
+        """Run rounds at the point while they gain; yield the number of accepted rounds after each of them.
+
+        Args:
+            max_forwards: largest cost in forwards, including the cost so far.
+        """
+        self.scales.keep_unchanged_bits(self.bits)
+        factors, target_share, failed = self.scales.estimated_factors, ROUND_SHARE, 0
+        if self.is_first_version and self.objective.name == "accuracy":
+            return  # searches of that version did not refine weights for accuracy
+        # one measurement before the first round, one after it, and its gradients
+        if not self.scales.weights or self.forwards + 2 + self.gradient_pass_forwards > max_forwards:
+            return
+        best = self.measure(self.prepared)
+        has_slopes, loss = False, 0.0
+        best_alone = self.scales.best_factors_alone(self.prepared.resolver(self.bits))
+        proposed: Chosen | None = None if _same(best_alone, factors) else best_alone
+        while (
+            best.contributions is not None
+            and failed < MAX_FAILED_ROUNDS
+            and self.forwards + 1 + (0 if has_slopes or proposed else self.gradient_pass_forwards) <= max_forwards
+        ):
+            if proposed is None:
+                if not has_slopes:
+                    loss, has_slopes = self._set_slopes(curvature_of(self.objective).pull, best.outputs), True
+                proposed = self.scales.improve_factors(factors, loss, target_share)
+                if _same(proposed, factors):
+                    return
+            refined = with_refined(self.prepared, self.scales.thresholds(proposed))
+            measured = self.measure(refined)
+            if self._is_better(measured, best):
+                best, factors, has_slopes, failed = measured, dict(proposed), False, 0
+                self.prepared = refined
+                self.accepted.append((refined, measured.losses))
+                yield len(self.accepted)
+            elif measured.contributions is None:
+                self.scales.bar_smaller_thresholds(set(measured.overflowing), factors)
+                failed += 1
+            else:
+                target_share, failed = target_share / 2, failed + 1
+            proposed = None
+
+    def _is_better(self, measured: _Measured, best: _Measured) -> bool:
+        """Whether thresholds are better than the best so far: by a higher objective. If the objective counts classes,
+        which few samples estimate poorly, by an objective that is not lower and a smaller mean squared error."""
+        new, old = self.value_of(measured), self.value_of(best)
+        if new is None or old is None:
+            return False
+        if self.is_first_version or not self.objective.counts_classes:
+            return new > old
+        losses = [float(self.samples.among(m.losses).mean()) for m in (measured, best)]
+        return new >= old and losses[0] < losses[1]
+
+    def _set_slopes(self, pull: Pull, outputs: Sequence[Sequence[Tensor]]) -> float:
+        """Set the slopes of all changes of weights, and return the loss of the outputs.
+
+        The vector that is propagated back is H e, the curvature times the present error of the outputs, in place of a
+        random vector.
+        """
+        simulated = self.samples.of_outputs(outputs)
+        starts = range(0, self.samples.batch.size, SLOPE_CHUNK)
+        chunks = ([o[start : start + SLOPE_CHUNK] for o in simulated] for start in starts)
         losses: list[float] = []
 
-        def probe(wanted: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
-            exact = [o.detach() for o in wanted]
-            pairs = zip(next(chunks), exact, strict=True)
-            errors = [q.to(o.dtype) - o if o.is_floating_point() else None for q, o in pairs]
-            pulls = pull(exact, errors)
-            both = zip(errors, pulls, strict=True)
-            losses.append(sum(float((e * v).sum()) / 2 for e, v in both if e is not None and v is not None))
-            return pulls
+        def error_vectors(
+            float_outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator
+        ) -> list[Tensor | None]:
+            exact = [o.detach() for o in float_outputs]
+            errors = [
+                q.to(o.dtype) - o if o.is_floating_point() else None for q, o in zip(next(chunks), exact, strict=True)
+            ]
+            vectors = pull(exact, errors)
+            pairs = zip(errors, vectors, strict=True)
+            losses.append(sum(float((e * v).sum()) / 2 for e, v in pairs if e is not None and v is not None))
+            return vectors
 
         graph, ops = self.prepared.graph, self.prepared.hardware.known_ops
-        slopes = WeightGradients(1, self.scales.weights.keys())
-        gradients(graph, [self.batch], {}, probe, lambda edge: (), ops, self.task.seed, SLOPES, slopes.add)
+        slopes, batches = WeightGradients(1, self.scales.weights.keys()), [self.samples.batch]
+        gradients(graph, batches, {}, error_vectors, lambda edge: (), ops, self.task.seed, SLOPE_CHUNK, slopes.add)
         self.scales.set_slopes(slopes)
         self.count_gradients(self.gradient_pass_forwards)
         return sum(losses)
 
 
+def _same(one: Chosen, other: Chosen) -> bool:
+    return all(torch.equal(one[edge], other[edge]) for edge in other)
+
+
+# ---------------------------------------------------------------- what is confirmed
 class _ConfirmedSteps:
-    """The steps of refinement, each taken only where it is surely better on samples that did not shape it.
+    """The steps of refinement, the result of each taken only where it is significantly better on validation samples.
     `refine_thresholds` calls `choose_activations`, then `choose_weights`.
 
     Args:
-        turns: the refinements, each of which keeps other samples aside.
+        folds: the refinements of the folds.
 
     Attributes:
         activations: the thresholds of activations that were chosen; see `_Refinement.use_activations`.
         rounds: number of rounds for weights that were confirmed; inf for all of them.
-        before, after: the losses of all samples with the estimated thresholds and with the chosen ones, by turn.
+        before, after: the losses of all samples with the estimated thresholds and with the chosen ones, by fold.
         clipped_before, clipped: the shares of values that these thresholds clip.
     """
 
-    def __init__(self, task: RefinementTask, confirmation: Confirmation, turns: Sequence[_Refinement]) -> None:
-        self.task, self.confirmation, self.turns = task, confirmation, turns
+    def __init__(self, task: RefinementTask, confirmation: Confirmation, folds: Sequence[_Refinement]) -> None:
+        self.task, self.confirmation, self.folds = task, confirmation, folds
         self.activations, self.rounds = "estimated", 0.0
-        self.clipped = self.clipped_before = 0.0
+        self.clipped = self.clipped_before = self._clipped("estimated")
         self.before: list[Tensor] = []
         self.after: list[Tensor] = []
-        self._unseen: UnseenSamples | None = None
-        self._before_unseen: list[Tensor] | None = None
+        points = [refinement.bits for refinement in folds]
+        self.test = ProposalTest(task.estimated, task.goal.objective, confirmation, folds, points)
 
     def choose_activations(self) -> None:
-        """Choose the same thresholds of activations for all turns; those that overflow are replaced in any case."""
-        values = []
-        for turn in self.turns:
-            values.append(turn.measured(self.task.estimated, shared=True))
-            self.before.append(turn.losses)
-        self.after = self.before
-        self.clipped = self.clipped_before = self._clipped("")
-        for activations in ("weighted", "mse"):
-            if activations == "mse" and self.task.estimated.estimator == Mse():
+        """Choose the thresholds of activations, the same for all folds: `weighted` if it is better in every fold and
+        significantly better on the validation samples, else `mse` if that is, else the estimated ones. Where these
+        overflow or are infeasible in some fold, a proposal need not be significantly better."""
+        estimated = [refinement.measure(self.task.estimated, share=True) for refinement in self.folds]
+        self.before = self.after = [measured.losses for measured in estimated]
+        runs = all(measured.contributions is not None for measured in estimated)
+        for name in ("weighted", "mse"):
+            if name == "mse" and self.task.estimated.estimator == Mse():
                 continue  # these are the estimated ones
-            tried = [turn.measured(turn.proposals[activations], shared=True) for turn in self.turns]
-            losses, clipped = [turn.losses for turn in self.turns], self._clipped(activations)
+            proposed = [refinement.measure(refinement.proposals[name], share=True) for refinement in self.folds]
+            losses, clipped = [measured.losses for measured in proposed], self._clipped(name)
+            # thresholds that clip more also clip values that no sample has: they must win by a margin
             margin = MARGIN if clipped > self.clipped else 0.0
-            better = all(
-                new is not None and (old is None or self._is_better(new, old))
-                for old, new in zip(values, tried, strict=True)
-            )
-            sure = None in values or (
-                self.confirmation.gain(self.before, losses).is_sure(margin)
-                and (not self.confirmation.is_blind or self._unseen_gain(activations).is_sure(margin))
-            )
-            if better and sure:
-                self.activations, self.after, self.clipped = activations, losses, clipped
+            both = zip(self.folds, proposed, estimated, strict=True)
+            if all(self._is_better(refinement, new, old) for refinement, new, old in both) and (
+                not runs or self.test.accepts(name, self.before, losses, margin)
+            ):
+                self.activations, self.after, self.clipped = name, losses, clipped
                 break
-        for turn in self.turns:
-            turn.use_activations(self.activations)
-        # outputs may be large, and rounds need only these
-        plans = [plan_or_refusal(turn.prepared.resolver, turn.bits) for turn in self.turns]
-        used = {plan.key for plan in plans if not isinstance(plan, InfeasibleBits)}
-        for turn in self.turns:
-            turn.shared = {key: value for key, value in turn.shared.items() if key in used}
+        for refinement in self.folds:
+            refinement.use_activations(self.activations)
+        self._forget_measurements()
 
-    def _unseen_gain(self, activations: str) -> Gain:
-        """The gain of thresholds of activations over the estimated ones, both made from statistics that were collected
-        without the samples that are kept aside."""
-        points = [turn.bits for turn in self.turns]
-        if self._unseen is None:
-            unseen = self._unseen = UnseenSamples(self.task.estimated, self.task.goal.objective, self.confirmation)
-            self._before_unseen = unseen.losses(self._proposals("estimated", unseen), points)
-        after = self._unseen.losses(self._proposals(activations, self._unseen), points)
-        return self._unseen.gain(self._before_unseen, after)
+    def _forget_measurements(self) -> None:
+        """Keep only the measurements that rounds need, since outputs may be large."""
+        plans = [plan_or_refusal(refinement.prepared.resolver, refinement.bits) for refinement in self.folds]
+        needed = {plan.key for plan in plans if not isinstance(plan, InfeasibleBits)}
+        for refinement in self.folds:
+            for key in refinement.measurements.keys() - needed:
+                del refinement.measurements[key]
 
-    def _proposals(self, activations: str, unseen: UnseenSamples) -> list[Prepared]:
-        return [turn.unseen(activations, each) for turn, each in zip(self.turns, unseen.calibrations, strict=True)]
+    def choose_weights(self, max_forwards: float) -> None:
+        """Accept all rounds for weights, else only the first, else none.
 
-    def choose_weights(self, most: float) -> None:
-        """Choose all rounds for weights, or only the first, or none; stop after two rounds that gain nothing."""
-        plain = [turn.prepared for turn in self.turns]
-        running = [turn.rounds(most) for turn in self.turns]
+        Every fold first runs to two accepted rounds. They go on only if the first or the latest of these lowers the
+        losses of the validation samples.
+        """
+        unrefined = [refinement.prepared for refinement in self.folds]
+        running = [refinement.rounds(max_forwards) for refinement in self.folds]
         for rounds in running:
-            collections.deque(itertools.islice(rounds, 2), maxlen=0)
-        every = all(turn.accepted for turn in self.turns) and bool(self.turns)
-        first_and_last = [[turn.accepted[index][1] for turn in self.turns] for index in (0, -1)] if every else []
-        if any(self.confirmation.gain(self.after, losses).part > 0.0 for losses in first_and_last):
+            _advance(rounds, 2)
+        in_every_fold = all(refinement.accepted for refinement in self.folds) and bool(self.folds)
+        if in_every_fold and any(self.confirmation.gain(self.after, self._losses(i)).part > 0.0 for i in (0, -1)):
             for rounds in running:
-                collections.deque(rounds, maxlen=0)
-        for count, index in ((math.inf, -1), (1.0, 0)) if every else ():
-            losses = [turn.accepted[index][1] for turn in self.turns]
-            if self.confirmation.gain(self.after, losses).is_sure():
-                for turn in self.turns:
-                    turn.prepared = turn.accepted[index][0]
+                _advance(rounds)
+        for count, index in ((math.inf, -1), (1.0, 0)) if in_every_fold else ():
+            losses = self._losses(index)
+            if self.confirmation.gain(self.after, losses).is_significant():
+                for refinement in self.folds:
+                    refinement.prepared = refinement.accepted[index][0]
                 self.rounds, self.after = count, losses
                 return
-        for turn, prepared in zip(self.turns, plain, strict=True):
-            turn.prepared = prepared
+        for refinement, prepared in zip(self.folds, unrefined, strict=True):
+            refinement.prepared = prepared
+
+    def _losses(self, accepted: int) -> list[Tensor]:
+        """By fold, the losses of all samples after an accepted round."""
+        return [refinement.accepted[accepted][1] for refinement in self.folds]
 
     @property
     def forwards(self) -> tuple[float, float]:
-        """The cost of all turns in forwards: for gradients and statistics, and for simulations."""
-        gradient_forwards = sum(turn.gradient_forwards for turn in self.turns)
-        simulations = sum(turn.forwards for turn in self.turns) - gradient_forwards
-        return gradient_forwards + self.unseen_forwards, simulations
+        """The cost of all folds in forwards: for gradients and statistics, and for simulations."""
+        gradient_forwards = sum(refinement.gradient_forwards for refinement in self.folds)
+        simulations = sum(refinement.forwards for refinement in self.folds) - gradient_forwards
+        return gradient_forwards + self.test_forwards, simulations
 
     @property
-    def unseen_forwards(self) -> float:
-        """The cost of confirming thresholds of activations without statistics of the samples that are kept aside."""
-        return 0.0 if self._unseen is None else self._unseen.forwards
+    def test_forwards(self) -> float:
+        """The cost of testing thresholds of activations with statistics of the tuning samples."""
+        return self.test.forwards
 
     def record(self) -> dict[str, Any]:
         """The entries of the log's header on refinement, as JSON values."""
@@ -485,20 +541,25 @@ class _ConfirmedSteps:
             **figures_of(gain, self.clipped, self.clipped_before),
         }
 
-    def _is_better(self, new: float, old: float) -> bool:
+    def _is_better(self, refinement: _Refinement, measured: _Measured, estimated: _Measured) -> bool:
+        """Whether a proposal is better than the estimated thresholds in one fold; an objective that few samples
+        estimate poorly need only not be lower."""
+        new, old = refinement.value_of(measured), refinement.value_of(estimated)
+        if new is None or old is None:
+            return new is not None
         objective = self.task.goal.objective
-        coarse = objective.loss is None or objective.counts_classes
-        return new >= old if coarse else new > old
+        return new >= old if objective.loss is None or objective.counts_classes else new > old
 
-    def _clipped(self, activations: str) -> float:
-        """The fraction of values that these thresholds of activations clip, on average over turns."""
+    def _clipped(self, name: str) -> float:
+        """The fraction of values that these thresholds of activations clip, on average over folds."""
         calibration, space = self.task.estimated.calibration, self.task.estimated.space
-        by_turn = [turn.proposals.get(activations, self.task.estimated) for turn in self.turns]
-        plans = [plan_or_refusal(p.resolver, turn.bits) for p, turn in zip(by_turn, self.turns, strict=True)]
+        proposals = [refinement.proposals.get(name, self.task.estimated) for refinement in self.folds]
+        plans = [plan_or_refusal(p.resolver, r.bits) for p, r in zip(proposals, self.folds, strict=True)]
         feasible = [plan for plan in plans if not isinstance(plan, InfeasibleBits)]
         shares = [clipped_share(calibration, space, plan.thresholds) for plan in feasible]
         return sum(shares) / len(shares) if shares else 0.0
 
 
-def _same(one: Chosen, other: Chosen) -> bool:
-    return all(torch.equal(one[edge], other[edge]) for edge in other)
+def _advance(rounds: Iterator[int], count: int | None = None) -> None:
+    """Run an iterator of rounds for so many accepted rounds, or to its end."""
+    collections.deque(itertools.islice(rounds, count), maxlen=0)

@@ -441,9 +441,9 @@ class Search:
             return result
         objective, measure = self.scorer.goal.objective, self.scorer.evaluator.measure
         measured = [measure(self.prepared.resolver(trial.bits)) for trial in (first, result.best)]
-        before, after = ([losses_of(objective, m)] * len(confirmation.turns) for m in measured)
+        before, after = ([losses_of(objective, m)] * len(confirmation.folds) for m in measured)
         others = sum(trial.same_as is None for trial in result.trials[1:])
-        if confirmation.gain(before, after).is_sure(candidates=max(1, others)):
+        if confirmation.gain(before, after).is_significant(candidates=max(1, others)):
             return result
         return replace(result, best=first)
 

@@ -23,20 +23,20 @@ from hago.search import choice_refinement, confirmation
 from hago.search.choice_refinement import _Proposals
 from hago.search.confirmation import (
     FEW,
-    TURNS,
+    FOLDS,
     Confirmation,
-    KeptAside,
+    Fold,
     UnseenSamples,
     clipped_share,
+    folds_of,
     losses_of,
-    turns_of,
 )
 from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.objective import OBJECTIVES
 from hago.search.preparation import Prepared, plan_and_batches, prepare
 from hago.search.proposed_thresholds import RefinementTask
-from hago.search.refinement import _start_together
+from hago.search.refinement import _start
 from hago.search.session import SearchOptions, run_search
 from hago.study.log import read_log
 
@@ -48,17 +48,17 @@ SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=20)
 # ---------------------------------------------------------------- which samples
 @given(SIZES)
 def test_few_samples_take_turns_and_of_many_a_part_is_kept_aside(sizes: list[int]) -> None:
-    total, turns = sum(sizes), turns_of(sizes)
+    total, turns = sum(sizes), folds_of(sizes)
     ends = {0, *itertools.accumulate(sizes)}
     if total == 1:
         assert not turns
     elif total < FEW:
-        assert len(turns) == min(TURNS, total)
+        assert len(turns) == min(FOLDS, total)
         assert [t.first for t in turns] == [0, *(t.last for t in turns[:-1])] and turns[-1].last == total
     else:
         (turn,) = turns
         assert turn.last == total and 0.1 < (total - turn.first) / total < 0.45
-    if len(set(sizes)) == 1 and len(sizes) % TURNS == 0:
+    if len(set(sizes)) == 1 and len(sizes) % FOLDS == 0:
         assert all({t.first, t.last} <= ends for t in turns)  # whole batches
 
 
@@ -66,28 +66,28 @@ def test_few_samples_take_turns_and_of_many_a_part_is_kept_aside(sizes: list[int
 def test_what_is_kept_aside_and_what_shapes_are_all(sizes: list[int], data: st.DataObject) -> None:
     total = sum(sizes)
     first = data.draw(st.integers(0, total - 1))
-    aside = KeptAside(first, data.draw(st.integers(first + 1, total)))
+    aside = Fold(first, data.draw(st.integers(first + 1, total)))
     batches = list(torch.arange(total).split(sizes))
-    shaping = [t for (t,) in aside.shaping([b] for b in batches)]
+    shaping = [t for (t,) in aside.tuning_tensors([b] for b in batches)]
     assert all(len(t) for t in shaping)
     expected = [i for i in range(total) if not aside.first <= i < aside.last]
-    assert [int(i) for t in shaping for i in t] == expected == aside.without(torch.arange(total)).tolist()
+    assert [int(i) for t in shaping for i in t] == expected == aside.tuning(torch.arange(total)).tolist()
 
 
 def test_a_gain_is_sure_where_blocks_agree() -> None:
-    kept = Confirmation((16,) * 8, turns_of([16] * 8))
+    kept = Confirmation((16,) * 8, folds_of([16] * 8))
     before = torch.ones(128)
     even = before - 0.1 - 0.001 * (torch.arange(128) % 16 // 4)
     one = before.clone()
     one[127] -= 3.2  # as much on average, all of it of one sample
-    assert kept.gain([before], [even]).is_sure() and not kept.gain([before], [one]).is_sure()
+    assert kept.gain([before], [even]).is_significant() and not kept.gain([before], [one]).is_significant()
     assert kept.gain([before], [even]).part == pytest.approx(0.1, rel=0.05)
-    assert not kept.gain([before], [even]).is_sure(margin=0.2)
+    assert not kept.gain([before], [even]).is_significant(margin=0.2)
     # what does not run is not compared, and no figure of it is infinite
     none = torch.full((128,), torch.inf, dtype=torch.float64)
     for pair in ((none, even), (even, none), (none, none)):
         found = kept.gain(*([losses] for losses in pair))
-        assert not found.is_sure() and (found.part, found.errors) == (0.0, 0.0)
+        assert not found.is_significant() and (found.part, found.errors) == (0.0, 0.0)
     # what is gained on samples that shaped it does not count
     seen = before.clone()
     seen[:96] = 0.0
@@ -95,7 +95,7 @@ def test_a_gain_is_sure_where_blocks_agree() -> None:
 
 
 def test_the_best_of_several_equal_candidates_is_seldom_taken() -> None:
-    kept, generator = Confirmation((4, 4), turns_of([4, 4])), torch.Generator().manual_seed(0)
+    kept, generator = Confirmation((4, 4), folds_of([4, 4])), torch.Generator().manual_seed(0)
     rounds, candidates, taken = 400, 6, {1: 0, 6: 0}
     for _ in range(rounds):
         before = torch.rand(8, generator=generator, dtype=torch.float64) + 0.5
@@ -103,9 +103,9 @@ def test_the_best_of_several_equal_candidates_is_seldom_taken() -> None:
             before * (torch.randn(8, generator=generator, dtype=torch.float64) / 10).exp() for _ in range(candidates)
         ]
         best = min(after, key=lambda losses: float(losses.mean()))
-        gain = kept.gain([before] * len(kept.turns), [best] * len(kept.turns))
+        gain = kept.gain([before] * len(kept.folds), [best] * len(kept.folds))
         for counted in taken:
-            taken[counted] += gain.is_sure(candidates=counted)
+            taken[counted] += gain.is_significant(candidates=counted)
     assert taken[6] < 0.08 * rounds < 0.15 * rounds < taken[1]  # the law bites where only the best is counted
 
 
@@ -119,7 +119,7 @@ def test_the_share_that_is_clipped() -> None:
 
 
 # ---------------------------------------------------------------- laws of proposals
-def other_where_kept(aside: KeptAside) -> list[tuple[Tensor, Tensor]]:
+def other_where_kept(aside: Fold) -> list[tuple[Tensor, Tensor]]:
     """The data with other samples there."""
     inputs, labels = (torch.cat(parts) for parts in zip(*DATA, strict=True))
     inputs = inputs.clone()
@@ -127,14 +127,14 @@ def other_where_kept(aside: KeptAside) -> list[tuple[Tensor, Tensor]]:
     return list(zip(inputs.split(8), labels.split(8), strict=True))
 
 
-def proposed(prepared: Prepared, data: list[tuple[Tensor, Tensor]], aside: KeptAside | None) -> list[object]:
+def proposed(prepared: Prepared, data: list[tuple[Tensor, Tensor]], aside: Fold | None) -> list[object]:
     """All thresholds that are proposed from these data."""
     goal, batches = make_goal(GoalOptions("sqnr")), Batches(data, prepared.graph.inputs)
     evaluator = Evaluator(prepared.graph, batches, goal.objective)
-    turns = turns_of([8, 8])
+    turns = folds_of([8, 8])
     task = RefinementTask.of(replace(prepared, batches=batches), goal, "", evaluator)
-    started = _start_together(task, Confirmation((8, 8), turns))
-    refinement = started[-1] if aside is None else started[turns.index(aside)]
+    folds, final = _start(task, Confirmation((8, 8), turns))
+    refinement = final if aside is None else folds[turns.index(aside)]
     refinement.run_rounds(20.0)
     proposals = _Proposals.of(replace(task, metric="weight_bytes"), aside)
     plans = [p.resolver(prepared.space.widest()) for p in (refinement.prepared, *proposals.thresholds.values())]
@@ -144,7 +144,7 @@ def proposed(prepared: Prepared, data: list[tuple[Tensor, Tensor]], aside: KeptA
 @pytest.mark.parametrize("spec", ["x86_vnni", "tflite", "vta"])
 def test_samples_that_are_kept_aside_shape_no_proposal(spec: str) -> None:
     prepared = prepare(residual_block(), spec, DATA)
-    for aside in turns_of([8, 8])[1:3]:
+    for aside in folds_of([8, 8])[1:3]:
         others = other_where_kept(aside)
         assert proposed(prepared, DATA, aside) == proposed(prepared, others, aside)
         assert proposed(prepared, DATA, None) != proposed(prepared, others, None)  # the law bites
@@ -157,7 +157,7 @@ def test_unseen_samples_are_in_no_statistics(spec: str) -> None:
     assert confirmation is not None
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective)
     task = RefinementTask.of(prepared, goal, "weight_bytes", evaluator)
-    choices = _Proposals.of(task, confirmation.turns[1])
+    choices = _Proposals.of(task, confirmation.folds[1])
 
     def thresholds(data: list[tuple[Tensor, Tensor]], index: int) -> list[object]:
         batches = Batches(data, prepared.graph.inputs)
@@ -166,7 +166,7 @@ def test_unseen_samples_are_in_no_statistics(spec: str) -> None:
         plans = [p.resolver(prepared.space.widest()) for p in proposals]
         return [sorted((k, lo.tolist(), hi.tolist()) for k, (lo, hi) in plan.thresholds.items()) for plan in plans]
 
-    others = other_where_kept(confirmation.turns[1])
+    others = other_where_kept(confirmation.folds[1])
     for before, after in zip(thresholds(DATA, 1), thresholds(others, 1), strict=True):
         assert before == after
     for before, after in zip(thresholds(DATA, 2), thresholds(others, 2), strict=True):
@@ -177,14 +177,14 @@ def test_unseen_samples_are_measured_alone() -> None:
     prepared, confirmation = prepare(residual_block(), "vta", DATA), Confirmation.of([8, 8])
     assert confirmation is not None
     unseen = UnseenSamples(prepared, OBJECTIVES["sqnr"], confirmation)
-    bits, turns = prepared.space.widest(), confirmation.turns
+    bits, turns = prepared.space.widest(), confirmation.folds
     by_turn = unseen.losses([prepared] * len(turns), [bits] * len(turns))
     evaluator = Evaluator(prepared.graph, prepared.batches, OBJECTIVES["sqnr"])
     whole = losses_of(OBJECTIVES["sqnr"], evaluator.measure(prepared.resolver(bits)))
     assert by_turn is not None
     for turn, losses in zip(turns, by_turn, strict=True):
         aside = slice(turn.first, turn.last)
-        assert torch.allclose(losses[aside], whole[aside]) and not turn.without(losses).any()
+        assert torch.allclose(losses[aside], whole[aside]) and not turn.tuning(losses).any()
     assert unseen.forwards == len(turns) + 1
 
 
@@ -205,15 +205,16 @@ def test_thresholds_of_activations_must_be_better_with_statistics_of_others_too(
 def test_rounds_for_classes_err_less_and_lose_no_class(objective: str) -> None:
     prepared, goal = prepare(residual_block(), "x86_vnni", DATA), make_goal(GoalOptions(objective))
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
-    turns = Confirmation((8, 8), turns_of([8, 8]))
-    found = _start_together(RefinementTask.of(prepared, goal, "", evaluator), turns)[-1]
-    value = found.measured(found.prepared)
-    losses = [float(found.losses.mean())]
-    for _ in found.rounds(40.0):
-        kept = found.measured(found.prepared)
-        assert value is not None and kept is not None and kept >= value
-        value = kept
-        losses.append(float(found.losses.mean()))
+    turns = Confirmation((8, 8), folds_of([8, 8]))
+    _, refinement = _start(RefinementTask.of(prepared, goal, "", evaluator), turns)
+    measured = refinement.measure(refinement.prepared)
+    value, losses = refinement.value_of(measured), [float(measured.losses.mean())]
+    for _ in refinement.rounds(40.0):
+        measured = refinement.measure(refinement.prepared)
+        after = refinement.value_of(measured)
+        assert value is not None and after is not None and after >= value
+        value = after
+        losses.append(float(measured.losses.mean()))
     assert len(losses) > 1 and losses == sorted(losses, reverse=True)
 
 
@@ -283,10 +284,10 @@ def test_samples_unlike_those_that_shaped_are_not_clipped() -> None:
 
 
 def test_a_point_that_is_better_by_chance_is_not_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirmation.Gain, "is_sure", lambda self, margin=0.0, candidates=1: False)
+    monkeypatch.setattr(confirmation.Gain, "is_significant", lambda self, margin=0.0, candidates=1: False)
     found = run_search(residual_block(), "vta", DATA, SearchOptions.of("gradient", progress=False))
     assert found.result.best.bits == found.result.trials[0].bits
-    monkeypatch.setattr(confirmation.Gain, "is_sure", lambda self, margin=0.0, candidates=1: True)
+    monkeypatch.setattr(confirmation.Gain, "is_significant", lambda self, margin=0.0, candidates=1: True)
     again = run_search(residual_block(), "vta", DATA, SearchOptions.of("gradient", progress=False))
     assert again.result.best.bits == max(again.result.trials, key=lambda t: t.score.rank).bits
 
@@ -333,7 +334,7 @@ def test_logs_that_are_not_blind_are_replayed_and_continued_as_they_were_begun(
     path = tmp_path / "log.jsonl"
     how = SearchOptions.of(progress=False, log=path, budget=4, **options)
     with monkeypatch.context() as patch:
-        older = Confirmation((8, 8), turns_of([8, 8]), is_blind=False)
+        older = Confirmation((8, 8), folds_of([8, 8]), is_blind=False)
         patch.setattr(Confirmation, "of", staticmethod(lambda *_: older))
         run_search(residual_block(), "vta", DATA, how)
     content = path.read_bytes()

@@ -30,7 +30,7 @@ from hago.search.goal import GoalOptions, make_goal
 from hago.search.gradients import gradients
 from hago.search.objective import divergence_pull, squared_error_probe, squared_error_pull
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
-from hago.search.proposed_thresholds import RefinementTask, weighted, with_statistics
+from hago.search.proposed_thresholds import RefinementTask, gradient_weighted, with_least_squares
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.refinement import refine_thresholds
 from hago.search.safe_bits import widest_safe_bits
@@ -224,7 +224,7 @@ def test_refined_choices_hold_all_over_the_space(prepared: Prepared) -> None:
     assert {k: [t.tolist() for t in ends] for k, ends in found.prepared.calibration.refined.items()} == {
         k: [t.tolist() for t in ends] for k, ends in again.prepared.calibration.refined.items()
     }
-    plain = with_statistics(prepared, prepared.calibration)
+    plain = with_least_squares(prepared, prepared.calibration)
     gains = []
     for rung in range(3):
         bits = point_at_choice(prepared.space, rung)
@@ -275,7 +275,7 @@ def test_weights_of_values_are_squared_gradients() -> None:
     seen = gradients(
         prepared.graph, prepared.batches, prepared.calibration.ranges, squared_error_probe, lambda edge: ()
     )
-    histogram = weighted(prepared, seen.spectra).statistics["x"].histogram[0]
+    histogram = gradient_weighted(prepared, seen.spectra).statistics["x"].histogram[0]
     width = 2.0 / len(histogram)
     share = {v: float(histogram[int((v + 1.0) / width) - 2 : int((v + 1.0) / width) + 3].sum()) for v in (0.5, 0.25)}
     assert float(histogram.sum()) == pytest.approx(1.0)
