@@ -30,7 +30,7 @@ from hago.search.objective import OBJECTIVES
 from hago.search.proposed_thresholds import RefinementTask
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.safe_bits import widest_safe_bits
-from hago.search.scoring import PlanScorer
+from hago.search.scoring import GoalScorer
 from hago.study import Ask, Front, GeneratorSearcher, Score, Searcher, Steps, Trial, point_key, run_study, shifted
 
 #: Of the plain greedy search, in dB: each gives one point, and those on the way to it.
@@ -176,7 +176,7 @@ class Contest:
         resolver, space = self.refined.resolver, self.refined.space
         start = widest_safe_bits(resolver, self.refined.calibration.peaks)
         assert callable(searcher)
-        scored = PlanScorer(make_goal(GoalOptions("sqnr", budget_cost=NO_LIMIT)), self.refined)
+        scored = GoalScorer(make_goal(GoalOptions("sqnr", budget_cost=NO_LIMIT)), self.refined)
         return run_study(space, searcher(space, start, self.seed), scored, plan_key=lambda b: resolver(b).key).trials
 
     def point(self, trial: Trial, prepared: Prepared) -> Point:

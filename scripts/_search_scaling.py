@@ -19,7 +19,8 @@ from hago.graph import Node
 from hago.plan import Bits
 from hago.search import Prepared, QuantizationOptions, prepare
 from hago.search.objective import objective
-from hago.search.workers import Workers, make_worker_state, open_executor, worker_spec_of
+from hago.search.point_scorer import make_point_scorer
+from hago.search.workers import Workers, open_executor, worker_spec_of
 from hago.study import Score, read_log
 
 
@@ -53,10 +54,10 @@ def scaling(options: Any) -> list[Row]:
         data = [(x,) for x in torch.randn(images, 8, 8, 8).split(options.batch)]
         prepared = prepare(graph, options.hardware[0], data, QuantizationOptions(estimator="power2_range"))
         forward = float_forward(prepared.graph, data)
-        bench = make_worker_state(prepared.resolver, prepared.batches, objective("sqnr"))
+        scorer = make_point_scorer(prepared.resolver, prepared.batches, objective("sqnr"))
         points = one_edge_at_a_time(prepared, 40)
         floats = [seconds_of(forward, options.clock) for _ in range(options.pairs + 1)][1:]
-        spent = [seconds_of(partial(bench.score, point), options.clock) for point in points][8:]
+        spent = [seconds_of(partial(scorer.score, point), options.clock) for point in points][8:]
         one = statistics.mean(spent)
         groups = len(prepared.space.groups)
         part = one / statistics.median(floats)

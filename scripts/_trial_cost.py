@@ -27,8 +27,8 @@ from hago.search import Evaluator, GoalOptions, Prepared, QuantizationOptions, R
 from hago.search.goal import make_goal
 from hago.search.guidance import make_surrogate
 from hago.search.objective import objective
+from hago.search.point_scorer import PointScorer, make_point_scorer
 from hago.search.safe_bits import widest_safe_bits
-from hago.search.workers import WorkerState, make_worker_state
 from hago.searchers import SEARCHERS, make_searcher
 from hago.study import Score, run_study
 
@@ -43,9 +43,9 @@ BETWEEN = 96
 
 @dataclass
 class Timed:
-    """A worker state whose evaluation time is counted, and a float forward that is timed now and then between."""
+    """A point scorer whose evaluation time is counted, and a float forward that is timed now and then between."""
 
-    worker_state: WorkerState
+    scorer: PointScorer
     forward: Callable[[], Any]
     clock: Callable[[], float]
     pairs: int
@@ -58,7 +58,7 @@ class Timed:
         if len(self.floats) < self.pairs or len(self.points) % BETWEEN == 0:
             self.floats.append(seconds_of(self.forward, self.clock))
         begun = self.clock()
-        score = self.worker_state.score(bits, rival)
+        score = self.scorer.score(bits, rival)
         self.seconds += self.clock() - begun
         self.points.append(bits)
         return score
@@ -71,7 +71,7 @@ class Timed:
     @property
     def reused(self) -> float:
         """Of all steps of all trials, the part that did not run."""
-        return self.worker_state.evaluator.reuse.spent.share
+        return self.scorer.evaluator.reuse.spent.share
 
 
 def trial_cost(options: Any) -> list[Row]:
@@ -119,8 +119,8 @@ def _searched(prepared: Prepared, subject: Subject, name: str, options: Any) -> 
     """A whole search, on the fastest kernels that are exact."""
     race = RaceOptions() if name.endswith("raced") else None
     goal = make_goal(GoalOptions("sqnr"))
-    state = make_worker_state(prepared.resolver, prepared.batches, goal.objective, race=race)
-    timed = Timed(state, float_forward(prepared.graph, subject.batches), options.clock, options.pairs)
+    scorer = make_point_scorer(prepared.resolver, prepared.batches, goal.objective, race=race)
+    timed = Timed(scorer, float_forward(prepared.graph, subject.batches), options.clock, options.pairs)
     timed.forward()
     start, found = widest_safe_bits(prepared.resolver, prepared.calibration.peaks), SEARCHES[name]
     begun = options.clock()
@@ -144,7 +144,7 @@ def _again(prepared: Prepared, subject: Subject, points: Sequence[Bits], options
     evaluator = Evaluator(prepared.graph, batches, objective("sqnr"), prepared.hardware.known_ops, engine="float")
     forward = float_forward(prepared.graph, subject.batches)
     forward()
-    timed = Timed(WorkerState(prepared.resolver, evaluator), forward, options.clock, options.pairs)
+    timed = Timed(PointScorer(prepared.resolver, evaluator), forward, options.clock, options.pairs)
     for bits in points:
         timed(bits)
     return timed

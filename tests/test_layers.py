@@ -202,7 +202,7 @@ def test_packages_are_imported_by_what_they_offer() -> None:
         ("hago.ops._rule.Site", True),
         ("hago.runtime.native.Executor", False),
         ("hago.runtime.native.executor.Executor", True),
-        ("hago.search.scoring.PlanScorer", False),  # its own package
+        ("hago.search.scoring.GoalScorer", False),  # its own package
         ("hago.errors.HagoError", False),
         ("torch.nn.functional", False),
     ],

@@ -16,7 +16,7 @@ from hago.plan import HardwareId, Plan
 from hago.search.evaluate import Evaluator
 from hago.search.objective import Objective, jackknife_interval
 from hago.search.preparation import Prepared
-from hago.search.scoring import PlanScorer
+from hago.search.scoring import GoalScorer
 from hago.study import Header, Searcher, make_header
 
 #: Parts of a description that the header of a log has elsewhere, or not at all.
@@ -27,7 +27,7 @@ NOT_IN_HEADER: Final = frozenset(
 _ASIDE: Final = ("kept_aside", "turns", "blind")
 
 
-def description(scorer: PlanScorer, searcher: Searcher, seed: int, search_topology: bool) -> dict[str, Any]:
+def description(scorer: GoalScorer, searcher: Searcher, seed: int, search_topology: bool) -> dict[str, Any]:
     """The `made_by` of a search's strategies, without their figures; the header of its log repeats most of it."""
     prepared, goal, race = scorer.prepared, scorer.goal, scorer.race
     how = made_by(prepared, goal.objective.name, seed)

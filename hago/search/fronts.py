@@ -18,7 +18,7 @@ from typing import Any, Final
 from hago.cost import amount_text
 from hago.errors import LogError
 from hago.plan import Strategy
-from hago.search.scoring import PlanScorer
+from hago.search.scoring import GoalScorer
 from hago.serialization.json_text import (
     canonical,
     check_schema,
@@ -179,7 +179,7 @@ class FrontWriter:
 
     def __init__(
         self,
-        scorer: PlanScorer,
+        scorer: GoalScorer,
         path: Path | None,
         made_by: Mapping[str, Any],
         is_local: bool,

@@ -151,7 +151,7 @@ def looks(sizes: Iterable[int], first: int) -> list[bool]:
 
 # ---------------------------------------------------------------- scoring
 class Pruner:
-    """Scores points, and measures those that are worse than their rival on fewer samples. A WorkerState owns one.
+    """Scores points, and measures those that are worse than their rival on fewer samples. A PointScorer owns one.
 
     Args:
         evaluator: over samples in random order, see `shuffled`.

@@ -12,7 +12,7 @@ from hago.plan.feasibility import nearest_feasible
 from hago.search.goal import Goal
 from hago.search.objective import Objective, wilson_interval
 from hago.search.preparation import Prepared
-from hago.search.scoring import PlanScorer
+from hago.search.scoring import GoalScorer
 from hago.study import StudyResult
 
 #: The part of the squared error, or of another loss, that a point of fewer bits keeps. Seen: down to 1/35 of KL
@@ -57,7 +57,7 @@ def check_costs_reachable(goal: Goal, prepared: Prepared, start: Bits) -> None:
             )
 
 
-def check_measures_reachable(goal: Goal, prepared: Prepared, start: Bits, scorer: PlanScorer) -> None:
+def check_measures_reachable(goal: Goal, prepared: Prepared, start: Bits, scorer: GoalScorer) -> None:
     """Refuse limits on measures that the most bits miss by more than other points may gain by chance.
 
     Where the most bits overflow, or nodes may be float, only a search finds how much a measure can be.

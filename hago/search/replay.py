@@ -23,7 +23,7 @@ from hago.search.objective import objective as named_objective
 from hago.search.preparation import Prepared, QuantizationOptions, plan_and_batches, prepare
 from hago.search.racing import RaceOptions
 from hago.search.redundancy import prune_redundant_choices
-from hago.search.scoring import PlanScorer
+from hago.search.scoring import GoalScorer
 from hago.search.session import costs_in_use, find_starting_point
 from hago.searchers import SEARCHERS
 from hago.study import Header, Trial, read_log
@@ -219,7 +219,7 @@ def _with_refined_thresholds(prepared: Prepared, header: Header, measure: Object
     if name not in SEARCHERS:
         raise LogError(f"log {log}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
     costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, goal)
-    scorer = PlanScorer(goal, prune_redundant_choices(prepared, costs), None, race, header.seed)
+    scorer = GoalScorer(goal, prune_redundant_choices(prepared, costs), None, race, header.seed)
     confirmation = Confirmation.of([b.size for b in scorer.evaluator.batches], settings.get("refined"))
     start = find_starting_point(
         name,

@@ -1,5 +1,11 @@
 """Scores of points under a goal, measured in this process or by workers, or taken from the logs of earlier searches.
 
+A point becomes a score in three steps, each an object that calls the next:
+
+- `GoalScorer`, one per search: looks up known scores and costs, and applies the goal to what was measured;
+- `PointScorer`, one per process and thread: resolves bits to a Plan, and measures less of it in a race;
+- `Evaluator`, one per PointScorer: simulates the Plan over the data.
+
 A Plan that `first` scored, or that a log of an earlier search holds, is not measured again. Equal Plans within a search
 are found by `study.TrialCache`.
 """
@@ -21,9 +27,10 @@ from hago.plan import Bits
 from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal
 from hago.search.objective import OBJECTIVES
+from hago.search.point_scorer import make_point_scorer
 from hago.search.preparation import Prepared
 from hago.search.racing import RaceOptions
-from hago.search.workers import WorkerPool, Workers, make_worker_state, worker_spec_of
+from hago.search.workers import WorkerPool, Workers, worker_spec_of
 from hago.study import Notice, PendingScore, Score, Submit, read_header, read_log
 
 #: Scores as measured, by the key of their Plan.
@@ -92,13 +99,13 @@ def _scores(path: Path, prepared: Prepared, goal: Goal) -> Iterable[Score]:
 # ---------------------------------------------------------------- scoring
 
 
-class PlanScorer:
-    """The scorer of one search's points. The search makes one and calls it for every point; workers measure, and the
-    goal is applied here.
+class GoalScorer:
+    """The scorer of one search's points. `search.session` makes one, and the study calls it for every point; its
+    PointScorer, or one of a worker, measures, and the goal is applied here.
 
     Args:
         cache_bytes: of each process; see Evaluator.
-        race, seed: see make_worker_state.
+        race, seed: see `make_point_scorer`.
         known: the scores of earlier searches, by the key of the Plan, which are not measured again.
 
     Raises:
@@ -118,29 +125,31 @@ class PlanScorer:
             raise HagoError("a race compares the objective sample by sample; it cannot be raced for minimize=...")
         self.goal, self.prepared, self.race, self.known = goal, prepared, race, known
         self._more = (cache_bytes, race, seed)
-        self._state = make_worker_state(prepared.resolver, prepared.batches, goal.objective, goal.measures, *self._more)
+        self._point_scorer = make_point_scorer(
+            prepared.resolver, prepared.batches, goal.objective, goal.measures, *self._more
+        )
 
     @property
     def evaluator(self) -> Evaluator:
         """The evaluator of this process, which measures Plans and counts what that took."""
-        return self._state.evaluator
+        return self._point_scorer.evaluator
 
-    def with_prepared(self, prepared: Prepared) -> PlanScorer:
+    def with_prepared(self, prepared: Prepared) -> GoalScorer:
         """A scorer with other thresholds, which shares the cache of simulated values."""
         other = copy(self)
-        other.prepared, other._state = prepared, replace(self._state, resolver=prepared.resolver)
+        other.prepared, other._point_scorer = prepared, replace(self._point_scorer, resolver=prepared.resolver)
         return other
 
     def __call__(self, bits: Bits, rival: Bits | None = None) -> Score:
         """The score of a point, from this process."""
         known = self._known(bits)
-        return self.under_goal(bits, self._state.score(bits, rival) if known is None else known)
+        return self.under_goal(bits, self._point_scorer.score(bits, rival) if known is None else known)
 
     def first(self, bits: Bits) -> Score:
         """The score of a point before the first trial; the search then does not measure it again."""
         score = self._known(bits)
         if score is None:
-            score = self._state.score(bits)
+            score = self._point_scorer.score(bits)
             self.known = {**self.known, score.plan_key: score}
         return self.under_goal(bits, score)
 
@@ -158,7 +167,7 @@ class PlanScorer:
         if pool is None:
             return None
         work = worker_spec_of(self.prepared, self.goal.objective, self.goal.measures, *self._more)
-        workers = Workers(pool, work, self._state.score, notice)
+        workers = Workers(pool, work, self._point_scorer.score, notice)
 
         def start(bits: Bits, rival: Bits | None = None) -> _UnderGoal:
             known = self._known(bits)
@@ -184,7 +193,7 @@ class _Ready:
 class _UnderGoal:
     """A pending score to which the goal is applied when it comes."""
 
-    scorer: PlanScorer
+    scorer: GoalScorer
     bits: Bits
     pending: PendingScore
 

@@ -41,7 +41,7 @@ from hago.search.reachability import check_costs_reachable, check_measures_reach
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.refinement import refine_thresholds
 from hago.search.safe_bits import safe_bits
-from hago.search.scoring import LogPath, PlanScorer, hashes_of, known_scores
+from hago.search.scoring import GoalScorer, LogPath, hashes_of, known_scores
 from hago.search.starting_point import StartingPoint
 from hago.search.workers import open_executor
 from hago.searchers import (
@@ -257,14 +257,14 @@ def with_search_topology(quantization: QuantizationOptions, costs: Sequence[str]
     return replace(quantization, search_topology=any(METRICS[name].depends_on_float for name in costs))
 
 
-def make_scorer(options: SearchOptions, goal: Goal, prepared: Prepared) -> PlanScorer:
+def make_scorer(options: SearchOptions, goal: Goal, prepared: Prepared) -> GoalScorer:
     """The scorer of the search's points, which knows the scores in the logs that it may reuse."""
     known = known_scores(options.run.reuse, prepared, goal)
-    return PlanScorer(goal, prepared, options.run.cache_bytes, as_race(options.race), options.seed, known)
+    return GoalScorer(goal, prepared, options.run.cache_bytes, as_race(options.race), options.seed, known)
 
 
 # ---------------------------------------------------------------- the searcher and where it starts
-def choose_searcher(options: SearchOptions, scorer: PlanScorer) -> tuple[Any, Refines]:
+def choose_searcher(options: SearchOptions, scorer: GoalScorer) -> tuple[Any, Refines]:
     """The searcher, `auto` being decided by the goal, and which thresholds are refined before it begins: none where
     the user chose them, or chose how they are estimated.
 
@@ -303,7 +303,7 @@ def _asks_for_fewer_bits(prepared: Prepared, goal: Goal) -> bool:
     return any(x.shortfall(float(figures.get(x.figure, math.inf))) > 0.0 for x in limits)
 
 
-def choose_confirmation(scorer: PlanScorer, logged: Header | None) -> Confirmation | None:
+def choose_confirmation(scorer: GoalScorer, logged: Header | None) -> Confirmation | None:
     """The samples that are kept aside to confirm refined thresholds; None for a log of version 1, which kept none."""
     sizes = [batch.size for batch in scorer.evaluator.batches]
     return Confirmation.of(sizes, None if logged is None else logged.settings.get("refined"))
@@ -312,7 +312,7 @@ def choose_confirmation(scorer: PlanScorer, logged: Header | None) -> Confirmati
 def find_starting_point(
     searcher: str | Searcher | Any,
     refines: Refines,
-    scorer: PlanScorer,
+    scorer: GoalScorer,
     *,
     costs: Sequence[str],
     choices: int,
@@ -375,7 +375,7 @@ class Search:
 
     options: SearchOptions
     costs: Sequence[str]
-    scorer: PlanScorer
+    scorer: GoalScorer
     searcher: Searcher
     description: Mapping[str, Any]
     confirmation: Confirmation | None

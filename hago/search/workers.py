@@ -1,15 +1,16 @@
-"""Evaluation of points in other processes: executors by name, the state of a worker, and the sending of points.
+"""Evaluation of points in other processes: executors by name, what a worker is sent, and the sending of points.
 
 `search.session` opens an executor for the time of a search, with `open_executor`: processes or threads of this machine,
 a Dask cluster, or any other `concurrent.futures.Executor` that the user passes (e.g. Ray's, MPI's).
 
 A `WorkerSpec` has everything that a worker needs, in values that can be sent to another process: the model, the
-hardware as a document, the data and the thresholds. A worker builds a `WorkerState` of it: a Resolver and an Evaluator
-with their caches. A search that runs in this process alone makes a WorkerState directly.
+hardware as a document, the data and the thresholds. A worker builds a `PointScorer` of it, such as the process that
+searches has: a Resolver and an Evaluator with their caches.
 
-`Workers` sends points to the executor; each becomes a `PendingEvaluation`. A worker gets the WorkerSpec of a search
-once, with its first point, and keeps the WorkerState; later points are sent without it. A worker with other versions of
-the software refuses. If a worker dies, the points that it had are evaluated again.
+`Workers`, which `GoalScorer.submit` makes, sends points to the executor; each becomes a `PendingEvaluation`. A worker
+gets the WorkerSpec of a search once, with its first point, and keeps the PointScorer; later points are sent without it.
+A worker with other versions of the software refuses. If a worker dies, the points that it had are evaluated again.
+
 
 A worker may also stop without ending, e.g. by a signal, or because its machine left the network. A timeout cannot
 distinguish that from a slow machine, so no point is given up for time alone. When the executor has been silent for many
@@ -29,7 +30,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import (
     BrokenExecutor,
     CancelledError,
@@ -52,11 +53,11 @@ from hago.errors import HagoError
 from hago.graph import Graph
 from hago.hardware import Hardware, hardware_from_document, hardware_to_document
 from hago.ops import OPS, OpRule
-from hago.plan import Bits, Resolver, Space, Topology, estimated_resolver
-from hago.search.evaluate import Evaluator
+from hago.plan import Bits, Space, Topology, estimated_resolver
 from hago.search.objective import OBJECTIVES, Objective
+from hago.search.point_scorer import PointScorer, make_point_scorer
 from hago.search.preparation import Prepared
-from hago.search.racing import Pruner, RaceOptions, shuffled
+from hago.search.racing import RaceOptions
 from hago.study import Notice, Score, versions
 
 #: The forms of a text that names an executor, for messages.
@@ -74,8 +75,8 @@ SILENCE_FACTOR: Final = 10.0
 LEAST_SILENCE_SECONDS: Final = 60.0
 #: Seconds that the search waits for the first answer, before which the workers have to start.
 FIRST_ANSWER_SECONDS: Final = 600.0
-#: Number of searches whose WorkerState a worker keeps.
-KEPT_STATES: Final = 2
+#: Number of searches whose PointScorer a worker keeps.
+KEPT_SCORERS: Final = 2
 #: Names of the errors that executors of other packages raise if a worker died.
 _WORKER_DEATHS: Final = ("KilledWorker", "WorkerCrashedError", "CommClosedError", "WorkerLostError")
 
@@ -200,14 +201,14 @@ def _worker_count(executor: Executor) -> int:
     return count if isinstance(count, int) and count > 0 else 1
 
 
-# ---------------------------------------------------------------- the state of a worker
+# ---------------------------------------------------------------- what a worker is sent
 #: The name of one of hago's objectives, or an objective of the user's own.
 ObjectiveOrName = str | Objective
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """Everything from which a WorkerState is built, in values that can be sent to another process.
+    """Everything from which a PointScorer is built, in values that can be sent to another process.
 
     `worker_spec_of` makes one per search. It must not be changed, since an executor may serialize it in another thread.
 
@@ -216,7 +217,7 @@ class WorkerSpec:
         added: rules of ops that hago does not have, by name.
         data: the source of the calibration Batches.
         objective, also, cache_bytes: see Evaluator.
-        race, seed: see `make_worker_state`.
+        race, seed: see `make_point_scorer`.
     """
 
     graph: Graph
@@ -235,8 +236,8 @@ class WorkerSpec:
     cache_bytes: int | None
     seed: int
 
-    def build(self) -> WorkerState:
-        """Build a new WorkerState.
+    def build(self) -> PointScorer:
+        """Build a new PointScorer.
 
         Raises:
             HagoError: the model or the data is not that of the search.
@@ -258,58 +259,7 @@ class WorkerSpec:
         resolver = estimated_resolver(graph, hardware, self.topology, self.space, self.calibration, self.estimator, ops)
         also = [_objective_of(o) for o in self.also]
         objective = _objective_of(self.objective)
-        return make_worker_state(resolver, batches, objective, also, self.cache_bytes, self.race, self.seed, quiet=True)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerState:
-    """Scores points in one process, for one thread at a time.
-
-    Args:
-        pruner: in a race, scores points against the best point so far; None without a race.
-    """
-
-    resolver: Resolver
-    evaluator: Evaluator
-    pruner: Pruner | None = None
-
-    def score(self, bits: Bits, rival: Bits | None = None) -> Score:
-        """The Score of a point.
-
-        Args:
-            rival: in a race, the best point so far.
-
-        Raises:
-            InfeasibleBits: no signature holds the bits.
-        """
-        plan = self.resolver(bits)
-        if self.pruner is None:
-            return self.evaluator.score(plan, bits)
-        return self.pruner.score(plan, bits, None if rival is None else self.resolver(rival))
-
-
-def make_worker_state(
-    resolver: Resolver,
-    batches: Batches,
-    objective: Objective,
-    also: Sequence[Objective] = (),
-    cache_bytes: int | None = None,
-    race: RaceOptions | None = None,
-    seed: int = 0,
-    quiet: bool = False,
-) -> WorkerState:
-    """Make the WorkerState of a search; for the other arguments see Evaluator.
-
-    Args:
-        race: options of the race; None for none.
-        seed: of the order of samples in a race.
-        quiet: see Evaluator; true in workers, since the process that searches has issued the warnings.
-    """
-    graph = resolver.graph
-    if race is not None:
-        batches = shuffled(batches, seed, race.first, graph.inputs)
-    evaluator = Evaluator(graph, batches, objective, resolver.ops, also, cache_bytes, quiet=quiet)
-    return WorkerState(resolver, evaluator, None if race is None else Pruner(evaluator, race))
+        return make_point_scorer(resolver, batches, objective, also, self.cache_bytes, self.race, self.seed, quiet=True)
 
 
 def worker_spec_of(
@@ -352,7 +302,7 @@ def _objective_of(named: ObjectiveOrName) -> Objective:
 # ---------------------------------------------------------------- in a worker
 @dataclass(frozen=True, slots=True)
 class SearchId:
-    """The identity of a search, sent with every point. `Workers` makes one; a worker finds its WorkerState by it, and
+    """The identity of a search, sent with every point. `Workers` makes one; a worker finds its PointScorer by it, and
     checks the versions before it builds one.
 
     Args:
@@ -364,34 +314,34 @@ class SearchId:
     made_by: Mapping[str, Any]
 
 
-class _ThreadStates(threading.local):
-    """The WorkerStates of one thread of a worker, by search: an Evaluator serves one thread at a time."""
+class _ThreadScorers(threading.local):
+    """The PointScorers of one thread of a worker, by search: an Evaluator serves one thread at a time."""
 
     def __init__(self) -> None:
-        self.by_search: LRU[str, WorkerState] = LRU(KEPT_STATES)
+        self.by_search: LRU[str, PointScorer] = LRU(KEPT_SCORERS)
 
 
-#: The states of the searches that this process works for; `score_remotely` adds to it.
-_STATES: Final = _ThreadStates()
+#: The scorers of the searches that this process works for; `score_remotely` adds to it.
+_SCORERS: Final = _ThreadScorers()
 
 
 def score_remotely(search_id: SearchId, bits: Bits, spec: WorkerSpec | None, rival: Bits | None = None) -> Score | None:
-    """Score a point; runs in a worker. Returns None if the worker has no state for the search and was sent no spec.
+    """Score a point; runs in a worker. Returns None if the worker has no scorer for the search and was sent no spec.
 
     Raises:
         HagoError: this worker has other versions, or received another model or data set.
         InfeasibleBits: no signature holds the bits.
     """
-    state = _STATES.by_search.get(search_id.search)
-    if state is None:
+    scorer = _SCORERS.by_search.get(search_id.search)
+    if scorer is None:
         check_versions(search_id, versions(search_id.made_by["threads"]))
         if spec is None:
             return None
         if torch.get_num_threads() != search_id.made_by["threads"]:
             torch.set_num_threads(search_id.made_by["threads"])
-        state = spec.build()
-        _STATES.by_search.put(search_id.search, state)
-    return state.score(bits, rival)
+        scorer = spec.build()
+        _SCORERS.by_search.put(search_id.search, scorer)
+    return scorer.score(bits, rival)
 
 
 def check_versions(search_id: SearchId, own_versions: Mapping[str, Any]) -> None:
@@ -413,8 +363,8 @@ def check_versions(search_id: SearchId, own_versions: Mapping[str, Any]) -> None
 
 # ---------------------------------------------------------------- in the process that searches
 class Workers:
-    """Sends points to the workers of an executor. `search.session` makes one per search; the study calls it once per
-    point.
+    """Sends points to the workers of an executor. `GoalScorer.submit` makes one per search, and the function that it
+    returns to the study calls it once per point.
 
     Args:
         pool: the executor.

@@ -20,10 +20,10 @@ from hago import search_quantize_strategy
 from hago.data.batches import Batches
 from hago.errors import DataError, HagoError
 from hago.search.objective import jackknife_interval, objective
+from hago.search.point_scorer import make_point_scorer
 from hago.search.preparation import QuantizationOptions, prepare
 from hago.search.racing import RaceOptions, looks, shuffled
 from hago.search.session import SearchOptions, run_search
-from hago.search.workers import make_worker_state
 from hago.study.log import best_trial, read_log
 
 Pair = Callable[[random.Random], tuple[float, float]]
@@ -106,26 +106,26 @@ def test_samples_are_drawn_once_and_all_of_them() -> None:
 # ---------------------------------------------------------------- scores
 def test_a_survivor_is_whole_and_what_is_given_up_says_so() -> None:
     prepared = prepare(residual_block(), "x86_vnni", DATA, QuantizationOptions(estimator="max_range"))
-    bench = make_worker_state(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions(), seed=1)
-    plain = make_worker_state(prepared.resolver, shuffled(prepared.batches, 1, 16, ("x",)), objective("sqnr"))
+    scorer = make_point_scorer(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions(), seed=1)
+    plain = make_point_scorer(prepared.resolver, shuffled(prepared.batches, 1, 16, ("x",)), objective("sqnr"))
     best, worst = prepared.space.widest(), prepared.space.narrowest()
-    assert bench.score(best, worst) == bench.score(best) == plain.score(best)
+    assert scorer.score(best, worst) == scorer.score(best) == plain.score(best)
     for _ in range(2):  # the second time from what is remembered
-        given_up = bench.score(worst, best)
+        given_up = scorer.score(worst, best)
         assert given_up.dropped == {"samples": 16, "of": 120, "because": "worse", "rival": plain.score(best).value}
         assert given_up.forwards == 16 / 120 and given_up.results["samples"] == 16
         assert given_up.value < plain.score(best).value and not given_up.accepted
         assert abs(given_up.value - plain.score(worst).value) < 1.5
-    fresh = make_worker_state(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions(), seed=1)
+    fresh = make_point_scorer(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions(), seed=1)
     assert fresh.score(worst, best) == given_up  # whoever measured the rival before
 
 
 def test_an_overflow_ends_a_race_and_is_a_lower_bound() -> None:
     prepared = prepare(residual_block(), "int16_accumulator", DATA, QuantizationOptions(estimator="max_range"))
     narrow, wide = prepared.space.narrowest(), prepared.space.widest()
-    bench = make_worker_state(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions())
-    whole = bench.score(wide)
-    raced = bench.score(wide, narrow)
+    scorer = make_point_scorer(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions())
+    whole = scorer.score(wide)
+    raced = scorer.score(wide, narrow)
     assert raced.dropped["because"] == "overflows" and not raced.runs
     assert all(raced.overflows[n] <= whole.overflows[n] for n in raced.overflows)
     assert sum(raced.overflows.values()) < sum(whole.overflows.values())
