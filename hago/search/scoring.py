@@ -162,7 +162,7 @@ class GoalScorer:
         """A measured score with the value and the shortfall that the goal gives it."""
         return self.goal.applied(score, plan_cost(self.prepared.resolver(bits)).figures)
 
-    def submit(self, pool: WorkerPool | None, notice: Notice = warn) -> Submit | None:
+    def remote_scoring(self, pool: WorkerPool | None, notice: Notice = warn) -> Submit | None:
         """The function that scores points on an executor; None without one."""
         if pool is None:
             return None

@@ -423,7 +423,7 @@ class Search:
                     on_trial=front,
                     plan_key=lambda bits: resolver(bits).key,
                     allow_overflow=options.goal.allow_overflow,
-                    submit=self.scorer.submit(pool),
+                    submit=self.scorer.remote_scoring(pool),
                     race=self.scorer.race is not None,
                     before=(self.before, self.gradient_forwards + self.simulations),
                 )

@@ -7,10 +7,10 @@ A `WorkerSpec` has everything that a worker needs, in values that can be sent to
 hardware as a document, the data and the thresholds. A worker builds a `PointScorer` of it, such as the process that
 searches has: a Resolver and an Evaluator with their caches.
 
-`Workers`, which `GoalScorer.submit` makes, sends points to the executor; each becomes a `PendingEvaluation`. A worker
-gets the WorkerSpec of a search once, with its first point, and keeps the PointScorer; later points are sent without it.
-A worker with other versions of the software refuses. If a worker dies, the points that it had are evaluated again.
-
+`Workers`, which `GoalScorer.remote_scoring` makes, sends points to the executor; each becomes a `PendingEvaluation`. A
+worker gets the WorkerSpec of a search once, with its first point, and keeps the PointScorer; later points are sent
+without it. A worker with other versions of the software refuses. If a worker dies, the points that it had are evaluated
+again.
 
 A worker may also stop without ending, e.g. by a signal, or because its machine left the network. A timeout cannot
 distinguish that from a slow machine, so no point is given up for time alone. When the executor has been silent for many
@@ -363,8 +363,8 @@ def check_versions(search_id: SearchId, own_versions: Mapping[str, Any]) -> None
 
 # ---------------------------------------------------------------- in the process that searches
 class Workers:
-    """Sends points to the workers of an executor. `GoalScorer.submit` makes one per search, and the function that it
-    returns to the study calls it once per point.
+    """Sends points to the workers of an executor. `GoalScorer.remote_scoring` makes one per search, and the function
+    that it returns to the study calls it once per point.
 
     Args:
         pool: the executor.

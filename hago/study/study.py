@@ -1,8 +1,8 @@
-"""The search loop: asks a searcher for points, evaluates and logs them, and keeps the best.
+"""The search loop: asks a searcher for points, has them scored, logs them, and keeps the best.
 
 `search.session` calls `run_study` once per search. The loop does not simulate: a point is a mapping of bits, the
-function `evaluate` scores it, and `plan_key` tells which points have equal Plans. The loop does what all searchers
-need: it evaluates equal Plans once (`TrialCache`), writes the log and resumes from it (`LogFile`), keeps to the budget,
+function `score_point` scores it, and `plan_key` tells which points have equal Plans. The loop does what all searchers
+need: it scores equal Plans once (`TrialCache`), writes the log and resumes from it (`LogFile`), keeps to the budget,
 shows progress, handles interrupts, and keeps the best trial.
 
 Invariant: a searcher is told exactly what the log holds, so that replaying a log restores the searcher's state. A
@@ -28,7 +28,7 @@ from hago.study.interrupts import Interrupts
 from hago.study.log import Header, LogFile, Notice, Trial, best_trial, log_notice
 from hago.study.progress import Progress
 from hago.study.searcher import Explains, Recalls, Score, Searcher
-from hago.study.trial_cache import Evaluate, Submit, TrialCache
+from hago.study.trial_cache import ScorePoint, Submit, TrialCache
 
 #: (trial, best trial so far, whether it was read from the log) -> further texts for the progress bar.
 OnTrial: TypeAlias = Callable[[Trial, Trial | None, bool], Sequence[str]]
@@ -63,7 +63,7 @@ class StudyResult:
 def run_study(
     space: Space,
     searcher: Searcher,
-    evaluate: Evaluate,
+    score_point: ScorePoint,
     *,
     log: str | Path | None = None,
     header: Header | None = None,
@@ -85,7 +85,7 @@ def run_study(
 
     Args:
         searcher: a new searcher; it serves this search only.
-        evaluate: scores a point; may raise InfeasibleBits where no signature holds its bits.
+        score_point: scores a point; may raise InfeasibleBits where no signature holds its bits.
         log: path of the log; an existing log is continued.
         header: header of the log; required with `log`.
         budget: see Budget.parse. At least one trial is made.
@@ -94,12 +94,13 @@ def run_study(
         on_best: called with the best trial after each improvement, and once after a resume.
         on_trial: called with every trial, the best so far, and whether the trial was read from the log; the texts that
             it returns are shown in the line of progress.
-        plan_key: a cheap key of a point's Plan. Equal Plans are evaluated once; without it, equal bits are.
+        plan_key: a cheap key of a point's Plan. Equal Plans are scored once; without it, equal bits are.
         allow_overflow: if every point overflows on the calibration data, return the best of them instead of raising.
-        executor: evaluates the points that the searcher asks together; the log stays the same.
-        submit: starts the evaluation of a point, in place of `executor`.
-        race: also pass `evaluate` the bits of the best trial so far, or None where no trial is accepted; a point that
-            is worse may then be dropped before all samples are measured. Ignored where the searcher has a tolerance.
+        executor: scores the points that the searcher asks together; the log stays the same.
+        submit: starts the scoring of a point, in place of `executor`.
+        race: also pass `score_point` the bits of the best trial so far, or None where no trial is accepted; a point
+            that is worse may then be dropped before all samples are measured. Ignored where the searcher has a
+            tolerance.
         notice: called with messages for the user: a torn line that was dropped, a log of other versions.
         clock: seconds, for the budget.
         before: seconds and forward passes that this search has spent already; they count towards the budget.
@@ -123,7 +124,9 @@ def run_study(
             file = stack.enter_context(LogFile(log))
             logged, model_hash = file.start(header, _now(), resume, notice), header.model_hash
         bar = stack.enter_context(Progress(limit, len(logged), progress))
-        cache = stack.enter_context(TrialCache(evaluate, plan_key, submit or _submit_to(executor, evaluate), race))
+        cache = stack.enter_context(
+            TrialCache(score_point, plan_key, submit or _submit_to(executor, score_point), race)
+        )
         run = _Run(
             space=space,
             searcher=searcher,
@@ -145,8 +148,8 @@ def run_study(
     return StudyResult(run.best_or_raise(), tuple(run.trials), reason)
 
 
-def _submit_to(executor: Executor | None, evaluate: Evaluate) -> Submit | None:
-    return None if executor is None else lambda *args: executor.submit(evaluate, *args)
+def _submit_to(executor: Executor | None, score_point: ScorePoint) -> Submit | None:
+    return None if executor is None else lambda *args: executor.submit(score_point, *args)
 
 
 def _now() -> str:
@@ -208,7 +211,7 @@ class _Run:
                     spent = self._spent()
                     if spent is not None:
                         return spent
-                trial = self._replay_next(bits) if replaying else self._evaluate(bits, why)
+                trial = self._replay_next(bits) if replaying else self._score_next(bits, why)
                 self._add(trial, replaying)
                 self.searcher.tell(bits, trial.score)
                 self.interrupts.check()
@@ -263,8 +266,8 @@ class _Run:
             "searcher and seed, or give another log"
         )
 
-    def _evaluate(self, bits: Mapping[str, int], why: str) -> Trial:
-        """Evaluate a point; the trial is in the log when this returns."""
+    def _score_next(self, bits: Mapping[str, int], why: str) -> Trial:
+        """Score the next point; its trial is in the log when this returns."""
         index, start = len(self.trials), self.clock()
         score, same_as = self.cache.score(bits)
         seconds = self.clock() - start if same_as is None else 0.0

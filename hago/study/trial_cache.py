@@ -1,4 +1,4 @@
-"""The cache of scores by Plan: every Plan of a search is evaluated once, in this process or in a worker."""
+"""The cache of scores by Plan: every Plan of a search is scored once, in this process or in a worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hago.study.log import Trial
 from hago.study.searcher import Score, point_key
 
 #: Scores a point. In a race it is called with the point and its rival, the best point so far (or None).
-Evaluate: TypeAlias = Callable[..., Score]
+ScorePoint: TypeAlias = Callable[..., Score]
 
 
 class PendingScore(Protocol):
@@ -24,23 +24,23 @@ class PendingScore(Protocol):
         ...
 
     def cancel(self) -> object:
-        """Cancel the evaluation where it has not started."""
+        """Cancel the scoring where it has not started."""
         ...
 
 
-#: Starts the evaluation of a point in a worker; called with the arguments of Evaluate.
+#: Starts the scoring of a point in a worker; called with the arguments of ScorePoint.
 Submit: TypeAlias = Callable[..., PendingScore]
 
 
 class TrialCache:
     """Scores points, and remembers the trial that first had each Plan. `run_study` makes one per search. It is a
-    context manager, which cancels pending evaluations on leaving.
+    context manager, which cancels pending scores on leaving.
 
     Args:
-        evaluate: scores a point; may raise InfeasibleBits.
+        score_point: scores a point; may raise InfeasibleBits.
         plan_key: gives equal keys for equal Plans; without it, points are told apart by their bits.
-        submit: starts the evaluation of prefetched points in a worker; None to evaluate in this process.
-        race: whether `evaluate` and `submit` are also passed the rival.
+        submit: starts the scoring of prefetched points in a worker; None to score in this process.
+        race: whether `score_point` and `submit` are also passed the rival.
 
     Attributes:
         rival: the bits of the best trial so far; set by `run_study` before the points of an `ask` are scored.
@@ -48,14 +48,14 @@ class TrialCache:
 
     def __init__(
         self,
-        evaluate: Evaluate,
+        score_point: ScorePoint,
         plan_key: Callable[[Bits], str] | None,
         submit: Submit | None,
         race: bool = False,
     ) -> None:
         self.rival: Bits | None = None
         self._race = race
-        self._evaluate = evaluate
+        self._score_point = score_point
         self._plan_key = plan_key
         self._submit = submit
         self._first_trials: dict[str, Trial] = {}
@@ -69,7 +69,7 @@ class TrialCache:
             pending.cancel()
 
     def prefetch(self, points: Sequence[Bits]) -> None:
-        """Start the evaluation of the points whose Plans are new; no effect without workers."""
+        """Start the scoring of the points whose Plans are new; no effect without workers."""
         if self._submit is None:
             return
         for bits in points:
@@ -79,7 +79,7 @@ class TrialCache:
 
     def score(self, bits: Bits) -> tuple[Score, int | None]:
         """The score of a point, and the index of the earlier trial with the same Plan, or None where there is none and
-        the point was evaluated."""
+        the point was scored."""
         key, refusal = self._key(bits)
         if key in self._first_trials:
             earlier = self._first_trials[key]
@@ -88,7 +88,7 @@ class TrialCache:
             if refusal:
                 raise InfeasibleBits(refusal)
             pending = self._pending.pop(key, None)
-            score = self._evaluate(*self._arguments(bits)) if pending is None else pending.result()
+            score = self._score_point(*self._arguments(bits)) if pending is None else pending.result()
         except InfeasibleBits as error:
             score = Score(-math.inf, infeasible=str(error) or "no signature holds these bits", forwards=0.0)
         return _normalized(score, key if self._plan_key else score.plan_key or key), None
