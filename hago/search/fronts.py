@@ -182,6 +182,7 @@ class FrontWriter:
         scorer: GoalScorer,
         path: Path | None,
         made_by: Mapping[str, Any],
+        *,
         is_local: bool,
         costs: Sequence[str],
         strategy_of: Callable[[Trial], Strategy],

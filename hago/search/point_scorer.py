@@ -48,6 +48,7 @@ def make_point_scorer(
     resolver: Resolver,
     batches: Batches,
     objective: Objective,
+    *,
     also: Sequence[Objective] = (),
     cache_bytes: int | None = None,
     race: RaceOptions | None = None,
@@ -64,5 +65,5 @@ def make_point_scorer(
     graph = resolver.graph
     if race is not None:
         batches = shuffled(batches, seed, race.first, graph.inputs)
-    evaluator = Evaluator(graph, batches, objective, resolver.ops, also, cache_bytes, quiet=quiet)
+    evaluator = Evaluator(graph, batches, objective, resolver.ops, also=also, cache_bytes=cache_bytes, quiet=quiet)
     return PointScorer(resolver, evaluator, None if race is None else Pruner(evaluator, race))

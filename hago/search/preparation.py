@@ -125,7 +125,18 @@ def prepare(
     resolver = estimated_resolver(graph, chip, topology, space, calibration, estimator, ops)
     if (fits := prune_infeasible_choices(resolver)) is not space:
         space, resolver = fits, resolver.with_space(fits)
-    return Prepared(graph, chip, batches, topology, space, calibration, estimator, resolver, kept, dict(fixed or {}))
+    return Prepared(
+        graph=graph,
+        hardware=chip,
+        batches=batches,
+        topology=topology,
+        space=space,
+        calibration=calibration,
+        estimator=estimator,
+        resolver=resolver,
+        keep_float=kept,
+        fix_bits=dict(fixed or {}),
+    )
 
 
 def _estimator_for(hardware: Hardware, chosen: str | Estimator | None) -> Estimator:

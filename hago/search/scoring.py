@@ -116,6 +116,7 @@ class GoalScorer:
         self,
         goal: Goal,
         prepared: Prepared,
+        *,
         cache_bytes: int | None = None,
         race: RaceOptions | None = None,
         seed: int = 0,
@@ -124,9 +125,15 @@ class GoalScorer:
         if race is not None and goal.minimize is not None:
             raise HagoError("a race compares the objective sample by sample; it cannot be raced for minimize=...")
         self.goal, self.prepared, self.race, self.known = goal, prepared, race, known
-        self._more = (cache_bytes, race, seed)
+        self._cache_bytes, self._seed = cache_bytes, seed
         self._point_scorer = make_point_scorer(
-            prepared.resolver, prepared.batches, goal.objective, goal.measures, *self._more
+            prepared.resolver,
+            prepared.batches,
+            goal.objective,
+            also=goal.measures,
+            cache_bytes=cache_bytes,
+            race=race,
+            seed=seed,
         )
 
     @property
@@ -166,8 +173,15 @@ class GoalScorer:
         """The function that scores points on an executor; None without one."""
         if pool is None:
             return None
-        work = worker_spec_of(self.prepared, self.goal.objective, self.goal.measures, *self._more)
-        workers = Workers(pool, work, self._point_scorer.score, notice)
+        spec = worker_spec_of(
+            self.prepared,
+            self.goal.objective,
+            also=self.goal.measures,
+            cache_bytes=self._cache_bytes,
+            race=self.race,
+            seed=self._seed,
+        )
+        workers = Workers(pool, spec, self._point_scorer.score, notice)
 
         def start(bits: Bits, rival: Bits | None = None) -> _UnderGoal:
             known = self._known(bits)

@@ -136,7 +136,9 @@ def gradients_of_choices(
 
     data, ranges = prepared.batches if batches is None else batches, prepared.calibration.ranges
     ops, probe = prepared.hardware.known_ops, curvature_of(objective).probe
-    return gradients(prepared.graph, data, ranges, probe, errors, ops, seed, chunk, on_constant)
+    return gradients(
+        prepared.graph, data, ranges, probe, errors, ops=ops, seed=seed, chunk=chunk, on_constant=on_constant
+    )
 
 
 def sensitivity_from(
@@ -184,7 +186,11 @@ def gradients_by_part(
 
     for index, part in enumerate(parts):
         probes.begin_part(index)
-        by_part.append(gradients(graph, [part], ranges, probe, errors, ops, generator, chunk, probes.add))
+        by_part.append(
+            gradients(
+                graph, [part], ranges, probe, errors, ops=ops, seed=generator, chunk=chunk, on_constant=probes.add
+            )
+        )
     weights: list[dict[Edge, list[float]]] = [{} for _ in parts]
     for edge, sums in probes.sums.items():
         squares = losses.products(edge, sums).square().sum(0)

@@ -260,7 +260,14 @@ def with_search_topology(quantization: QuantizationOptions, costs: Sequence[str]
 def make_scorer(options: SearchOptions, goal: Goal, prepared: Prepared) -> GoalScorer:
     """The scorer of the search's points, which knows the scores in the logs that it may reuse."""
     known = known_scores(options.run.reuse, prepared, goal)
-    return GoalScorer(goal, prepared, options.run.cache_bytes, as_race(options.race), options.seed, known)
+    return GoalScorer(
+        goal,
+        prepared,
+        cache_bytes=options.run.cache_bytes,
+        race=as_race(options.race),
+        seed=options.seed,
+        known=known,
+    )
 
 
 # ---------------------------------------------------------------- the searcher and where it starts
@@ -407,8 +414,14 @@ class Search:
         """Ask, score and log, trial by trial, with the best strategy and the front on disk after each."""
         options, run, resolver, how = self.options, self.options.run, self.prepared.resolver, self.description
         with open_executor(run.executor) as pool:
-            path = None if run.front is None else Path(run.front)
-            front = FrontWriter(self.scorer, path, how, pool is None, self.costs, self.strategy_of)
+            writer = FrontWriter(
+                self.scorer,
+                None if run.front is None else Path(run.front),
+                how,
+                is_local=pool is None,
+                costs=self.costs,
+                strategy_of=self.strategy_of,
+            )
             try:
                 result = run_study(
                     self.prepared.space,
@@ -420,7 +433,7 @@ class Search:
                     resume=run.resume,
                     progress=run.progress,
                     on_best=lambda trial: self.save(self.strategy_of(trial)),
-                    on_trial=front,
+                    on_trial=writer,
                     plan_key=lambda bits: resolver(bits).key,
                     allow_overflow=options.goal.allow_overflow,
                     submit=self.scorer.remote_scoring(pool),
@@ -428,10 +441,10 @@ class Search:
                     before=(self.before, self.gradient_forwards + self.simulations),
                 )
             except BaseException:
-                front.stop()
+                writer.stop()
                 raise
-        front.finish()
-        return result, front.front
+        writer.finish()
+        return result, writer.front
 
     def confirm_best(self, result: StudyResult) -> StudyResult:
         """Replace the best trial by the first, the start, unless it is surely better on samples that were kept aside.

@@ -259,12 +259,22 @@ class WorkerSpec:
         resolver = estimated_resolver(graph, hardware, self.topology, self.space, self.calibration, self.estimator, ops)
         also = [_objective_of(o) for o in self.also]
         objective = _objective_of(self.objective)
-        return make_point_scorer(resolver, batches, objective, also, self.cache_bytes, self.race, self.seed, quiet=True)
+        return make_point_scorer(
+            resolver,
+            batches,
+            objective,
+            also=also,
+            cache_bytes=self.cache_bytes,
+            race=self.race,
+            seed=self.seed,
+            quiet=True,
+        )
 
 
 def worker_spec_of(
     prepared: Prepared,
     objective: Objective,
+    *,
     also: Iterable[Objective] = (),
     cache_bytes: int | None = None,
     race: RaceOptions | None = None,

@@ -271,7 +271,7 @@ class _Run:
         index, start = len(self.trials), self.clock()
         score, same_as = self.cache.score(bits)
         seconds = self.clock() - start if same_as is None else 0.0
-        trial = Trial(index, bits, score, same_as, why, _now(), seconds, self._elapsed())
+        trial = Trial(index, bits, score, same_as=same_as, why=why, at=_now(), seconds=seconds, elapsed=self._elapsed())
         trial = _as_logged(trial, self.model_hash)
         if self.file is not None:
             self.file.append(trial, self.model_hash)
