@@ -184,7 +184,8 @@ def run_search(
         if options.held_out is not None:
             held_out = held_out_batches(model, prepared, options.held_out, goal.objective.needs_labels)
             options = replace(options, held_out=held_out)
-        choices, prepared = prepared.space.size, prune_redundant_choices(prepared, costs)
+        choices = prepared.space.size
+        prepared = prune_redundant_choices(prepared, costs)
         scorer = make_scorer(options, goal, prepared)
         announce("finding thresholds and what every choice may lose")
         searcher, refines = choose_searcher(options, scorer)
