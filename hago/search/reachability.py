@@ -101,7 +101,7 @@ def _by_chance(measure: Objective, reached: float, samples: int) -> float:
     return 1.0 - (1.0 - reached) * _CANCELLED if measure.unit == "share" else math.inf
 
 
-def nearest(goal: Goal, result: StudyResult) -> str:
+def explain_missed_limits(goal: Goal, result: StudyResult) -> str:
     """Why a search failed whose trials all miss a limit, with the trial that comes nearest."""
     best = result.best
     figures = {**best.score.results, **best.score.costs}

@@ -37,7 +37,7 @@ from hago.search.preparation import (
 )
 from hago.search.proposed_thresholds import RefinementTask
 from hago.search.racing import RaceOptions, as_race
-from hago.search.reachability import check_costs_reachable, check_measures_reachable, nearest
+from hago.search.reachability import check_costs_reachable, check_measures_reachable, explain_missed_limits
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.refinement import refine_thresholds
 from hago.search.safe_bits import safe_bits
@@ -201,7 +201,7 @@ def run_search(
             confirmation=confirmation,
         )
         scorer = scorer.with_prepared(start.prepared)
-        check_measures_reachable(goal, start.prepared, start.most, scorer)
+        check_measures_reachable(goal, start.prepared, start.most_bits, scorer)
         searcher = build_searcher(searcher, start, options.seed)
     search = Search(
         options=options,
@@ -343,8 +343,8 @@ def find_starting_point(
         return StartingPoint(prepared, surrogate, bits, GRADIENT_FORWARDS)
     task = RefinementTask.of(prepared, goal, metric, scorer.evaluator, seed)
     if refines == "start":
-        most = max(LEAST_REFINING_FORWARDS, choices / CHOICES_A_FORWARD)
-        return refine_thresholds(task, most, confirmation)
+        most_forwards = max(LEAST_REFINING_FORWARDS, choices / CHOICES_A_FORWARD)
+        return refine_thresholds(task, most_forwards, confirmation)
     return refine_every_choice(task, within=refines == "within", confirmation=confirmation)
 
 
@@ -406,7 +406,7 @@ class Search:
         result, front = self.run_trials()
         result = self.confirm_best(result)
         if result.score.shortfall:
-            raise InfeasibleBits(nearest(self.scorer.goal, result))
+            raise InfeasibleBits(explain_missed_limits(self.scorer.goal, result))
         strategy = self.measure_held_out(self.strategy_of(result.best))
         forwards = self.gradient_forwards + self.scorer.evaluator.reuse.spent.passes
         return SearchOutcome(strategy, self.score_of(result), result, front, forwards, self.before)

@@ -33,7 +33,7 @@ class StartingPoint:
     simulations: float = 0.0
 
     @property
-    def most(self) -> Bits:
+    def most_bits(self) -> Bits:
         """The most bits that accumulators are known to hold."""
         return (self.surrogate and self.surrogate.most) or self.bits
 
