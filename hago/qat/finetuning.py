@@ -35,8 +35,7 @@ from hago.qat.run import Samples, TrainingRun, TrainingSchedule
 from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.qat.state_dict import save_state, trained_state
 from hago.runtime import compare_plan_exactly
-from hago.search import Evaluator, Quantizer
-from hago.search.description import confirmed
+from hago.search import Evaluator, Quantizer, held_out_figures
 from hago.search.objective import ObjectiveLike, objective
 from hago.serialization.json_text import canonical, check_distinct, json_values
 from hago.study import Budget
@@ -320,7 +319,7 @@ def finetune_after_search(
     _check_exact(plan, batches)
     if held_out is not None:
         graph, _ = as_graph(model, batches, plan.hardware, made_for=[best[0].model_hash])
-        reported = confirmed(plan, Batches(held_out, graph.inputs), objective(measure), graph)
+        reported = held_out_figures(plan, Batches(held_out, graph.inputs), objective(measure), graph)
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": reported})
     save_state(trained_state(model, plan.graph, plan.ops), Path(save_weights))
     if save is not None:

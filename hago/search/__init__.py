@@ -1,7 +1,7 @@
 """One search of one model on one chip: prepare, measure sensitivities, refine thresholds, evaluate, replay."""
 
 from hago.search import description, objective
-from hago.search.evaluate import Evaluator
+from hago.search.evaluate import Evaluator, held_out_figures
 from hago.search.fronts import load_front
 from hago.search.goal import GoalOptions
 from hago.search.preparation import (
@@ -37,6 +37,7 @@ __all__ = [
     "Sensitivity",
     "description",
     "first_safe_bits",
+    "held_out_figures",
     "load_front",
     "make_strategy",
     "objective",

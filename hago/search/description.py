@@ -1,4 +1,4 @@
-"""Descriptions of a search for its strategies and the header of its log, and the figures of a Plan on held-out data."""
+"""Descriptions of a search, for its strategies and for the header of its log."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from typing import Any, Final
 import torch
 
 from hago.calibration import dorefa_of
-from hago.data import Batches
-from hago.graph import Graph
 from hago.hardware import hardware_hash
-from hago.plan import HardwareId, Plan
-from hago.search.evaluate import Evaluator
-from hago.search.objective import Objective, jackknife_interval
+from hago.plan import HardwareId
 from hago.search.preparation import Prepared
 from hago.search.scoring import GoalScorer
 from hago.study import Header, Searcher, make_header
@@ -23,7 +19,7 @@ from hago.study import Header, Searcher, make_header
 NOT_IN_HEADER: Final = frozenset(
     {"searcher", "goal", "race", "estimated", "topology", "weights", "refined", "confirmed"}
 )
-#: Keys of the record of refined thresholds that describe how samples were held out; the others are measurements.
+#: Keys of the record of refined thresholds that describe which samples were kept aside; the others are measurements.
 _ASIDE: Final = ("kept_aside", "turns", "blind")
 
 
@@ -83,15 +79,3 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
         confirmed=how.get("confirmed"),
         **named_parts,
     )
-
-
-def confirmed(plan: Plan, batches: Batches, objective: Objective, reference: Graph | None = None) -> dict[str, Any]:
-    """The figures of a Plan on data that it was not searched on, with the objective's 95 % interval.
-
-    Args:
-        reference: the float model to compare with; by default the Plan's own graph.
-    """
-    evaluator = Evaluator(reference or plan.graph, batches, objective, plan.ops, cache_bytes=0)
-    contributions = evaluator.measure(plan).contributions
-    interval = jackknife_interval(contributions[objective.name], objective.finish)
-    return {**evaluator.summary(contributions), f"{objective.name}_interval": list(interval)}

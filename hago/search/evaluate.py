@@ -27,6 +27,7 @@ from hago.search.objective import (
     OBJECTIVES,
     Objective,
     check_rows,
+    jackknife_interval,
     quick_interval,
     unfit_labels,
     warn_of_labels,
@@ -206,6 +207,20 @@ class Evaluator:
             plan_key=plan.key,
             thresholds_sha256=thresholds_sha256(plan),
         )
+
+
+def held_out_figures(
+    plan: Plan, batches: Batches, objective: Objective, reference: Graph | None = None
+) -> dict[str, Any]:
+    """The figures of a Plan on held-out data, on which it was not searched, with the objective's 95 % interval.
+
+    Args:
+        reference: the float model to compare with; by default the Plan's own graph.
+    """
+    evaluator = Evaluator(reference or plan.graph, batches, objective, plan.ops, cache_bytes=0)
+    contributions = evaluator.measure(plan).contributions
+    interval = jackknife_interval(contributions[objective.name], objective.finish)
+    return {**evaluator.summary(contributions), f"{objective.name}_interval": list(interval)}
 
 
 def _runs_on_kernels(executor: Executor) -> bool:

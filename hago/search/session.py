@@ -22,7 +22,8 @@ from hago.importing import HardwareLike
 from hago.plan import Strategy
 from hago.search.choice_refinement import refine_every_choice
 from hago.search.confirmation import Confirmation, losses_of
-from hago.search.description import confirmed, description, header_of
+from hago.search.description import description, header_of
+from hago.search.evaluate import held_out_figures
 from hago.search.fronts import FrontWriter, ParetoFront
 from hago.search.goal import Goal, GoalOptions, make_goal
 from hago.search.gradients import GRADIENT_FORWARDS
@@ -468,7 +469,7 @@ class Search:
             return strategy
         graph, hardware = self.prepared.graph, self.prepared.hardware
         plan, batches = plan_and_batches(graph, hardware, strategy, self.options.held_out)
-        held_out = confirmed(plan, batches, self.scorer.goal.objective)
+        held_out = held_out_figures(plan, batches, self.scorer.goal.objective)
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": held_out})
         self.save(strategy)
         return strategy
