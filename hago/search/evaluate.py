@@ -116,6 +116,8 @@ class Evaluator:
     def measure(self, plan: Plan, enough: Enough | None = None, see: See | None = None) -> Measurement:
         """Simulate a Plan over all batches, or until it is enough.
 
+        The passes over the batches are lazy: the loop below runs one per round, so that it can end early.
+
         Args:
             enough: called after every batch with the contributions so far; True ends the measurement.
             see: called with the outputs of every batch.

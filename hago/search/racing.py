@@ -101,7 +101,7 @@ def as_race(given: bool | float | RaceOptions) -> RaceOptions | None:
     if isinstance(given, bool):
         return RaceOptions() if given else None
     if not isinstance(given, float):
-        raise HagoError(f"race {given!r}; expected True, an error level such as 0.01, or a Race")
+        raise HagoError(f"race {given!r}; expected True, an error level such as 0.01, or hago.search.RaceOptions")
     return RaceOptions(given)
 
 

@@ -81,7 +81,7 @@ class WeightGradients:
     Args:
         count: number of separate sums, to which the chunks are added in turn.
         edges: of the weights; the gradients of other constants are ignored.
-        parts: number of parts of the samples, e.g. of a confirmation on held-out samples; each has an equal share of
+        parts: number of parts of the samples, e.g. of a confirmation on samples kept aside; each has an equal share of
             the sums.
         sums: by edge, float32 (count, *shape).
     """

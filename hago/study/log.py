@@ -187,7 +187,7 @@ class Header:
         space: {"groups", "choices", "hash"}.
         settings: everything else that the scores depend on.
         made_by: versions, machine and threads; a log that differs here is continued with a notice.
-        confirmed: the gain of refined thresholds on held-out samples.
+        confirmed: the gain of refined thresholds on the samples that were kept aside.
     """
 
     model_hash: str
