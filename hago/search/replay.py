@@ -24,7 +24,7 @@ from hago.search.preparation import Prepared, QuantizationOptions, plan_and_batc
 from hago.search.racing import RaceOptions
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.scoring import GoalScorer
-from hago.search.session import costs_in_use, find_starting_point
+from hago.search.searcher_choice import costs_in_use, find_starting_point
 from hago.searchers import SEARCHERS
 from hago.study import Header, Trial, read_log
 

@@ -2,8 +2,8 @@
 
 For an edge with gradients g and quantization errors d, the expected loss is E[sum g**2 d**2] / 2. Errors of different
 elements (in weights: of different output channels) and of different edges are assumed to be independent and small.
-`search.guidance` makes a Surrogate of the losses, by which searchers choose points; `hago.measure_sensitivity` returns them
-as a table. For the papers see `hago.search.gradients`.
+`search.guidance` makes a Surrogate of the losses, by which searchers choose points; `hago.measure_sensitivity` returns
+them as a table. For the papers see `hago.search.gradients`.
 """
 
 from __future__ import annotations

@@ -6,28 +6,24 @@ thresholds and the guide; `Search` then owns the trials, and what becomes of the
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from hago.cost import METRICS, plan_cost
-from hago.errors import HagoError, InfeasibleBits, warn
+from hago.cost import METRICS
+from hago.errors import InfeasibleBits
 from hago.graph import ModelLike
 from hago.importing import HardwareLike
 from hago.plan import Strategy
-from hago.search.choice_refinement import refine_every_choice
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.description import description, header_of
 from hago.search.evaluate import held_out_figures
 from hago.search.fronts import FrontWriter, ParetoFront
 from hago.search.goal import Goal, GoalOptions, make_goal
-from hago.search.gradients import GRADIENT_FORWARDS
-from hago.search.guidance import DEFAULT_COST, make_surrogate
 from hago.search.preparation import (
     Prepared,
     QuantizationOptions,
@@ -36,34 +32,28 @@ from hago.search.preparation import (
     plan_and_batches,
     prepare,
 )
-from hago.search.proposed_thresholds import RefinementTask
 from hago.search.racing import RaceOptions, as_race
 from hago.search.reachability import check_costs_reachable, check_measures_reachable, explain_missed_limits
 from hago.search.redundancy import prune_redundant_choices
-from hago.search.refinement import refine_thresholds
 from hago.search.safe_bits import safe_bits
 from hago.search.scoring import GoalScorer, LogPath, hashes_of, known_scores
-from hago.search.starting_point import StartingPoint
+from hago.search.searcher_choice import (
+    build_searcher,
+    choose_confirmation,
+    choose_searcher,
+    costs_in_use,
+    find_starting_point,
+)
 from hago.search.workers import open_executor
 from hago.searchers import (
     AUTO,
     AUTO_SEARCHERS,
-    SEARCHERS,
-    Refines,
-    SearcherEntry,
     check_racing,
     check_seed,
-    make_searcher,
     parse_searcher,
-    searcher_for,
 )
 from hago.serialization.json_text import check_distinct
 from hago.study import Header, Preliminaries, Searcher, StudyResult, Trial, read_header, run_study
-
-#: Refining thresholds may cost one forward for every so many choices in the space ...
-CHOICES_A_FORWARD: Final = 14
-#: ... but at least so many forwards.
-LEAST_REFINING_FORWARDS: Final = 6.0
 
 
 # ---------------------------------------------------------------- options
@@ -189,7 +179,7 @@ def run_search(
         prepared = prune_redundant_choices(prepared, costs)
         scorer = make_scorer(options, goal, prepared)
         announce("finding thresholds and what every choice may lose")
-        searcher, refines = choose_searcher(options, scorer)
+        searcher, refines = choose_searcher(options.searcher, scorer, options.quantization)
         check_costs_reachable(goal, prepared, safe_bits(prepared))
         confirmation = choose_confirmation(scorer, logged) if refines else None
         start = find_starting_point(
@@ -242,16 +232,6 @@ def continued(options: SearchOptions, logged: Header | None) -> SearchOptions:
     return options
 
 
-def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
-    """The costs that matter to a search; a front is over the first of them."""
-    if not isinstance(searcher, str):
-        return goal.costs
-    name, given = parse_searcher(searcher)
-    default = DEFAULT_COST if name == "pareto" and not goal.costs else ""
-    named = str(given.get("cost", default))
-    return tuple(dict.fromkeys([*([named] if named else []), *goal.costs]))
-
-
 def with_search_topology(quantization: QuantizationOptions, costs: Sequence[str]) -> QuantizationOptions:
     """The options with `search_topology` decided: by default it is searched where a cost in use depends on it."""
     if quantization.search_topology is not None:
@@ -269,102 +249,6 @@ def make_scorer(options: SearchOptions, goal: Goal, prepared: Prepared) -> GoalS
         race=as_race(options.race),
         seed=options.seed,
         known=known,
-    )
-
-
-# ---------------------------------------------------------------- the searcher and where it starts
-def choose_searcher(options: SearchOptions, scorer: GoalScorer) -> tuple[Any, Refines]:
-    """The searcher, `auto` being decided by the goal, and which thresholds are refined before it begins: none where
-    the user chose them, or chose how they are estimated.
-
-    Raises:
-        HagoError: no searcher has this name.
-    """
-    searcher, prepared = options.searcher, scorer.prepared
-    if searcher == AUTO:
-        searcher = searcher_for(_asks_for_fewer_bits(prepared, scorer.goal))
-    entry, objective = _entry_of(searcher), scorer.goal.objective
-    if entry is None:
-        return searcher, ""
-    if entry.guided and objective.curvature is None:
-        warn(
-            f"nothing is known of how objective {objective.name!r} depends on single outputs, so the search is "
-            "guided by the squared error of the outputs instead; its values choose among what is evaluated. Searchers "
-            "without a guide (greedy, annealing, random) go by it alone"
-        )
-    chosen = options.quantization.estimator is not None or prepared.calibration.given.gives_ranges
-    return searcher, "" if chosen else entry.refined
-
-
-def _entry_of(searcher: Any) -> SearcherEntry | None:
-    """The entry of a searcher of hago's own, given by name."""
-    return SEARCHERS.get(parse_searcher(searcher)[0]) if isinstance(searcher, str) else None
-
-
-def _asks_for_fewer_bits(prepared: Prepared, goal: Goal) -> bool:
-    """Whether a goal asks for fewer bits than the most: it minimizes a cost, or limits one below theirs."""
-    if goal.minimize is not None:
-        return True
-    limits = [x for x in goal.limits if x.is_cost]
-    if not limits:
-        return False
-    figures = plan_cost(prepared.resolver(safe_bits(prepared))).figures
-    return any(x.shortfall(float(figures.get(x.figure, math.inf))) > 0.0 for x in limits)
-
-
-def choose_confirmation(scorer: GoalScorer, logged: Header | None) -> Confirmation | None:
-    """The samples that are kept aside to confirm refined thresholds; None for a log of version 1, which kept none."""
-    sizes = [batch.size for batch in scorer.evaluator.batches]
-    return Confirmation.of(sizes, None if logged is None else logged.settings.get("refined"))
-
-
-def find_starting_point(
-    searcher: str | Searcher | Any,
-    refines: Refines,
-    scorer: GoalScorer,
-    *,
-    costs: Sequence[str],
-    choices: int,
-    seed: int,
-    confirmation: Confirmation | None,
-) -> StartingPoint:
-    """The thresholds, the surrogate and the bits that the trials begin with.
-
-    Args:
-        searcher, refines: of `choose_searcher`.
-        choices: how many the space has, redundant ones included.
-        confirmation: the samples that are kept aside; None for logs of version 1.
-    """
-    prepared, goal, metric = scorer.prepared, scorer.goal, next(iter(costs), "")
-    if not refines:
-        entry, bits = _entry_of(searcher), safe_bits(prepared)
-        if entry is None or not entry.guided:
-            return StartingPoint(prepared, None, bits)
-        surrogate = make_surrogate(prepared, goal, bits, seed, metric)
-        return StartingPoint(prepared, surrogate, bits, GRADIENT_FORWARDS)
-    task = RefinementTask.of(prepared, goal, metric, scorer.evaluator, seed)
-    if refines == "start":
-        most_forwards = max(LEAST_REFINING_FORWARDS, choices / CHOICES_A_FORWARD)
-        return refine_thresholds(task, most_forwards, confirmation)
-    return refine_every_choice(task, within=refines == "within", confirmation=confirmation)
-
-
-def build_searcher(searcher: str | Searcher | Any, start: StartingPoint, seed: int) -> Searcher:
-    """The searcher that a name, a function of (space, start, seed), or itself stands for.
-
-    Raises:
-        HagoError: it is something else, or takes other options.
-    """
-    space = start.prepared.space
-    if isinstance(searcher, str):
-        name, given = parse_searcher(searcher)
-        return make_searcher(name, space, start.bits, seed, options=given, surrogate=start.surrogate)
-    if hasattr(searcher, "ask") and hasattr(searcher, "tell") and not isinstance(searcher, type):
-        return searcher
-    if callable(searcher):
-        return searcher(space, start.bits, seed)  # type: ignore[no-any-return]
-    raise HagoError(
-        f"searcher is a {type(searcher).__name__}; expected a name, an object with ask and tell, or a function"
     )
 
 

@@ -1,6 +1,6 @@
 """The table of searchers by name, and the functions that make a Searcher from a name and options.
 
-`search.session` calls `make_searcher` once per search; the command line parses `NAME:OPTION=VALUE` with
+`search.searcher_choice` calls `make_searcher` once per search; the command line parses `NAME:OPTION=VALUE` with
 `parse_searcher`.
 """
 
