@@ -31,7 +31,7 @@ from hago.search.proposed_thresholds import RefinementTask
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.safe_bits import widest_safe_bits
 from hago.search.scoring import GoalScorer
-from hago.study import Ask, Front, GeneratorSearcher, Score, Searcher, Steps, Trial, point_key, run_study, shifted
+from hago.study import Ask, GeneratorSearcher, Score, Searcher, Steps, Trial, TrialFront, point_key, run_study, shifted
 
 #: Of the plain greedy search, in dB: each gives one point, and those on the way to it.
 TOLERANCES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -155,7 +155,7 @@ class Contest:
             given: whether a baseline is given the refined thresholds.
         """
         begun = time.perf_counter()
-        kept = Front("sqnr", "weight_bytes")
+        kept = TrialFront("sqnr", "weight_bytes")
         self.trials[name] = 0
         for searcher in searchers:
             for trial in self._given(searcher) if given else self._searched(searcher):

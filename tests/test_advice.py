@@ -57,8 +57,8 @@ from hago.search.racing import shuffled
 from hago.searchers.exhaustive import ExhaustiveOptions
 from hago.searchers.registry import make_searcher
 from hago.study.log import make_header
+from hago.study.loop import run_study as drive
 from hago.study.searcher import Score
-from hago.study.study import run_study as drive
 
 CHIP: Final = "x86_vnni"
 DATA: Final = [images(4, 1, 6, 6)]

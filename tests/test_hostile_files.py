@@ -115,7 +115,7 @@ def test_a_zero_point_that_its_dtype_does_not_hold(plan: Plan) -> None:
 
 _AUDIT = """
 import sys
-import hago, hago.runtime.stored, hago.plan.strategy, hago.search.fronts, hago.study.log, hago.data.sources
+import hago, hago.runtime.stored, hago.plan.strategy, hago.search.pareto_front, hago.study.log, hago.data.sources
 from pathlib import Path
 import torch.utils.flop_counter
 path = sys.argv[1]

@@ -30,7 +30,7 @@ import hago
 READERS: Final = (
     "hago.hardware.file.load_hardware",
     "hago.plan.strategy.Strategy.load",
-    "hago.search.fronts.load_front",
+    "hago.search.pareto_front.load_front",
     "hago.study.log.read_log",
     "hago.study.log.read_header",
     "hago.study.log.LogFile.start",
@@ -223,7 +223,12 @@ BROKEN: Final = {
         'check_schema(record, "log_header", where)',
         "open(record['data_hash'])",
     ),
-    "another path": ("search.fronts.load_front", "search.fronts", 'strategy = value["', "Path('x').read_text()"),
+    "another path": (
+        "search.pareto_front.load_front",
+        "search.pareto_front",
+        'strategy = value["',
+        "Path('x').read_text()",
+    ),
     "a program": ("hardware.file.load_hardware", "hardware.file", 'how = document["', "subprocess.run(how)"),
     "torch's names": (
         "runtime.stored.load_plan",

@@ -14,8 +14,8 @@ from hago.plan.space import Bits, Group, Space
 from hago.plan.strategy import HardwareId
 from hago.searchers.registry import make_searcher
 from hago.study.log import Header, make_header
+from hago.study.loop import StudyResult, run_study
 from hago.study.searcher import Score, Searcher
-from hago.study.study import StudyResult, run_study
 
 #: Options under which each searcher stays small.
 SMALL: Mapping[str, Mapping[str, Any]] = {

@@ -2,8 +2,8 @@
 
 from hago.search import description, objective
 from hago.search.evaluate import Evaluator, held_out_figures
-from hago.search.fronts import load_front
 from hago.search.goal import GoalOptions
+from hago.search.pareto_front import load_front
 from hago.search.preparation import (
     Prepared,
     QuantizationOptions,

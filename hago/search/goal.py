@@ -19,6 +19,9 @@ from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, Unit
 from hago.search.objective import objective as named_objective
 from hago.study import Score
 
+#: The cost of a Pareto front where the goal names none.
+FRONT_COST: Final = "weight_bytes"
+
 _COUNTS: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BYTES: Final = {
     **{f"{p}B": size for p, size in (("", 1.0), ("k", 1e3), ("K", 1e3), ("M", 1e6), ("G", 1e9))},

@@ -36,8 +36,6 @@ from hago.search.sensitivity import Sensitivity, sensitivity_of
 from hago.searchers import CostConstraint, Surrogate, Term
 from hago.study import Score
 
-#: The default cost of a front.
-DEFAULT_COST: Final = "weight_bytes"
 #: Most combinations of dtypes at one node that are each resolved to a Plan. A concat may have dozens of operands; their
 #: cost is then the sum of what each adds, and pairs of neighbours tell which combinations are infeasible.
 MIXTURES: Final = 512

@@ -15,9 +15,9 @@ from hago.cost import plan_cost
 from hago.errors import HagoError, warn
 from hago.search.choice_refinement import refine_every_choice
 from hago.search.confirmation import Confirmation
-from hago.search.goal import Goal
+from hago.search.goal import FRONT_COST, Goal
 from hago.search.gradients import GRADIENT_FORWARDS
-from hago.search.guidance import DEFAULT_COST, make_surrogate
+from hago.search.guidance import make_surrogate
 from hago.search.preparation import Prepared, QuantizationOptions
 from hago.search.proposed_thresholds import RefinementTask
 from hago.search.refinement import refine_thresholds
@@ -46,7 +46,7 @@ def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
     if not isinstance(searcher, str):
         return goal.costs
     name, given = parse_searcher(searcher)
-    default = DEFAULT_COST if name == "pareto" and not goal.costs else ""
+    default = FRONT_COST if name == "pareto" and not goal.costs else ""
     named = str(given.get("cost", default))
     return tuple(dict.fromkeys([*([named] if named else []), *goal.costs]))
 

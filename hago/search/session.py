@@ -22,8 +22,8 @@ from hago.plan import Strategy
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.description import description, header_of
 from hago.search.evaluate import held_out_figures
-from hago.search.fronts import FrontWriter, ParetoFront
 from hago.search.goal import Goal, GoalOptions, make_goal
+from hago.search.pareto_front import FrontWriter, ParetoFront
 from hago.search.preparation import (
     Prepared,
     QuantizationOptions,

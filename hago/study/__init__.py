@@ -1,9 +1,9 @@
 """The search loop and what it needs: the protocol of a searcher, trials, the log, the budget. It knows no Plan."""
 
 from hago.study.budget import Budget
-from hago.study.front import Front
 from hago.study.interrupts import Interrupts
 from hago.study.log import Header, Log, Notice, Trial, make_header, read_header, read_log, versions
+from hago.study.loop import StudyResult, run_study
 from hago.study.progress import Preliminaries
 from hago.study.searcher import (
     Ask,
@@ -18,14 +18,13 @@ from hago.study.searcher import (
     point_key,
     shifted,
 )
-from hago.study.study import StudyResult, run_study
 from hago.study.trial_cache import PendingScore, Submit
+from hago.study.trial_front import TrialFront
 
 __all__ = [
     "Ask",
     "Budget",
     "Feeds",
-    "Front",
     "GeneratorSearcher",
     "Header",
     "Interrupts",
@@ -40,6 +39,7 @@ __all__ = [
     "StudyResult",
     "Submit",
     "Trial",
+    "TrialFront",
     "generator",
     "make_header",
     "measure",

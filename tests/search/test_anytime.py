@@ -12,10 +12,10 @@ from toys import timeless
 
 from hago.errors import LogError
 from hago.importing import as_strategy
-from hago.search.fronts import load_front
+from hago.search.pareto_front import load_front
 from hago.search.session import SearchOptions, run_search
-from hago.study.front import Front
 from hago.study.log import best_trial, read_log
+from hago.study.trial_front import TrialFront
 
 DATA = [(seeded(4, 3, 8, 8), torch.arange(4) % 5)]
 
@@ -32,7 +32,7 @@ class Looking:
 
     def ask(self):
         if (self.folder / "log").exists() and (trials := read_log(self.folder / "log").trials):
-            best, front = best_trial(trials), Front("sqnr", "weight_bytes")
+            best, front = best_trial(trials), TrialFront("sqnr", "weight_bytes")
             assert best is not None
             assert as_strategy(self.folder / "best.json").bits == best.bits
             for trial in trials:

@@ -115,7 +115,7 @@ def test_a_worker_that_is_stopped_is_not_waited_for_without_end(
                 assert process.pid is not None
                 os.kill(process.pid, signal.SIGSTOP)
 
-    monkeypatch.setattr("hago.search.fronts.FrontWriter.__call__", lambda self, trial, *_: stop(trial) or [])
+    monkeypatch.setattr("hago.search.pareto_front.FrontWriter.__call__", lambda self, trial, *_: stop(trial) or [])
     with pytest.warns(HagoWarning, match="the workers are started again: one is stopped, or gone"):
         assert log_of(tmp_path / "log", "processes:1") == alone
     for process in stopped:

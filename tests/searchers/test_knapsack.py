@@ -24,8 +24,8 @@ from hago.searchers.surrogate import (
     front_neighbours,
     plain_surrogate,
 )
+from hago.study.loop import run_study
 from hago.study.searcher import Score
-from hago.study.study import run_study
 
 
 def points(space: Space) -> list[dict[str, int]]:

@@ -11,8 +11,8 @@ from hago.arithmetic.types import Edge
 from hago.plan.space import Bits, Group, Space
 from hago.searchers.registry import make_searcher
 from hago.searchers.repair import feeds_of
+from hago.study.loop import run_study
 from hago.study.searcher import Score
-from hago.study.study import run_study
 
 
 @pytest.mark.parametrize("name", ["greedy", "annealing"])

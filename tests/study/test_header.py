@@ -13,7 +13,7 @@ from hago.errors import LogError, StrategyMismatch
 from hago.plan.strategy import HardwareId
 from hago.searchers.registry import make_searcher
 from hago.study.log import make_header
-from hago.study.study import run_study
+from hago.study.loop import run_study
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from building import residual_block, seeded
 
 import hago
 from hago.errors import HagoError, LogError
-from hago.search.fronts import ParetoFront, load_front
 from hago.search.objective import OBJECTIVES, jackknife_interval, quick_interval
+from hago.search.pareto_front import ParetoFront, load_front
 from hago.study.log import read_log
 
 DATA = [(seeded(8, 3, 8, 8), torch.arange(8) % 5)]

@@ -18,6 +18,7 @@ from typing import Any, Final
 from hago.cost import amount_text
 from hago.errors import LogError
 from hago.plan import Strategy
+from hago.search.goal import FRONT_COST
 from hago.search.scoring import GoalScorer
 from hago.serialization.json_text import (
     canonical,
@@ -29,7 +30,7 @@ from hago.serialization.json_text import (
     replace_file,
 )
 from hago.serialization.text_table import table
-from hago.study import Front, Trial
+from hago.study import Trial, TrialFront
 
 FRONT_VERSION: Final = 2
 
@@ -160,10 +161,6 @@ def _interval(ends: tuple[float, float] | None) -> str:
 
 
 # ---------------------------------------------------------------- while the search runs
-#: The cost of the front where the goal names none.
-FRONT_COST = "weight_bytes"
-
-
 class FrontWriter:
     """Keeps the front and its file current. `search.session` makes one per search, and the study calls it with every
     trial; it returns texts for the line of progress.
@@ -187,7 +184,7 @@ class FrontWriter:
         costs: Sequence[str],
         strategy_of: Callable[[Trial], Strategy],
     ) -> None:
-        self._front = Front(scorer.goal.objective.figure, costs[0] if costs else FRONT_COST)
+        self._front = TrialFront(scorer.goal.objective.figure, costs[0] if costs else FRONT_COST)
         self._scorer, self._path, self._made_by, self._is_local = scorer, path, made_by, is_local
         self._strategy_of = strategy_of
         self._points: dict[int, FrontPoint] = {}

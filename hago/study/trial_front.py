@@ -1,4 +1,7 @@
-"""The Pareto front of a search: the accepted trials that no other beats in both a measure and a cost."""
+"""The Pareto front of a search, as its trials: the accepted ones that no other beats in both a measure and a cost.
+
+`search.pareto_front` makes of it what users get: a value with strategies, and a file.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ import math
 from hago.study.log import Trial
 
 
-class Front:
-    """The accepted trials that no other beats in both figures; of equal trials the first. `search.fronts.FrontWriter`
-    makes one per search and calls `add` with every trial.
+class TrialFront:
+    """The accepted trials that no other beats in both figures; of equal trials the first.
+    `search.pareto_front.FrontWriter` makes one per search and calls `add` with every trial.
 
     Args:
         measure: a name in `Trial.results`; more is better.

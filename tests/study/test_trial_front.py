@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hago.study.front import Front
 from hago.study.log import Trial
 from hago.study.searcher import Score
+from hago.study.trial_front import TrialFront
 
 
 def trial(index: int, value: float, cost: float, **changes: object) -> Trial:
@@ -22,7 +22,7 @@ def brute(trials: list[Trial]) -> set[tuple[float, float]]:
 
 def test_the_front_is_that_of_all_trials() -> None:
     for seed in range(50):
-        draw, front, seen = random.Random(seed), Front("sqnr", "cycles"), []
+        draw, front, seen = random.Random(seed), TrialFront("sqnr", "cycles"), []
         for i in range(30):
             refused = {"overflows": {"n": 1} if draw.random() < 0.2 else {}, "shortfall": draw.choice([0, 0, 1])}
             seen.append(trial(i, draw.randrange(8), draw.randrange(8), **refused))
@@ -33,12 +33,12 @@ def test_the_front_is_that_of_all_trials() -> None:
 
 
 def test_the_first_of_equals_stays_and_repeats_do_not_count() -> None:
-    front = Front("sqnr", "cycles")
+    front = TrialFront("sqnr", "cycles")
     assert front.add(trial(0, 1.0, 1.0)) and not front.add(trial(1, 1.0, 1.0))
     assert not front.add(replace(trial(2, 9.0, 0.0), same_as=0))
     assert [t.index for t in front.trials] == [0]
 
 
 def test_a_trial_without_the_figures_is_left_out() -> None:
-    front = Front("kl", "cycles")
-    assert not front.add(trial(0, 1.0, 1.0)) and not Front("sqnr", "energy").add(trial(0, 1.0, 1.0))
+    front = TrialFront("kl", "cycles")
+    assert not front.add(trial(0, 1.0, 1.0)) and not TrialFront("sqnr", "energy").add(trial(0, 1.0, 1.0))
