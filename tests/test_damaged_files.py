@@ -23,7 +23,8 @@ from hago.graph.model_source import read_weights
 from hago.hardware.file import load_hardware
 from hago.hardware.table import explain_hardware
 from hago.plan.strategy import Strategy
-from hago.search.preparation import prepare, stored_resolver
+from hago.search.preparation import prepare
+from hago.search.stored_strategy import stored_resolver
 from hago.study.log import read_log
 
 EDITS: Final = 250

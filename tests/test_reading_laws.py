@@ -45,9 +45,9 @@ READERS: Final = (
     "hago.calibration.given_ranges.make_given_ranges",
     "hago.runtime.native.library._kept",
     # from strategies and logs
-    "hago.search.preparation.stored_resolver",
+    "hago.search.stored_strategy.stored_resolver",
     "hago.importing.import_for",
-    "hago.search.scoring.known_scores",
+    "hago.search.earlier_logs.known_scores",
     "hago.search.replay.replay_log",
     "hago.search.replay.replay_strategy",
 )

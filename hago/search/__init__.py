@@ -1,25 +1,18 @@
 """One search of one model on one chip: prepare, measure sensitivities, refine thresholds, evaluate, replay."""
 
 from hago.search import description, objective
+from hago.search.earlier_logs import LogPath
 from hago.search.evaluate import Evaluator, held_out_figures
 from hago.search.goal import GoalOptions
 from hago.search.pareto_front import load_front
-from hago.search.preparation import (
-    Prepared,
-    QuantizationOptions,
-    make_strategy,
-    plan_and_batches,
-    plan_of,
-    prepare,
-    stored_resolver,
-)
+from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy
 from hago.search.safe_bits import first_safe_bits
-from hago.search.scoring import LogPath
 from hago.search.sensitivity import Sensitivity, sensitivity_of
 from hago.search.session import RunOptions, SearchOptions, SearchOutcome, SearchScore, run_search
+from hago.search.stored_strategy import make_strategy, plan_and_batches, plan_of, stored_resolver
 
 __all__ = [
     "Evaluator",

@@ -1,7 +1,7 @@
 """Prepare a model for a search: import it, analyze its topology, build its space of bits and calibrate.
 
 `prepare` is called once by every search and one-shot quantization. A stored strategy is applied to its model without
-calibration, by `plan_of`.
+calibration: see `hago.search.stored_strategy`.
 """
 
 from __future__ import annotations
@@ -13,28 +13,21 @@ from typing import Any
 from hago.calibration import Calibration, Estimator, GivenRanges, ModesLike, ThresholdsLike, collect, make_given_ranges
 from hago.calibration import estimator as named_estimator
 from hago.data import Batches
-from hago.errors import DataError, StrategyMismatch, as_strings
+from hago.errors import DataError, as_strings
 from hago.graph import OUTPUT, Graph, ModelLike
-from hago.hardware import Hardware, hardware_hash
-from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy, input_names, inputs_of
+from hago.hardware import Hardware
+from hago.importing import HardwareLike, as_graph, as_hardware, input_names
 from hago.plan import (
-    Conditions,
-    HardwareId,
-    Plan,
     Resolver,
     Space,
-    StoredThresholds,
-    Strategy,
     Topology,
     build_space,
     estimated_resolver,
-    store_thresholds,
     topology_of,
     with_kinds,
 )
-from hago.plan.dorefa_weights import DoReFaWeights, dorefa_scheme_of
 from hago.plan.feasibility import prune_infeasible_choices
-from hago.plan.topology import escape, warn_of_unknown
+from hago.plan.topology import warn_of_unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,51 +139,6 @@ def _estimator_for(hardware: Hardware, chosen: str | Estimator | None) -> Estima
     return named_estimator(chosen)
 
 
-def plan_of(graph: Graph, hardware: Hardware, strategy: Strategy) -> Plan:
-    """The Plan of a stored strategy.
-
-    Raises:
-        StrategyMismatch: it was made for another model or hardware.
-    """
-    return stored_resolver(graph, hardware, strategy)(strategy.bits)
-
-
-def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Resolver:
-    """A Resolver with the thresholds, the topology and the space of a stored strategy.
-
-    Raises:
-        StrategyMismatch: it was made for another model or hardware.
-    """
-    strategy.check_against(graph.model_hash, hardware.name, hardware_hash(hardware))
-    keep = [n for n, integer in strategy.topology.node_conds.items() if not integer]
-    made_by = strategy.made_by
-    ops = hardware.known_ops
-    topology = topology_of(graph, hardware, [str(p) for p in made_by.get("keep_float", ())], ops)
-    if any(topology.nodes.get(n) for n in keep) or conditions(topology) != strategy.topology:
-        raise StrategyMismatch(
-            "the strategy's topology is not the one this hardware gives for this model; it was edited, or made by "
-            "another version of hago: search again"
-        )
-    fixed = {str(k): int(v) for k, v in made_by.get("fix_bits", {}).items()}
-    space = build_space(graph, hardware, topology, fixed, ops)
-    how = dorefa_scheme_of(made_by)
-    weights = None if how is None else DoReFaWeights(graph, hardware, how, ops)
-    return Resolver(graph, hardware, topology, space, StoredThresholds(graph, strategy), ops, constants=weights)
-
-
-def plan_and_batches(
-    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any]
-) -> tuple[Plan, Batches]:
-    """The Plan of a strategy for a model, and the data to run it on.
-
-    Raises:
-        StrategyMismatch: it was made for another model or hardware.
-    """
-    chip, chosen = as_hardware(hardware), as_strategy(strategy)
-    graph, batches = as_graph(model, dataset, chip, made_for=[chosen.model_hash])
-    return plan_of(graph, chip, chosen), batches
-
-
 def held_out_batches(model: ModelLike, prepared: Prepared, dataset: Iterable[Any], labels: bool) -> Batches:
     """Batches that a search does not see, checked before it begins.
 
@@ -216,24 +164,3 @@ def held_out_batches(model: ModelLike, prepared: Prepared, dataset: Iterable[Any
 def _kinds(batches: Batches) -> str:
     """Shapes and dtypes of samples."""
     return ", ".join(f"{tuple(x.shape[1:])} {x.dtype}" for x in next(iter(batches)).inputs)
-
-
-def conditions(topology: Topology) -> Conditions:
-    """A topology as a strategy stores it."""
-    return Conditions(dict(topology.nodes), {str(e): q for e, q in topology.edges.items()})
-
-
-def make_strategy(prepared: Prepared, plan: Plan, bits: Mapping[str, int], made_by: Mapping[str, Any]) -> Strategy:
-    """A Strategy from a Plan and its bits."""
-    resolver, own = prepared.resolver.variant_at(bits)
-    floats = sorted(prepared.space.floats(bits))
-    if floats:
-        made_by = {**made_by, "keep_float": [*made_by.get("keep_float", ()), *map(escape, floats)]}
-    return Strategy(
-        model_hash=prepared.graph.model_hash,
-        hardware=HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware)),
-        topology=conditions(resolver.topology),
-        bits=own,
-        thresholds=store_thresholds(plan),
-        made_by={**made_by, "inputs": inputs_of(prepared.graph)},
-    )

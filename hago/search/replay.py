@@ -20,11 +20,12 @@ from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal, parse_limits
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike
 from hago.search.objective import objective as named_objective
-from hago.search.preparation import Prepared, QuantizationOptions, plan_and_batches, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.racing import RaceOptions
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.scoring import GoalScorer
 from hago.search.searcher_choice import costs_in_use, find_starting_point
+from hago.search.stored_strategy import plan_and_batches
 from hago.searchers import SEARCHERS
 from hago.study import Header, Trial, read_log
 

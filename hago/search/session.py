@@ -21,22 +21,16 @@ from hago.importing import HardwareLike
 from hago.plan import Strategy
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.description import description, header_of
+from hago.search.earlier_logs import LogPath, hashes_of, known_scores
 from hago.search.evaluate import held_out_figures
 from hago.search.goal import Goal, GoalOptions, make_goal
 from hago.search.pareto_front import FrontWriter, ParetoFront
-from hago.search.preparation import (
-    Prepared,
-    QuantizationOptions,
-    held_out_batches,
-    make_strategy,
-    plan_and_batches,
-    prepare,
-)
+from hago.search.preparation import Prepared, QuantizationOptions, held_out_batches, prepare
 from hago.search.racing import RaceOptions, as_race
 from hago.search.reachability import check_costs_reachable, check_measures_reachable, explain_missed_limits
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.safe_bits import safe_bits
-from hago.search.scoring import GoalScorer, LogPath, hashes_of, known_scores
+from hago.search.scoring import GoalScorer
 from hago.search.searcher_choice import (
     build_searcher,
     choose_confirmation,
@@ -44,6 +38,7 @@ from hago.search.searcher_choice import (
     costs_in_use,
     find_starting_point,
 )
+from hago.search.stored_strategy import make_strategy, plan_and_batches
 from hago.search.workers import open_executor
 from hago.searchers import (
     AUTO,

@@ -17,7 +17,8 @@ from hago.graph.graph import Graph
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.stored import from_file_bytes, to_file_bytes
-from hago.search.preparation import Prepared, QuantizationOptions, make_strategy, plan_of, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, prepare
+from hago.search.stored_strategy import make_strategy, plan_of
 
 DATA: Final = [(seeded(4, 3, 6, 6) * 3,), (seeded(4, 3, 6, 6),)]
 

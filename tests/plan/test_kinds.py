@@ -20,9 +20,10 @@ from hago.plan.topology import analyze
 from hago.runtime.exactness import compare_plan_exactly
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.guidance import make_surrogate
-from hago.search.preparation import Prepared, QuantizationOptions, make_strategy, plan_of, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.replay import replay_log
 from hago.search.session import SearchOptions, run_search
+from hago.search.stored_strategy import make_strategy, plan_of
 from hago.searchers.knapsack import Knapsack
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]

@@ -31,8 +31,9 @@ from hago.plan.topology import analyze
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import from_file_bytes, load_plan, save_plan, to_file_bytes
-from hago.search.preparation import QuantizationOptions, make_strategy, plan_of, prepare
+from hago.search.preparation import QuantizationOptions, prepare
 from hago.search.session import SearchOptions, run_search
+from hago.search.stored_strategy import make_strategy, plan_of
 from hago.simulation.simulator import Simulator
 
 INT4 = OpDesc(["float32", "int4"], "float32", name="w4", cost={"macs_per_cycle": 8})

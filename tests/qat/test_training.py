@@ -26,7 +26,8 @@ from hago.graph.execute import run_real
 from hago.qat.model import QatModel
 from hago.qat.prepare import from_qat, prepare_qat
 from hago.qat.scheme import TRAINING_SCHEMES
-from hago.search.preparation import QuantizationOptions, make_strategy, prepare
+from hago.search.preparation import QuantizationOptions, prepare
+from hago.search.stored_strategy import make_strategy
 
 
 def outputs(returned: Any) -> list[Tensor]:

@@ -21,8 +21,9 @@ from hago.graph.graph import Graph
 from hago.ops._rule import Attrs
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel
-from hago.search.preparation import QuantizationOptions, make_strategy, plan_of, prepare
+from hago.search.preparation import QuantizationOptions, prepare
 from hago.search.quantizer import Quantizer
+from hago.search.stored_strategy import make_strategy, plan_of
 from hago.simulation.simulator import Simulator
 
 ESTIMATORS = ("max_range", "mse", "percentile", "power2_range")

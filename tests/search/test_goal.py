@@ -22,8 +22,9 @@ from hago.hardware.hardware import OpDesc
 from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal, GoalOptions, Limit, make_goal, parse_limits
 from hago.search.objective import OBJECTIVES, Objective
-from hago.search.preparation import plan_of, prepare
+from hago.search.preparation import prepare
 from hago.search.session import SearchOptions, run_search
+from hago.search.stored_strategy import plan_of
 from hago.study.log import Trial, best_trial, read_log
 from hago.study.searcher import Score
 
