@@ -58,7 +58,7 @@ from hago.searchers.exhaustive import ExhaustiveOptions
 from hago.searchers.registry import make_searcher
 from hago.study.log import make_header
 from hago.study.loop import run_study as drive
-from hago.study.searcher import Score
+from hago.study.score import Score
 
 CHIP: Final = "x86_vnni"
 DATA: Final = [images(4, 1, 6, 6)]

@@ -26,7 +26,7 @@ from hago.search.preparation import QuantizationOptions
 from hago.search.session import RunOptions, SearchOptions
 from hago.simulation.simulator import Simulator
 from hago.study.log import best_trial, read_log
-from hago.study.searcher import Score
+from hago.study.score import Score
 
 CHIP = "x86_vnni"
 GOLDEN = Path(__file__).parent / "golden"

@@ -15,7 +15,8 @@ from hago.plan.strategy import HardwareId
 from hago.searchers.registry import make_searcher
 from hago.study.log import Header, make_header
 from hago.study.loop import StudyResult, run_study
-from hago.study.searcher import Score, Searcher
+from hago.study.score import Score
+from hago.study.searcher import Searcher
 
 #: Options under which each searcher stays small.
 SMALL: Mapping[str, Mapping[str, Any]] = {

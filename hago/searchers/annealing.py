@@ -10,7 +10,17 @@ import numpy as np
 from hago.errors import HagoError
 from hago.plan import Bits, Space
 from hago.searchers.repair import feeds_of, repair
-from hago.study import Feeds, GeneratorSearcher, Score, ScoresByPoint, Searcher, Steps, generator, measure, shifted
+from hago.study import (
+    Feeds,
+    GeneratorSearcher,
+    Score,
+    ScoresByPoint,
+    Searcher,
+    Steps,
+    ask_score,
+    random_generator,
+    shifted,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +97,9 @@ def _steps(space: Space, start: Bits, seed: int, options: AnnealingOptions, feed
     typical_change = _TypicalChange()
     temperature, move = options.temperature, 1
     while temperature > options.stop:
-        rng = generator(seed, move)
+        rng = random_generator(seed, move)
         neighbour = _random_move(space, bits, movable, options, rng)
-        neighbour_score = yield from measure(neighbour, f"move {move}", known_scores)
+        neighbour_score = yield from ask_score(neighbour, f"move {move}", known_scores)
         if _accepts(score, neighbour_score, temperature, typical_change, rng):
             bits, score = neighbour, neighbour_score
         temperature *= options.cooling

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hago.plan import Bits, Space
 from hago.searchers.knapsack import AccumulatorLimit, Knapsack
 from hago.searchers.surrogate import Surrogate, fit_factors
-from hago.study import Ask, Feeds, Score, ScoresByPoint, Steps, measure, point_key
+from hago.study import Ask, Feeds, Score, ScoresByPoint, Steps, ask_score, point_key
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class EvaluationHistory:
     def evaluate(self, bits: Bits, why: str) -> Steps[Score]:
         """The score of a point, which is asked for if it is new."""
         is_new = point_key(bits) not in self.known_scores
-        score = yield from measure(bits, why, self.known_scores)
+        score = yield from ask_score(bits, why, self.known_scores)
         if is_new:
             self.scored.append((dict(bits), score))
         return score

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from hago.errors import HagoError
 from hago.plan import Bits, Space
 from hago.searchers.repair import bit_trades, feeds_of, repair
-from hago.study import Ask, Feeds, GeneratorSearcher, Score, ScoresByPoint, Searcher, Steps, measure, point_key, shifted
+from hago.study import (
+    Ask,
+    Feeds,
+    GeneratorSearcher,
+    Score,
+    ScoresByPoint,
+    Searcher,
+    Steps,
+    ask_score,
+    point_key,
+    shifted,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +104,7 @@ def _swap(space: Space, incumbent: _Incumbent, feeds: Feeds, why: str, known_sco
     """Trade bits between operands that share an accumulator where the result replaces the incumbent."""
     for node, keys in feeds.items():
         for bits in bit_trades(space, {node: keys}, incumbent.bits):
-            score = yield from measure(bits, f"{why}: swap at {node}", known_scores)
+            score = yield from ask_score(bits, f"{why}: swap at {node}", known_scores)
             if incumbent.is_replaced_by(score, fewer_bits=False):
                 incumbent.bits, incumbent.score = bits, score
                 break
@@ -106,7 +117,7 @@ def _descend(
     moved = False
     while (bits := shifted(space, incumbent.bits, key, step)) != incumbent.bits:
         old, new = incumbent.bits[key], bits[key]
-        score = yield from measure(bits, f"{why}: {key} {old} to {new} bits", known_scores)
+        score = yield from ask_score(bits, f"{why}: {key} {old} to {new} bits", known_scores)
         if not incumbent.is_replaced_by(score, fewer_bits=step > 0):
             break
         incumbent.bits, incumbent.score = bits, score

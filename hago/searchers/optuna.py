@@ -30,7 +30,7 @@ from hago.plan import Bits, Space
 from hago.searchers.evaluation_history import EvaluationHistory
 from hago.searchers.knapsack import Knapsack
 from hago.searchers.surrogate import Surrogate
-from hago.study import GeneratorSearcher, Score, ScoresByPoint, Searcher, Steps, generator, point_key
+from hago.study import GeneratorSearcher, Score, ScoresByPoint, Searcher, Steps, point_key, random_generator
 
 #: Seconds to wait for a database server, unless the URL says `connect_timeout`.
 CONNECT_SECONDS: Final = 15
@@ -253,7 +253,7 @@ class _Study:
             for key, group in self.space.groups.items()
             for shown, step in [study_numbers(group.choices)]
         }
-        seed = int(generator(self.seed, 0).integers(1 << 31))
+        seed = int(random_generator(self.seed, 0).integers(1 << 31))
         with storage_errors(self.options.storage, "open"):
             self.storage = open_storage(self.options.storage)
             self.study = optuna.create_study(

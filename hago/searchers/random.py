@@ -7,7 +7,7 @@ from typing import Final
 
 from hago.errors import HagoError
 from hago.plan import Bits, Space
-from hago.study import Ask, Feeds, GeneratorSearcher, Searcher, Steps, generator, point_key
+from hago.study import Ask, Feeds, GeneratorSearcher, Searcher, Steps, point_key, random_generator
 
 #: The most draws for one trial; if all were seen before, the trial is left out.
 _MOST_DRAWS: Final = 100
@@ -53,7 +53,7 @@ def _steps(space: Space, start: Bits, seed: int, options: RandomOptions) -> Step
 
 def _draw(space: Space, seed: int, trial: int, seen: set[str]) -> dict[str, int] | None:
     """Draw a point for a trial that is not in `seen`, and add it there; None where all draws were seen before."""
-    rng = generator(seed, trial)
+    rng = random_generator(seed, trial)
     for _ in range(_MOST_DRAWS):
         point = {key: int(rng.choice(g.choices)) for key, g in space.groups.items()}
         if point_key(point) not in seen:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 
 from hago.plan import Bits, Space
-from hago.study import Feeds, Score, ScoresByPoint, Steps, measure, shifted
+from hago.study import Feeds, Score, ScoresByPoint, Steps, ask_score, shifted
 
 
 def feeds_of(space: Space) -> dict[str, tuple[str, ...]]:
@@ -48,7 +48,7 @@ def repair(space: Space, start: Bits, feeds: Feeds, known_scores: ScoresByPoint)
         The first point that runs, or the best of the points evaluated where none does, and its score.
     """
     bits = dict(start)
-    best = bits, (score := (yield from measure(bits, "start", known_scores)))
+    best = bits, (score := (yield from ask_score(bits, "start", known_scores)))
     while not score.runs:
         lower = _lowered_at_overflows(space, bits, feeds, score)
         if lower == bits:
@@ -57,7 +57,7 @@ def repair(space: Space, start: Bits, feeds: Feeds, known_scores: ScoresByPoint)
             break
         nodes = ", ".join(score.overflows)
         bits = lower
-        score = yield from measure(bits, f"repair: {nodes or 'no signature'}", known_scores)
+        score = yield from ask_score(bits, f"repair: {nodes or 'no signature'}", known_scores)
         if score.rank > best[1].rank:
             best = bits, score
     return best

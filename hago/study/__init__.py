@@ -5,17 +5,17 @@ from hago.study.interrupts import Interrupts
 from hago.study.log import Header, Log, Notice, Trial, make_header, read_header, read_log, versions
 from hago.study.loop import StudyResult, run_study
 from hago.study.progress import Preliminaries
+from hago.study.score import Score
 from hago.study.searcher import (
     Ask,
     Feeds,
     GeneratorSearcher,
-    Score,
     ScoresByPoint,
     Searcher,
     Steps,
-    generator,
-    measure,
+    ask_score,
     point_key,
+    random_generator,
     shifted,
 )
 from hago.study.trial_cache import PendingScore, Submit
@@ -40,10 +40,10 @@ __all__ = [
     "Submit",
     "Trial",
     "TrialFront",
-    "generator",
+    "ask_score",
     "make_header",
-    "measure",
     "point_key",
+    "random_generator",
     "read_header",
     "read_log",
     "run_study",

@@ -37,7 +37,8 @@ from hago.serialization.json_text import (
     replace_file,
     sync_folder,
 )
-from hago.study.searcher import Score, Searcher
+from hago.study.score import Score
+from hago.study.searcher import Searcher
 from hago.version import VERSION as HAGO_VERSION
 
 TRIAL_VERSION: Final = 1

@@ -27,7 +27,8 @@ from hago.study.budget import Budget, BudgetKind
 from hago.study.interrupts import Interrupts
 from hago.study.log import Header, LogFile, Notice, Trial, best_trial, log_notice
 from hago.study.progress import Progress
-from hago.study.searcher import Explains, Recalls, Score, Searcher
+from hago.study.score import Score
+from hago.study.searcher import Explains, Recalls, Searcher
 from hago.study.trial_cache import ScorePoint, Submit, TrialCache
 
 #: (trial, best trial so far, whether it was read from the log) -> further texts for the progress bar.

@@ -10,7 +10,8 @@ from typing import Protocol, TypeAlias
 from hago.errors import InfeasibleBits
 from hago.plan import Bits
 from hago.study.log import Trial
-from hago.study.searcher import Score, point_key
+from hago.study.score import Score
+from hago.study.searcher import point_key
 
 #: Scores a point. In a race it is called with the point and its rival, the best point so far (or None).
 ScorePoint: TypeAlias = Callable[..., Score]

@@ -26,7 +26,7 @@ from hago.search.preparation import prepare
 from hago.search.session import SearchOptions, run_search
 from hago.search.stored_strategy import plan_of
 from hago.study.log import Trial, best_trial, read_log
-from hago.study.searcher import Score
+from hago.study.score import Score
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 

@@ -33,7 +33,7 @@ from hago.search.redundancy import prune_redundant_choices
 from hago.search.session import SearchOptions, run_search
 from hago.study.log import read_log
 from hago.study.loop import StudyResult
-from hago.study.searcher import Score
+from hago.study.score import Score
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 

@@ -9,14 +9,15 @@ from toys import make_space, run, separable
 
 from hago.plan.space import Bits
 from hago.searchers.annealing import _accepts, _TypicalChange
-from hago.study.searcher import Score, generator
+from hago.study.score import Score
+from hago.study.searcher import random_generator
 
 
 def test_annealing_accepts_losses_by_its_temperature() -> None:
     def taken(loss: float, temperature: float, **worse: int) -> float:
         mine, its = Score(1.0), Score(1.0 - loss, **worse)
         typical_change = _TypicalChange([1.0])
-        return sum(_accepts(mine, its, temperature, typical_change, generator(0, i)) for i in range(2000)) / 2000
+        return sum(_accepts(mine, its, temperature, typical_change, random_generator(0, i)) for i in range(2000)) / 2000
 
     assert taken(-0.5, 1e-9) == 1.0
     assert taken(1.0, 1.0) == pytest.approx(math.exp(-1), abs=0.04)
@@ -28,7 +29,7 @@ def test_annealing_accepts_losses_by_its_temperature() -> None:
 
 def test_annealing_does_not_leave_accepted_points() -> None:
     mine, its = Score(0.0), Score(100.0, overflows={"n": 1}, excess_bits={"n": 1})
-    assert not any(_accepts(mine, its, 1e9, _TypicalChange(), generator(0, i)) for i in range(100))
+    assert not any(_accepts(mine, its, 1e9, _TypicalChange(), random_generator(0, i)) for i in range(100))
 
 
 @pytest.mark.parametrize("unit", [1024.0, 1 / 1024])

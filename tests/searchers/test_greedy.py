@@ -14,7 +14,7 @@ from toys import TOY, Counting, make_space, run, timeless
 from hago.errors import HagoError
 from hago.plan.space import Bits, Space
 from hago.searchers.greedy import _Incumbent
-from hago.study.searcher import Score
+from hago.study.score import Score
 
 #: 24 groups in blocks of four: two operands of a convolution, an add on a 16-bit register, and a relu
 #: whose bits do nothing.

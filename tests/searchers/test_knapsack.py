@@ -25,7 +25,7 @@ from hago.searchers.surrogate import (
     plain_surrogate,
 )
 from hago.study.loop import run_study
-from hago.study.searcher import Score
+from hago.study.score import Score
 
 
 def points(space: Space) -> list[dict[str, int]]:

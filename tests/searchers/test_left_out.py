@@ -16,7 +16,7 @@ from hago.searchers.knapsack import AccumulatorLimit, Knapsack
 from hago.searchers.registry import make_searcher
 from hago.searchers.surrogate import MeasuredPoint, Surrogate, Term, front_neighbours
 from hago.study.loop import run_study
-from hago.study.searcher import Score
+from hago.study.score import Score
 
 from .test_knapsack import points, random_surrogate
 

@@ -16,7 +16,7 @@ from hago.plan.space import Bits, Space
 from hago.searchers.registry import make_searcher
 from hago.searchers.surrogate import Surrogate, Term
 from hago.study.loop import run_study
-from hago.study.searcher import Score
+from hago.study.score import Score
 
 SPACE = make_space({f"n{i}:0": (8, 7, 6, 5, 4) for i in range(6)})
 GUIDE = Surrogate(

@@ -12,7 +12,7 @@ from hago.plan.space import Bits, Group, Space
 from hago.searchers.registry import make_searcher
 from hago.searchers.repair import feeds_of
 from hago.study.loop import run_study
-from hago.study.searcher import Score
+from hago.study.score import Score
 
 
 @pytest.mark.parametrize("name", ["greedy", "annealing"])

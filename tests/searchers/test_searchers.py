@@ -13,7 +13,8 @@ from hago.errors import HagoError, InfeasibleBits
 from hago.searchers.greedy import GreedyOptions
 from hago.searchers.registry import SEARCHERS, make_searcher
 from hago.study.budget import Budget
-from hago.study.searcher import Explains, Score, point_key
+from hago.study.score import Score
+from hago.study.searcher import Explains, point_key
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from toys import TOY, Counting, chain, run, separable, without_relu
 
 from hago.errors import InfeasibleBits, LogError
 from hago.study.log import Trial, best_trial, read_log
-from hago.study.searcher import Score, point_key
+from hago.study.score import Score
+from hago.study.searcher import point_key
 
 
 def scored(*scores: Score) -> list[Trial]:

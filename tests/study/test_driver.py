@@ -14,7 +14,8 @@ from hago.searchers.exhaustive import StartOnlyOptions
 from hago.searchers.registry import make_searcher
 from hago.study.log import Trial, best_trial, read_log
 from hago.study.loop import run_study
-from hago.study.searcher import Ask, GeneratorSearcher, Score
+from hago.study.score import Score
+from hago.study.searcher import Ask, GeneratorSearcher
 
 
 @pytest.mark.parametrize("log", [False, True])

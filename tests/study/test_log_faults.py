@@ -13,7 +13,7 @@ from toys import Counting, resumed, run, separable, timeless, without_relu
 
 from hago.errors import LogError
 from hago.study.log import Trial, read_log
-from hago.study.searcher import Score
+from hago.study.score import Score
 
 
 @contextlib.contextmanager

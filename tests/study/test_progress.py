@@ -12,7 +12,7 @@ from toys import run, without_relu
 from hago.study.budget import Budget
 from hago.study.log import Trial
 from hago.study.progress import Preliminaries, Progress
-from hago.study.searcher import Score
+from hago.study.score import Score
 
 
 def test_progress_is_silent_away_from_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from hago.study.log import Trial
-from hago.study.searcher import Score
+from hago.study.score import Score
 from hago.study.trial_front import TrialFront
 
 
