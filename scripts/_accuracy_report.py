@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from _assets import area_difference
 
-from hago.search.objective import paired_interval
+from hago.search.intervals import paired_interval
 
 Result = Mapping[str, Any]
 

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from hago.search.objective import decibels, jackknife_interval, paired_interval
+from hago.search.intervals import jackknife_interval, paired_interval
+from hago.search.objective import decibels
 
 #: A line of a table, as JSON values.
 Row: TypeAlias = dict[str, Any]

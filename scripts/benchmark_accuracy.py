@@ -30,7 +30,8 @@ from hago.errors import HagoError
 from hago.plan import Plan
 from hago.runtime import IntegerModel
 from hago.search import prepare
-from hago.search.objective import decibels, paired_interval, wilson_interval
+from hago.search.intervals import paired_interval, wilson_interval
+from hago.search.objective import decibels
 from hago.simulation import AccumulatorExtremes, Simulator
 
 HARDWARE = ("x86_vnni", "vta", "int16_accumulator")

@@ -27,7 +27,8 @@ from scipy import stats
 from torch import Tensor
 
 from hago import HagoError, create_quantizer, quantize, search_quantize_strategy
-from hago.search.objective import decibels, paired_interval
+from hago.search.intervals import paired_interval
+from hago.search.objective import decibels
 
 HARDWARE = ("x86_vnni", "tflite", "vta", "cmsis_nn")
 CALIBRATION = (8, 32, 128)

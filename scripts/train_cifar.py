@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import hago
-from hago.search.objective import paired_interval
+from hago.search.intervals import paired_interval
 
 
 def main() -> None:

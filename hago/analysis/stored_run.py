@@ -18,7 +18,8 @@ from hago.data import Batches
 from hago.errors import DataError, HagoError
 from hago.graph import check_batches
 from hago.runtime import IntegerModel
-from hago.search.objective import OBJECTIVES, check_rows, unfit_labels, warn_of_labels, wilson_interval
+from hago.search import wilson_interval
+from hago.search.objective import OBJECTIVES, check_rows, unfit_labels, warn_of_labels
 from hago.serialization.json_text import replace_file
 from hago.simulation import Simulator
 

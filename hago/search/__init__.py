@@ -4,6 +4,7 @@ from hago.search import description, objective
 from hago.search.earlier_logs import LogPath
 from hago.search.evaluate import Evaluator, held_out_figures
 from hago.search.goal import GoalOptions
+from hago.search.intervals import wilson_interval
 from hago.search.pareto_front import load_front
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.quantizer import Quantizer
@@ -42,4 +43,5 @@ __all__ = [
     "run_search",
     "sensitivity_of",
     "stored_resolver",
+    "wilson_interval",
 ]

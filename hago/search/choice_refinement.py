@@ -4,7 +4,7 @@ A search under limits on costs (`limited`) or over a front (`pareto`) calls `ref
 trial, and a replay of its log calls it again. Each channel takes the threshold with the least expected loss of that
 channel alone (`WeightScales.best_factors_alone`). These thresholds do not depend on those of other weights, so they
 hold in the whole space, and are better there than thresholds that were improved together at one point
-(`hago.search.refinement`). They are taken only where they are significantly better on validation samples: see
+(`hago.search.point_refinement`). They are taken only where they are significantly better on validation samples: see
 `hago.search.confirmation`.
 """
 

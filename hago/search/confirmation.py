@@ -11,7 +11,7 @@ Thresholds of activations are made from statistics of all samples, so they clip 
 samples, however much they may clip of others. A proposal of such thresholds is therefore tested a second time, as it is
 made from statistics of the tuning samples alone (`UnseenSamples`).
 
-A search makes one Confirmation. Refinement (`hago.search.refinement`, `hago.search.choice_refinement`) makes one
+A search makes one Confirmation. Refinement (`hago.search.point_refinement`, `hago.search.choice_refinement`) makes one
 ProposalTest of it, and asks that whether a proposal is accepted.
 
 References:

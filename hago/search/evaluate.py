@@ -23,16 +23,8 @@ from hago.graph import Graph, run_real
 from hago.ops import OPS, Ops
 from hago.plan import Bits, Plan
 from hago.runtime.native import Executor, KernelConstantCache, exact_kernels
-from hago.search.objective import (
-    OBJECTIVES,
-    Objective,
-    check_rows,
-    jackknife_interval,
-    quick_interval,
-    unfit_labels,
-    warn_of_labels,
-    wilson_interval,
-)
+from hago.search.intervals import jackknife_interval, quick_interval, wilson_interval
+from hago.search.objective import OBJECTIVES, Objective, check_rows, unfit_labels, warn_of_labels
 from hago.simulation import AccumulatorExtremes, Carriers, Reuse, SeenAccumulators, Simulator, ValueCache
 from hago.study import Score
 

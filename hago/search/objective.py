@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
-from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -380,71 +379,3 @@ class _Called:
         if not math.isfinite(value):
             raise HagoError(f"the objective function returned {value}; expected a finite number")
         return torch.full((outputs[0].shape[0], 1), value, dtype=torch.float64)
-
-
-def wilson_interval(successes: float, samples: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The confidence interval of a proportion.
-
-    References:
-        E. B. Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
-    """
-    found = stats.binomtest(round(successes), samples).proportion_ci(confidence, method="wilson")
-    return float(found.low), float(found.high)
-
-
-def paired_interval(differences: Tensor, confidence: float = 0.95) -> tuple[float, float, float]:
-    """Mean and confidence interval of per-sample differences, by the normal approximation.
-
-    Args:
-        differences: (samples,), e.g. 1, 0 or -1 for right in one model and wrong in the other.
-    """
-    d = differences.to(torch.float64)
-    mean = float(d.mean())
-    if d.numel() < 2:
-        return mean, -math.inf, math.inf
-    half = float(stats.norm.ppf(0.5 + confidence / 2)) * float(d.std()) / math.sqrt(d.numel())
-    return mean, mean - half, mean + half
-
-
-def jackknife_interval(
-    contributions: Tensor, finish: Callable[[Tensor], float], confidence: float = 0.95
-) -> tuple[float, float]:
-    """The confidence interval of a value that is a smooth function of mean contributions.
-
-    Args:
-        contributions: (samples, k).
-
-    References:
-        Tukey, "Bias and confidence in not quite large samples", 1958; Efron and Stein, "The jackknife
-        estimate of variance", 1981.
-    """
-    c = contributions.to(torch.float64)
-    n = len(c)
-    value = finish(c.mean(0))
-    if n < 2:
-        return -math.inf, math.inf
-    left = torch.tensor([finish(row) for row in (c.sum(0) - c) / (n - 1)], dtype=torch.float64)
-    error = math.sqrt((n - 1) / n * float((left - left.mean()).square().sum()))
-    half = float(stats.norm.ppf(0.5 + confidence / 2)) * error
-    return value - half, value + half
-
-
-def quick_interval(
-    contributions: Tensor, finish: Callable[[Tensor], float], confidence: float = 0.95
-) -> tuple[float, float]:
-    """The same to first order, for a few calls of `finish` however many samples there are.
-
-    References:
-        Jaeckel, "The infinitesimal jackknife", 1972: every sample moves the value by its contribution times the
-        slope at the mean, which is found by differences.
-    """
-    c = contributions.to(torch.float64)
-    mean = c.mean(0)
-    if len(c) < 2:
-        return -math.inf, math.inf
-    steps = torch.diag(1e-4 * torch.maximum(mean.abs(), c.std(0)).clamp_min(1e-30))
-    rises = [finish(mean + step) - finish(mean - step) for step in steps]
-    slopes = torch.tensor(rises, dtype=torch.float64) / (2 * steps.diagonal())
-    error = math.sqrt(float(((c - mean) @ slopes).square().sum()) / (len(c) * (len(c) - 1)))
-    half = float(stats.norm.ppf(0.5 + confidence / 2)) * error
-    return (finish(mean) - half, finish(mean) + half) if math.isfinite(half) else (-math.inf, math.inf)

@@ -54,7 +54,7 @@ class Prepared:
 
     Args:
         keep_float, fix_bits: the patterns of the user, and those that given modes stand for.
-        refined: whether thresholds are those of `refinement`; where samples were kept aside to confirm them, the
+        refined: whether thresholds are those of refinement; where samples were kept aside to confirm them, the
             figures found on these, as JSON values.
     """
 

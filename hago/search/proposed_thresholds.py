@@ -1,6 +1,6 @@
 """The thresholds that refinement compares, each as a copy of a prepared search with other thresholds.
 
-A search makes the RefinementTask; `hago.search.refinement` and `hago.search.choice_refinement` call the functions.
+A search makes the RefinementTask; `hago.search.point_refinement` and `hago.search.choice_refinement` call the rest.
 Thresholds of activations that are of least squared error on statistics in which every value counts by its squared
 gradient minimize the error at the outputs instead of that of the tensor (`gradient_weighted`). Thresholds of weights
 are refined in `hago.search.weight_scales`.

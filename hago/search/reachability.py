@@ -10,7 +10,8 @@ from hago.errors import InfeasibleBits
 from hago.plan import Bits
 from hago.plan.feasibility import nearest_feasible
 from hago.search.goal import Goal
-from hago.search.objective import Objective, wilson_interval
+from hago.search.intervals import wilson_interval
+from hago.search.objective import Objective
 from hago.search.preparation import Prepared
 from hago.search.scoring import GoalScorer
 from hago.study import StudyResult

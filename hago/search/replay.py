@@ -224,7 +224,7 @@ def _with_refined_thresholds(prepared: Prepared, header: Header, measure: Object
     confirmation = Confirmation.of([b.size for b in scorer.evaluator.batches], settings.get("refined"))
     start = find_starting_point(
         name,
-        SEARCHERS[name].refined or "start",
+        SEARCHERS[name].refines or "start",
         scorer,
         costs=costs,
         choices=prepared.space.size,

@@ -18,9 +18,9 @@ from hago.search.confirmation import Confirmation
 from hago.search.goal import FRONT_COST, Goal
 from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.guidance import make_surrogate
+from hago.search.point_refinement import refine_at_point
 from hago.search.preparation import Prepared, QuantizationOptions
 from hago.search.proposed_thresholds import RefinementTask
-from hago.search.refinement import refine_thresholds
 from hago.search.safe_bits import safe_bits
 from hago.search.scoring import GoalScorer
 from hago.search.starting_point import StartingPoint
@@ -73,7 +73,7 @@ def choose_searcher(
             "without a guide (greedy, annealing, random) go by it alone"
         )
     chosen = quantization.estimator is not None or prepared.calibration.given.gives_ranges
-    return searcher, "" if chosen else entry.refined
+    return searcher, "" if chosen else entry.refines
 
 
 def _entry_of(searcher: Any) -> SearcherEntry | None:
@@ -124,8 +124,8 @@ def find_starting_point(
         return StartingPoint(prepared, surrogate, bits, GRADIENT_FORWARDS)
     task = RefinementTask.of(prepared, goal, metric, scorer.evaluator, seed)
     if refines == "start":
-        most_forwards = max(LEAST_REFINING_FORWARDS, choices / CHOICES_A_FORWARD)
-        return refine_thresholds(task, most_forwards, confirmation)
+        max_forwards = max(LEAST_REFINING_FORWARDS, choices / CHOICES_A_FORWARD)
+        return refine_at_point(task, max_forwards, confirmation)
     return refine_every_choice(task, within=refines == "within", confirmation=confirmation)
 
 

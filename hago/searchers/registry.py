@@ -50,7 +50,7 @@ class SearcherEntry:
             EvaluationHistory, which has the space, the feeds and the surrogate.
         options: the dataclass of its options.
         guided: whether it reads expected losses and costs.
-        refined: the thresholds that are refined before it starts, unless the user decides: those of the point that it
+        refines: the thresholds that are refined before it starts, unless the user decides: those of the point that it
             starts from ("start"), or those of every choice, for a start with the most bits ("choices") or within the
             limits ("within"); empty for none.
         front: whether it searches for a Pareto front, to which points that are worse than the best may belong.
@@ -59,21 +59,21 @@ class SearcherEntry:
     make: Callable[..., Searcher]
     options: type[Any]
     guided: bool = False
-    refined: Refines = ""
+    refines: Refines = ""
     front: bool = False
 
 
 SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
     {
         "default": SearcherEntry(start_only_search, StartOnlyOptions),
-        "gradient": SearcherEntry(gradient_search, GradientOptions, guided=True, refined="start"),
+        "gradient": SearcherEntry(gradient_search, GradientOptions, guided=True, refines="start"),
         "random": SearcherEntry(random_search, RandomOptions),
         "greedy": SearcherEntry(greedy_search, GreedyOptions),
         "annealing": SearcherEntry(annealing_search, AnnealingOptions),
         "exhaustive": SearcherEntry(exhaustive_search, ExhaustiveOptions),
         "sensitivity": SearcherEntry(sensitivity_search, SensitivityOptions, guided=True, front=True),
-        "limited": SearcherEntry(limited_search, LimitedOptions, guided=True, refined="within"),
-        "pareto": SearcherEntry(pareto_search, ParetoOptions, guided=True, refined="choices", front=True),
+        "limited": SearcherEntry(limited_search, LimitedOptions, guided=True, refines="within"),
+        "pareto": SearcherEntry(pareto_search, ParetoOptions, guided=True, refines="choices", front=True),
         "tpe": SearcherEntry(tpe, OptunaOptions, guided=True),
         "nsga2": SearcherEntry(nsga2, OptunaOptions, guided=True, front=True),
         "gp": SearcherEntry(gp, OptunaOptions, guided=True),

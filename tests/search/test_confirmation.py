@@ -34,9 +34,9 @@ from hago.search.confirmation import (
 from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.objective import OBJECTIVES
+from hago.search.point_refinement import _start
 from hago.search.preparation import Prepared, prepare
 from hago.search.proposed_thresholds import RefinementTask
-from hago.search.refinement import _start
 from hago.search.session import SearchOptions, run_search
 from hago.search.stored_strategy import plan_and_batches
 from hago.study.log import read_log

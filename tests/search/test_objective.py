@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hago.errors import DataError, HagoError
 from hago.qat.losses import LOSSES
-from hago.search.objective import MOST_DB, OBJECTIVES, decibels, objective, paired_interval, wilson_interval
+from hago.search.intervals import paired_interval, wilson_interval
+from hago.search.objective import MOST_DB, OBJECTIVES, decibels, objective
 from hago.search.objective import cross_entropy_probe as gradient_of_cross_entropy
 
 

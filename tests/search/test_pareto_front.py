@@ -13,7 +13,8 @@ from building import residual_block, seeded
 
 import hago
 from hago.errors import HagoError, LogError
-from hago.search.objective import OBJECTIVES, jackknife_interval, quick_interval
+from hago.search.intervals import jackknife_interval, quick_interval
+from hago.search.objective import OBJECTIVES
 from hago.search.pareto_front import ParetoFront, load_front
 from hago.study.log import read_log
 

@@ -19,7 +19,8 @@ from toys import timeless
 from hago import search_quantize_strategy
 from hago.data.batches import Batches
 from hago.errors import DataError, HagoError
-from hago.search.objective import jackknife_interval, objective
+from hago.search.intervals import jackknife_interval
+from hago.search.objective import objective
 from hago.search.point_scorer import make_point_scorer
 from hago.search.preparation import QuantizationOptions, prepare
 from hago.search.racing import RaceOptions, looks, shuffled

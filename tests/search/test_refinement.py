@@ -29,10 +29,10 @@ from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.gradients import gradients
 from hago.search.objective import divergence_pull, squared_error_probe, squared_error_pull
+from hago.search.point_refinement import refine_at_point
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.proposed_thresholds import RefinementTask, gradient_weighted, with_least_squares
 from hago.search.redundancy import prune_redundant_choices
-from hago.search.refinement import refine_thresholds
 from hago.search.safe_bits import widest_safe_bits
 from hago.search.session import SearchOptions, run_search
 from hago.search.weight_scales import DOUBT, FACTORS, LEAST_GAIN_OF_SCALES, WeightGradients, WeightScales
@@ -205,7 +205,7 @@ def test_rounds_are_kept_where_they_are_better(prepared: Prepared) -> None:
     goal = make_goal(GoalOptions("sqnr"))
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
     task = RefinementTask.of(prepared, goal, "", evaluator)
-    one, more = (refine_thresholds(task, most) for most in (3.0, 16.0))  # as logs of version 1 did
+    one, more = (refine_at_point(task, most) for most in (3.0, 16.0))  # as logs of version 1 did
     assert one.gradient_forwards == 3.0 and one.simulations == 0.0 and not one.prepared.calibration.refined
     assert dict(one.bits) == dict(more.bits) == widest_safe_bits(one.prepared.resolver, prepared.calibration.peaks)
     scores = [evaluator.score(r.prepared.resolver(r.bits), r.bits) for r in (one, more)]
@@ -262,7 +262,7 @@ def test_the_start_keeps_limits_on_costs(prepared: Prepared) -> None:
     goal = make_goal(GoalOptions("sqnr", budget_cost=limits))
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
     pruned = prune_redundant_choices(prepared, goal.costs)
-    found = refine_thresholds(RefinementTask.of(pruned, goal, "weight_bytes", evaluator), 3.0)
+    found = refine_at_point(RefinementTask.of(pruned, goal, "weight_bytes", evaluator), 3.0)
     figures = plan_cost(found.prepared.resolver(found.bits)).figures
     assert not any(limit.shortfall(float(figures[limit.figure])) for limit in goal.limits)
 

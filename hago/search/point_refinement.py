@@ -1,6 +1,6 @@
 """Refinement of thresholds at the point where a search starts, in two steps.
 
-A search calls `refine_thresholds` before its first trial, and a replay of its log calls it again. Step 1 chooses the
+A search calls `refine_at_point` before its first trial, and a replay of its log calls it again. Step 1 chooses the
 thresholds of activations: weighted by gradients, else those of least squared error, else the estimated ones. Step 2
 changes the scales of the channels of weights in rounds (`hago.search.weight_scales`); a round is accepted if the
 simulated outputs of the tuning samples improve. The result of each step is taken only if it is significantly better on
@@ -69,7 +69,7 @@ MAX_FAILED_ROUNDS: Final = 3
 COMPUTED_CHOICES: Final = 1
 
 
-def refine_thresholds(
+def refine_at_point(
     task: RefinementTask, max_forwards: float, confirmation: Confirmation | None = None
 ) -> StartingPoint:
     """Refine the thresholds of activations, then those of weights, at one point.
@@ -423,8 +423,18 @@ class _Refinement:
             return vectors
 
         graph, ops = self.prepared.graph, self.prepared.hardware.known_ops
-        slopes, batches = WeightGradients(1, self.scales.weights.keys()), [self.samples.batch]
-        gradients(graph, batches, {}, error_vectors, lambda edge: (), ops, self.task.seed, SLOPE_CHUNK, slopes.add)
+        slopes = WeightGradients(1, self.scales.weights.keys())
+        gradients(
+            graph,
+            [self.samples.batch],
+            ranges={},
+            probe=error_vectors,
+            errors=lambda edge: (),
+            ops=ops,
+            seed=self.task.seed,
+            chunk=SLOPE_CHUNK,
+            on_constant=slopes.add,
+        )
         self.scales.set_slopes(slopes)
         self.count_gradients(self.gradient_pass_forwards)
         return sum(losses)
@@ -437,7 +447,7 @@ def _same(one: Chosen, other: Chosen) -> bool:
 # ---------------------------------------------------------------- what is confirmed
 class _ConfirmedSteps:
     """The steps of refinement, the result of each taken only where it is significantly better on validation samples.
-    `refine_thresholds` calls `choose_activations`, then `choose_weights`.
+    `refine_at_point` calls `choose_activations`, then `choose_weights`.
 
     Args:
         folds: the refinements of the folds.
