@@ -44,8 +44,7 @@ from hago.search import (
     sensitivity_of,
 )
 from hago.search.description import made_by
-from hago.search.objective import ObjectiveLike
-from hago.search.objective import objective as named_objective
+from hago.search.objective import ObjectiveLike, named_objective
 from hago.serialization.json_text import check_distinct
 from hago.study import Score, Searcher
 

@@ -24,7 +24,7 @@ from hago.data import Batches
 from hago.errors import HagoError, as_strings
 from hago.hardware import Hardware, load_hardware
 from hago.search import Evaluator, prepare
-from hago.search.objective import objective
+from hago.search.objective import named_objective
 from hago.serialization.text_table import table
 from hago.study import read_log
 
@@ -284,7 +284,7 @@ def _widest(model: DigitNet, chip: Hardware, digits: Digits) -> tuple[Mapping[st
     """Measures of the most bits everywhere on the test images, and the number of overflows."""
     prepared = prepare(model, chip, batches(digits.calibration))
     evaluator = Evaluator(
-        prepared.graph, Batches(batches(digits.test), prepared.graph.inputs), objective("sqnr"), chip.known_ops
+        prepared.graph, Batches(batches(digits.test), prepared.graph.inputs), named_objective("sqnr"), chip.known_ops
     )
     measured = evaluator.measure(prepared.resolver(prepared.space.widest()))
     return evaluator.summary(measured.contributions), sum(measured.peaks.overflows.values())

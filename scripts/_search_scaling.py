@@ -18,7 +18,7 @@ from hago import Graph, search_quantize_strategy
 from hago.graph import Node
 from hago.plan import Bits
 from hago.search import Prepared, QuantizationOptions, prepare
-from hago.search.objective import objective
+from hago.search.objective import named_objective
 from hago.search.point_scorer import make_point_scorer
 from hago.search.workers import Workers, open_executor, worker_spec_of
 from hago.study import Score, read_log
@@ -54,7 +54,7 @@ def scaling(options: Any) -> list[Row]:
         data = [(x,) for x in torch.randn(images, 8, 8, 8).split(options.batch)]
         prepared = prepare(graph, options.hardware[0], data, QuantizationOptions(estimator="power2_range"))
         forward = float_forward(prepared.graph, data)
-        scorer = make_point_scorer(prepared.resolver, prepared.batches, objective("sqnr"))
+        scorer = make_point_scorer(prepared.resolver, prepared.batches, named_objective("sqnr"))
         points = one_edge_at_a_time(prepared, 40)
         floats = [seconds_of(forward, options.clock) for _ in range(options.pairs + 1)][1:]
         spent = [seconds_of(partial(scorer.score, point), options.clock) for point in points][8:]
@@ -102,7 +102,7 @@ def workers(options: Any) -> list[Row]:
         prepared = prepare(
             subject.network, options.hardware[0], subject.batches, QuantizationOptions(estimator="power2_range")
         )
-        work = worker_spec_of(prepared, objective("sqnr"))
+        work = worker_spec_of(prepared, named_objective("sqnr"))
         points = one_edge_at_a_time(prepared, 10 * options.workers)[1:]
         rates = {count: _rate(count, work, points, options.pairs) for count in (1, options.workers)}
         ratios = [many / one for one, many in zip(rates[1], rates[options.workers], strict=True)]

@@ -26,7 +26,7 @@ from hago.plan import Bits
 from hago.search import Evaluator, GoalOptions, Prepared, QuantizationOptions, RaceOptions, prepare
 from hago.search.goal import make_goal
 from hago.search.guidance import make_surrogate
-from hago.search.objective import objective
+from hago.search.objective import named_objective
 from hago.search.point_scorer import PointScorer, make_point_scorer
 from hago.search.safe_bits import widest_safe_bits
 from hago.searchers import SEARCHERS, make_searcher
@@ -141,7 +141,7 @@ def _searched(prepared: Prepared, subject: Subject, name: str, options: Any) -> 
 def _again(prepared: Prepared, subject: Subject, points: Sequence[Bits], options: Any) -> Timed:
     """Points of a search once more, on float carriers alone."""
     batches = Batches(subject.batches, prepared.graph.inputs)
-    evaluator = Evaluator(prepared.graph, batches, objective("sqnr"), prepared.hardware.known_ops, engine="float")
+    evaluator = Evaluator(prepared.graph, batches, named_objective("sqnr"), prepared.hardware.known_ops, engine="float")
     forward = float_forward(prepared.graph, subject.batches)
     forward()
     timed = Timed(PointScorer(prepared.resolver, evaluator), forward, options.clock, options.pairs)

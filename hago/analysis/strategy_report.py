@@ -19,7 +19,7 @@ from hago.importing import HardwareLike, StrategyLike
 from hago.plan import Plan
 from hago.runtime import IntegerModel, compare_plan_exactly
 from hago.search import Evaluator, plan_and_batches
-from hago.search.objective import MOST_DB, objective
+from hago.search.objective import MOST_DB, named_objective
 from hago.serialization.text_table import count, table
 from hago.simulation import Simulator
 
@@ -169,7 +169,7 @@ def report_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> Strate
     """Measure a Plan on data; see `report_strategy`."""
     graph = plan.graph
     # the simulator itself, not the integer engine that replaces it in searches
-    evaluator = Evaluator(graph, batches, objective("sqnr"), plan.ops, engine="float")
+    evaluator = Evaluator(graph, batches, named_objective("sqnr"), plan.ops, engine="float")
     measured = evaluator.measure(plan)
     figures: dict[Model, Mapping[str, Any]] = {
         "float": evaluator.summary(evaluator.float_contributions()),

@@ -36,7 +36,7 @@ from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.qat.state_dict import save_state, trained_state
 from hago.runtime import compare_plan_exactly
 from hago.search import Evaluator, Quantizer, held_out_figures
-from hago.search.objective import ObjectiveLike, objective
+from hago.search.objective import ObjectiveLike, named_objective
 from hago.serialization.json_text import canonical, check_distinct, json_values
 from hago.study import Budget
 
@@ -208,7 +208,7 @@ def _make_measure(start: Plan, batches: Batches, held_out: Iterable[Any] | None)
     """A function that compares a quantizer with the float model that training started from."""
     data = batches if held_out is None else Batches(held_out, start.graph.inputs)
     check_batches(start.graph, data)
-    evaluator = Evaluator(start.graph, data, objective("sqnr"), start.ops)
+    evaluator = Evaluator(start.graph, data, named_objective("sqnr"), start.ops)
 
     def measure(quantizer: Quantizer) -> dict[str, Any]:
         return dict(evaluator.score(quantizer.plan, quantizer.strategy.bits).results)
@@ -319,7 +319,7 @@ def finetune_after_search(
     _check_exact(plan, batches)
     if held_out is not None:
         graph, _ = as_graph(model, batches, plan.hardware, made_for=[best[0].model_hash])
-        reported = held_out_figures(plan, Batches(held_out, graph.inputs), objective(measure), graph)
+        reported = held_out_figures(plan, Batches(held_out, graph.inputs), named_objective(measure), graph)
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": reported})
     save_state(trained_state(model, plan.graph, plan.ops), Path(save_weights))
     if save is not None:

@@ -36,7 +36,7 @@ from hago.search import (
     stored_resolver,
 )
 from hago.search.description import made_by
-from hago.search.objective import objective
+from hago.search.objective import named_objective
 
 #: A range with more integers than these is not learned: its quanta are too fine to matter.
 MOST_LEARNED: Final = 1 << 16
@@ -220,7 +220,7 @@ def _calibrated(
     prepared = prepare(
         graph, hardware, batches, QuantizationOptions(estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
     )
-    evaluator = Evaluator(prepared.graph, prepared.batches, objective("sqnr"), hardware.known_ops)
+    evaluator = Evaluator(prepared.graph, prepared.batches, named_objective("sqnr"), hardware.known_ops)
     bits, score = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
     provenance = made_by(prepared, "sqnr", 0) | {"results": dict(score.results)}
     return make_strategy(prepared, prepared.resolver(bits), bits, provenance)

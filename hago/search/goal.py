@@ -15,8 +15,7 @@ from typing import Any, Final
 from hago.cost import METRICS, Cost
 from hago.cost import Unit as CostUnit
 from hago.errors import HagoError, as_strings, did_you_mean
-from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, Unit
-from hago.search.objective import objective as named_objective
+from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, Unit, named_objective
 from hago.study import Score
 
 #: The cost of a Pareto front where the goal names none.

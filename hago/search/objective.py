@@ -344,7 +344,7 @@ OBJECTIVES: Final[Mapping[str, Objective]] = {
 ObjectiveLike = str | Objective | Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], float]
 
 
-def objective(spec: ObjectiveLike) -> Objective:
+def named_objective(spec: ObjectiveLike) -> Objective:
     """The objective that `spec` means. A function is called per batch; its results are averaged over
     samples.
 

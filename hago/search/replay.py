@@ -18,8 +18,7 @@ from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.search.confirmation import Confirmation
 from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal, parse_limits
-from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike
-from hago.search.objective import objective as named_objective
+from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.racing import RaceOptions
 from hago.search.redundancy import prune_redundant_choices

@@ -25,7 +25,7 @@ from hago.plan.plan import NodePlan
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
 from hago.search.evaluate import Evaluator
-from hago.search.objective import objective
+from hago.search.objective import named_objective
 from hago.search.safe_bits import first_safe_bits
 
 AVX2 = load_hardware("x86_avx2")
@@ -159,7 +159,7 @@ def saturating() -> tuple[Graph, Tensor]:
 def test_saturation_is_counted_and_avoided() -> None:
     graph, x = saturating()
     resolver = resolver_of(graph, AVX2, [x])
-    evaluator = Evaluator(graph, Batches([(x,)], graph.inputs), objective("sqnr"))
+    evaluator = Evaluator(graph, Batches([(x,)], graph.inputs), named_objective("sqnr"))
     widest = evaluator.score(resolver(resolver.space.widest()), resolver.space.widest())
     assert widest.overflows == {"fc": 3} and widest.excess_bits == {"fc": 1} and widest.unproved == 1
     bits, score = first_safe_bits(evaluator, resolver, {"fc": 8.0})

@@ -49,7 +49,7 @@ from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
 from hago.runtime.stored import from_file_bytes, to_file_bytes
 from hago.search.evaluate import Evaluator
-from hago.search.objective import objective
+from hago.search.objective import named_objective
 from hago.search.preparation import prepare
 from hago.search.safe_bits import first_safe_bits
 from hago.search.stored_strategy import make_strategy
@@ -664,7 +664,7 @@ def test_the_start_of_a_search_holds_partial_sums() -> None:
     chip = Chip("int8", "int16", "saturate_each", order="channels_outer", bias="first")
     x = torch.ones(4, 64)
     resolver = resolver_of(b.graph(), only(chip.hardware(), "linear"), [x])
-    evaluator = Evaluator(b.graph(), Batches([(x,)], b.inputs), objective("sqnr"))
+    evaluator = Evaluator(b.graph(), Batches([(x,)], b.inputs), named_objective("sqnr"))
     widest = evaluator.score(resolver(resolver.space.widest()), resolver.space.widest())
     assert widest.overflows == {"fc": 4} and widest.excess_bits == {"fc": 4} and widest.unproved == 1
     bits, score = first_safe_bits(evaluator, resolver, {"fc": 0.0})

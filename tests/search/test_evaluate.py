@@ -17,7 +17,7 @@ from hago.graph.execute import run_real
 from hago.hardware.file import load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.search.evaluate import Evaluator
-from hago.search.objective import objective
+from hago.search.objective import named_objective
 from hago.search.preparation import Prepared, prepare
 from hago.search.safe_bits import first_safe_bits, widest_safe_bits
 from hago.simulation.overflow import AccumulatorExtremes
@@ -78,7 +78,7 @@ def test_a_safe_start_holds_what_was_seen(narrow: Prepared) -> None:
 
 
 def test_the_first_safe_point_does_not_overflow(narrow: Prepared) -> None:
-    evaluator = Evaluator(narrow.graph, narrow.batches, objective("sqnr"))
+    evaluator = Evaluator(narrow.graph, narrow.batches, named_objective("sqnr"))
     bits, score = first_safe_bits(evaluator, narrow.resolver, narrow.calibration.peaks)
     assert not score.overflows and sum(bits.values()) < sum(narrow.space.widest().values())
     assert evaluator.score(narrow.resolver(narrow.space.widest()), narrow.space.widest()).overflows
@@ -88,7 +88,7 @@ def test_no_point_is_safe() -> None:
     graph = residual_block()
     hopeless = Hardware({"conv2d": [OpDesc("int8", "int8")]}, name="hopeless")
     prepared = prepare(graph, hopeless, DATA)
-    evaluator = Evaluator(graph, prepared.batches, objective("sqnr"))
+    evaluator = Evaluator(graph, prepared.batches, named_objective("sqnr"))
     with pytest.raises(InfeasibleBits, match=r"overflows its accumulator \(int8\).* \d+ times.*wider accumulator"):
         first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
 
@@ -98,7 +98,7 @@ def test_a_score_says_all_there_is() -> None:
     graph = residual_block()
     resolver = resolver_of(graph, load_hardware("x86_vnni"), [DATA[0][0]])
     batches = Batches(DATA, graph.inputs)
-    evaluator = Evaluator(graph, batches, objective("cosine"))
+    evaluator = Evaluator(graph, batches, named_objective("cosine"))
     bits = resolver.space.widest()
     plan = resolver(bits)
     score = evaluator.score(plan, bits)
@@ -116,7 +116,7 @@ def test_a_score_says_all_there_is() -> None:
 
 def test_the_float_model_agrees_with_itself() -> None:
     graph = residual_block()
-    evaluator = Evaluator(graph, Batches(DATA, graph.inputs), objective("sqnr"))
+    evaluator = Evaluator(graph, Batches(DATA, graph.inputs), named_objective("sqnr"))
     found = evaluator.summary(evaluator.float_contributions())
     assert found["agreement"] == 1.0 and found["sqnr"] == 200.0
 
@@ -124,7 +124,7 @@ def test_the_float_model_agrees_with_itself() -> None:
 def test_more_bits_are_more_like_the_float_model() -> None:
     graph = residual_block()
     resolver = resolver_of(graph, load_hardware("x86_vnni"), [DATA[0][0]])
-    evaluator = Evaluator(graph, Batches(DATA, graph.inputs), objective("sqnr"))
+    evaluator = Evaluator(graph, Batches(DATA, graph.inputs), named_objective("sqnr"))
     values = [evaluator.score(resolver(b), b).value for b in (resolver.space.narrowest(), resolver.space.widest())]
     assert values[0] + 10 < values[1]
 
@@ -135,7 +135,7 @@ def test_more_bits_are_more_like_the_float_model() -> None:
 def test_classes_are_needed_for_accuracy(labels: tuple[torch.Tensor, ...], says: str) -> None:
     graph = residual_block()
     with pytest.raises(DataError, match=f"'accuracy' needs labels that are classes, {says}"):
-        Evaluator(graph, Batches([(DATA[0][0][:4], *labels)], graph.inputs), objective("accuracy"))
+        Evaluator(graph, Batches([(DATA[0][0][:4], *labels)], graph.inputs), named_objective("accuracy"))
 
 
 def test_accuracy_is_of_classes_alone() -> None:
@@ -144,7 +144,7 @@ def test_accuracy_is_of_classes_alone() -> None:
     classes = run_real(graph, [x])[0].argmax(1)
     for labels, right in ((classes, 1.0), (classes.double(), 1.0), (classes + 0.25, None)):
         with nullcontext() if right else pytest.warns(HagoWarning, match="not whole numbers"):
-            evaluator = Evaluator(graph, Batches([(x, labels)], graph.inputs), objective("sqnr"))
+            evaluator = Evaluator(graph, Batches([(x, labels)], graph.inputs), named_objective("sqnr"))
         assert evaluator.summary(evaluator.float_contributions()).get("sim_acc") == right
 
 
@@ -153,11 +153,11 @@ def test_one_value_is_no_choice_of_classes() -> None:
     b = Builder()
     graph = b.graph(b.linear(b.input(3, name="x"), seeded(1, 3)))
     with pytest.warns(HagoWarning, match="two classes or more"):
-        found = Evaluator(graph, Batches([(seeded(4, 3), torch.arange(4))], graph.inputs), objective("sqnr"))
+        found = Evaluator(graph, Batches([(seeded(4, 3), torch.arange(4))], graph.inputs), named_objective("sqnr"))
     assert set(found.summary(found.float_contributions())) == {"samples", "sqnr", "agreement"}
     with pytest.raises(DataError, match="two classes or more"):
         Evaluator(
-            graph, Batches([(seeded(4, 3), torch.arange(4))], graph.inputs), objective("accuracy")
+            graph, Batches([(seeded(4, 3), torch.arange(4))], graph.inputs), named_objective("accuracy")
         ).float_contributions()
 
 
@@ -169,5 +169,5 @@ def test_labels_that_are_no_classes_are_a_warning_where_none_are_needed(labels: 
     b = Builder()
     graph = b.graph(b.linear(b.input(3, name="x"), seeded(5, 3)))
     with pytest.warns(HagoWarning, match="Accuracy is not measured"):
-        found = Evaluator(graph, Batches([(seeded(4, 3), labels)], graph.inputs), objective("sqnr"))
+        found = Evaluator(graph, Batches([(seeded(4, 3), labels)], graph.inputs), named_objective("sqnr"))
     assert set(found.summary(found.float_contributions())) == {"samples", "sqnr", "agreement"}

@@ -14,12 +14,12 @@ from torch import Tensor
 from hago.errors import DataError, HagoError
 from hago.qat.losses import LOSSES
 from hago.search.intervals import paired_interval, wilson_interval
-from hago.search.objective import MOST_DB, OBJECTIVES, decibels, objective
+from hago.search.objective import MOST_DB, OBJECTIVES, decibels, named_objective
 from hago.search.objective import cross_entropy_probe as gradient_of_cross_entropy
 
 
 def value(name: str, reference: Tensor, outputs: Tensor, labels: Tensor | None = None) -> float:
-    measure = objective(name)
+    measure = named_objective(name)
     return measure.finish(measure.per_sample([reference], [outputs], labels).mean(0))
 
 
@@ -52,21 +52,21 @@ def test_nothing_is_better_than_the_reference(name: str) -> None:
 def test_batches_do_not_matter(name: str, cut: int) -> None:
     """A mean over samples, so that it streams."""
     reference, outputs, labels = seeded(20, 5), seeded(20, 5, seed=1), torch.arange(20) % 5
-    measure = objective(name)
+    measure = named_objective(name)
     whole = measure.per_sample([reference], [outputs], labels)
     parts = [measure.per_sample([reference[s]], [outputs[s]], labels[s]) for s in (slice(cut), slice(cut, None))]
     assert torch.cat(parts).equal(whole) and whole.dtype == torch.float64 and len(whole) == 20
 
 
 def test_every_output_counts() -> None:
-    measure = objective("mse")
+    measure = named_objective("mse")
     both = measure.per_sample([REF, REF], [REF, OUT], None)
     assert float(both.mean()) == 0.25
 
 
 def test_images_are_compared_pixel_by_pixel() -> None:
     reference, labels = seeded(2, 3, 4, 4), torch.zeros(2, 4, 4, dtype=torch.int64)
-    shares = objective("accuracy").per_sample([reference], [reference], labels)
+    shares = named_objective("accuracy").per_sample([reference], [reference], labels)
     assert shares.shape == (2, 1)
     assert float(shares.mean()) == float((reference.argmax(1) == 0).double().mean())
 
@@ -81,15 +81,15 @@ def test_a_function_of_ones_own() -> None:
     def worst(reference: list[Tensor], outputs: list[Tensor], labels: Tensor | None) -> float:
         return -float((reference[0] - outputs[0]).abs().max())
 
-    made = objective(worst)  # type: ignore[arg-type]
+    made = named_objective(worst)  # type: ignore[arg-type]
     assert made.name == "worst" and made.finish(made.per_sample([REF], [OUT], None).mean(0)) == -1.0
     with pytest.raises(HagoError, match="inf"):
-        objective(lambda r, o, y: math.inf).per_sample([REF], [OUT], None)
+        named_objective(lambda r, o, y: math.inf).per_sample([REF], [OUT], None)
 
 
 def test_an_unknown_objective() -> None:
     with pytest.raises(HagoError, match="Did you mean 'sqnr'"):
-        objective("sqrn")
+        named_objective("sqrn")
     with pytest.raises(HagoError, match="needs labels"):
         value("accuracy", REF, OUT)
 

@@ -20,7 +20,7 @@ from hago import search_quantize_strategy
 from hago.data.batches import Batches
 from hago.errors import DataError, HagoError
 from hago.search.intervals import jackknife_interval
-from hago.search.objective import objective
+from hago.search.objective import named_objective
 from hago.search.point_scorer import make_point_scorer
 from hago.search.preparation import QuantizationOptions, prepare
 from hago.search.racing import RaceOptions, looks, shuffled
@@ -107,8 +107,8 @@ def test_samples_are_drawn_once_and_all_of_them() -> None:
 # ---------------------------------------------------------------- scores
 def test_a_survivor_is_whole_and_what_is_given_up_says_so() -> None:
     prepared = prepare(residual_block(), "x86_vnni", DATA, QuantizationOptions(estimator="max_range"))
-    scorer = make_point_scorer(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions(), seed=1)
-    plain = make_point_scorer(prepared.resolver, shuffled(prepared.batches, 1, 16, ("x",)), objective("sqnr"))
+    scorer = make_point_scorer(prepared.resolver, prepared.batches, named_objective("sqnr"), race=RaceOptions(), seed=1)
+    plain = make_point_scorer(prepared.resolver, shuffled(prepared.batches, 1, 16, ("x",)), named_objective("sqnr"))
     best, worst = prepared.space.widest(), prepared.space.narrowest()
     assert scorer.score(best, worst) == scorer.score(best) == plain.score(best)
     for _ in range(2):  # the second time from what is remembered
@@ -117,14 +117,14 @@ def test_a_survivor_is_whole_and_what_is_given_up_says_so() -> None:
         assert given_up.forwards == 16 / 120 and given_up.results["samples"] == 16
         assert given_up.value < plain.score(best).value and not given_up.accepted
         assert abs(given_up.value - plain.score(worst).value) < 1.5
-    fresh = make_point_scorer(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions(), seed=1)
+    fresh = make_point_scorer(prepared.resolver, prepared.batches, named_objective("sqnr"), race=RaceOptions(), seed=1)
     assert fresh.score(worst, best) == given_up  # whoever measured the rival before
 
 
 def test_an_overflow_ends_a_race_and_is_a_lower_bound() -> None:
     prepared = prepare(residual_block(), "int16_accumulator", DATA, QuantizationOptions(estimator="max_range"))
     narrow, wide = prepared.space.narrowest(), prepared.space.widest()
-    scorer = make_point_scorer(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions())
+    scorer = make_point_scorer(prepared.resolver, prepared.batches, named_objective("sqnr"), race=RaceOptions())
     whole = scorer.score(wide)
     raced = scorer.score(wide, narrow)
     assert raced.dropped["because"] == "overflows" and not raced.runs
@@ -254,7 +254,7 @@ def test_a_jackknife_interval_of_a_mean_is_the_usual_one() -> None:
 def test_objectives_with_losses_order_models_as_their_value_does() -> None:
     draw = torch.Generator().manual_seed(0)
     for name in ("sqnr", "kl", "mse", "cosine", "agreement"):
-        measure = objective(name)
+        measure = named_objective(name)
         assert measure.loss is not None
         reference = [torch.randn(64, 5, generator=draw)]
         found = []

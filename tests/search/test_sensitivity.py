@@ -18,7 +18,7 @@ from hago.hardware.file import available_hardware
 from hago.plan.feasibility import point_at_choice
 from hago.search.evaluate import Evaluator
 from hago.search.gradients import GRADIENT_CHUNK, Spectrum, gradients
-from hago.search.objective import cross_entropy_probe, divergence_probe, objective, squared_error_probe
+from hago.search.objective import cross_entropy_probe, divergence_probe, named_objective, squared_error_probe
 from hago.search.preparation import Prepared, prepare
 from hago.search.sensitivity import Sensitivity, sensitivity_of, spectrum_loss
 
@@ -103,7 +103,7 @@ def test_the_loss_of_a_grid_is_its_squared_error(bits: int, clip: float) -> None
 # ---------------------------------------------------------------- laws
 @pytest.mark.parametrize("name", ["sqnr", "agreement", "accuracy"])
 def test_every_choice_has_a_loss_that_fewer_bits_never_lower(prepared: Prepared, name: str) -> None:
-    found = sensitivity_of(prepared, objective(name))
+    found = sensitivity_of(prepared, named_objective(name))
     groups = prepared.space.groups
     assert found.losses.keys() == groups.keys() and found.samples == 16 and not found.unreached
     for key, by in found.losses.items():
@@ -113,7 +113,7 @@ def test_every_choice_has_a_loss_that_fewer_bits_never_lower(prepared: Prepared,
 
 
 def test_the_same_seed_gives_the_same_losses_and_batches_do_not_matter(prepared: Prepared) -> None:
-    sqnr = objective("sqnr")
+    sqnr = named_objective("sqnr")
     first = sensitivity_of(prepared, sqnr)
     assert sensitivity_of(prepared, sqnr) == first
     assert sensitivity_of(prepared, sqnr, seed=1) != first
@@ -129,14 +129,14 @@ def test_the_same_seed_gives_the_same_losses_and_batches_do_not_matter(prepared:
 
 def test_nothing_is_left_behind() -> None:
     prepared = prepare(residual_block(), "vta", DATA)
-    sensitivity_of(prepared, objective("sqnr"))
+    sensitivity_of(prepared, named_objective("sqnr"))
     assert not any(t.requires_grad or t.grad is not None for t in prepared.graph.consts.values())
 
 
 @pytest.mark.parametrize("hardware", ["x86_vnni", "arm_dot"])
 def test_it_predicts_the_noise(hardware: str) -> None:
     prepared = prepare(residual_block(), hardware, DATA)
-    sqnr = objective("sqnr")
+    sqnr = named_objective("sqnr")
     found = sensitivity_of(prepared, sqnr)
     evaluator = Evaluator(prepared.graph, prepared.batches, sqnr)
     for rung in (0, 1, 2):
@@ -160,7 +160,7 @@ class Rounding(nn.Module):
 
 def test_what_no_gradient_reaches_is_said() -> None:
     torch.manual_seed(0)
-    found = sensitivity_of(prepare(Rounding().eval(), "x86_vnni", [torch.randn(8, 4)]), objective("sqnr"))
+    found = sensitivity_of(prepare(Rounding().eval(), "x86_vnni", [torch.randn(8, 4)]), named_objective("sqnr"))
     assert found.unreached == ("first:0", "first:1")
     assert found.losses["first:0"][4] > found.losses["first:0"][8] > 0
     assert "no gradient" in str(found)
@@ -169,7 +169,7 @@ def test_what_no_gradient_reaches_is_said() -> None:
 def test_labels_are_needed_for_accuracy() -> None:
     prepared = prepare(residual_block(), "vta", [DATA[0][0]])
     with pytest.raises(DataError, match="labels"):
-        sensitivity_of(prepared, objective("accuracy"))
+        sensitivity_of(prepared, named_objective("accuracy"))
 
 
 def test_it_is_saved_as_json(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from toys import timeless
 
 from hago import search_quantize_strategy
 from hago.errors import HagoError, HagoWarning
-from hago.search.objective import objective
+from hago.search.objective import named_objective
 from hago.search.preparation import prepare
 from hago.search.workers import SearchId, WorkerPool, Workers, open_executor, score_remotely, worker_spec_of
 from hago.searchers.registry import make_searcher
@@ -262,7 +262,7 @@ def test_an_error_of_the_evaluation_is_not_tried_again(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- workers that refuse
 def ticket_of(**changes: Any) -> tuple[SearchId, Any]:
     prepared = prepare(residual_block(), "x86_vnni", DATA)
-    work = worker_spec_of(prepared, objective("sqnr"))
+    work = worker_spec_of(prepared, named_objective("sqnr"))
     ticket = SearchId(f"test {changes}", versions(1))
     return replace(ticket, **changes), work
 

@@ -18,7 +18,7 @@ from hago.graph.graph import Graph
 from hago.graph.schedule import make_schedule
 from hago.plan.space import Bits
 from hago.search.evaluate import EvaluationEngine, Evaluator
-from hago.search.objective import objective
+from hago.search.objective import named_objective
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Simulator
@@ -34,7 +34,9 @@ def prepared_at(seed: int) -> Prepared:
 
 def evaluator_of(prepared: Prepared, cache_bytes: int | None = None, engine: EvaluationEngine = "float") -> Evaluator:
     ops = prepared.hardware.known_ops
-    return Evaluator(prepared.graph, prepared.batches, objective("sqnr"), ops, cache_bytes=cache_bytes, engine=engine)
+    return Evaluator(
+        prepared.graph, prepared.batches, named_objective("sqnr"), ops, cache_bytes=cache_bytes, engine=engine
+    )
 
 
 def walk(prepared: Prepared, seed: int, length: int) -> list[Bits]:
@@ -133,7 +135,7 @@ def test_evicted_observations_are_made_again() -> None:
     prepared = prepare(residual_block(), "int16_accumulator", [seeded(8, 3, 8, 8)])
     bits = prepared.space.widest()
     plan = prepared.resolver(bits)
-    evaluator = Evaluator(prepared.graph, prepared.batches, objective("sqnr"))
+    evaluator = Evaluator(prepared.graph, prepared.batches, named_objective("sqnr"))
     first = evaluator.score(plan, bits)
     assert first.overflows
     assert [evaluator.score(plan, bits), evaluator.score(plan, bits)] == [first, first]
@@ -144,11 +146,11 @@ def test_evicted_observations_are_made_again() -> None:
 def test_values_of_different_resolvers_are_not_shared() -> None:
     graph, data = residual_block(), [seeded(4, 3, 8, 8)]
     ones = [prepare(graph, "x86_vnni", data, QuantizationOptions(estimator=e)) for e in ("max_range", "percentile:90")]
-    shared = Evaluator(graph, ones[0].batches, objective("sqnr"))
+    shared = Evaluator(graph, ones[0].batches, named_objective("sqnr"))
     for _ in range(2):
         for one in ones:
             bits = one.space.widest()
-            alone = Evaluator(graph, one.batches, objective("sqnr"), cache_bytes=0)
+            alone = Evaluator(graph, one.batches, named_objective("sqnr"), cache_bytes=0)
             assert shared.score(one.resolver(bits), bits) == alone.score(one.resolver(bits), bits)
 
 
@@ -196,9 +198,9 @@ def test_data_that_is_read_again_is_read_batch_by_batch() -> None:
     graph = residual_block()
     prepared = prepare(graph, "x86_vnni", [seeded(2, 3, 8, 8, seed=s) for s in range(4)])
     bits = prepared.space.widest()
-    streamed = Evaluator(graph, Batches(Source(), graph.inputs, cache_bytes=100), objective("sqnr"))
+    streamed = Evaluator(graph, Batches(Source(), graph.inputs, cache_bytes=100), named_objective("sqnr"))
     plan = replace(prepared.resolver(bits), graph=graph)
-    whole = Evaluator(graph, prepared.batches, objective("sqnr"), cache_bytes=0)
+    whole = Evaluator(graph, prepared.batches, named_objective("sqnr"), cache_bytes=0)
     for _ in range(2):
         assert streamed.score(plan, bits).value == whole.score(plan, bits).value
     assert run_real(graph, [seeded(2, 3, 8, 8)])[0].shape[0] == 2
