@@ -287,4 +287,4 @@ def _widest(model: DigitNet, chip: Hardware, digits: Digits) -> tuple[Mapping[st
         prepared.graph, Batches(batches(digits.test), prepared.graph.inputs), named_objective("sqnr"), chip.known_ops
     )
     measured = evaluator.measure(prepared.resolver(prepared.space.widest()))
-    return evaluator.summary(measured.contributions), sum(measured.peaks.overflows.values())
+    return evaluator.summary(measured.contributions), sum(measured.extremes.overflows.values())

@@ -183,7 +183,7 @@ def report_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> Strate
         batches.samples,
         figures,
         plan.verdicts,
-        measured.peaks.overflows,
+        measured.extremes.overflows,
         weight_bytes(plan),
         pair.compared,
         pair.differences if integer else None,

@@ -247,7 +247,7 @@ def _measure(task: RefinementTask, prepared: Prepared, bits: Bits) -> tuple[floa
         return -math.inf, torch.full((task.evaluator.batches.samples,), math.inf, dtype=torch.float64)
     measured = task.evaluator.measure(plan)
     losses = losses_of(objective, measured)
-    if any(measured.peaks.overflows.values()):
+    if any(measured.extremes.overflows.values()):
         return -math.inf, losses
     value = float(objective.finish(measured.contributions[objective.name].mean(0)))
     return -math.inf if math.isnan(value) else value, losses

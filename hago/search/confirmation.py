@@ -341,7 +341,7 @@ class UnseenSamples:
                 return None
             measured = evaluator.measure(plan)
             self.forwards += fold.size / total
-            if any(measured.peaks.overflows.values()):
+            if any(measured.extremes.overflows.values()):
                 return None
             losses = torch.zeros(total, dtype=torch.float64)
             losses[fold.first : fold.last] = losses_of(self._objective, measured)

@@ -34,7 +34,7 @@ class Measurement:
     """The result of simulating one Plan: contributions of every sample to every objective, and accumulators seen."""
 
     contributions: Mapping[str, Tensor]
-    peaks: AccumulatorExtremes
+    extremes: AccumulatorExtremes
 
 
 EvaluationEngine = Literal["auto", "integer", "float"]
@@ -115,27 +115,27 @@ class Evaluator:
             see: called with the outputs of every batch.
         """
         begun = time.perf_counter()
-        peaks = AccumulatorExtremes(plan)
-        model = self._model(plan, peaks)
+        extremes = AccumulatorExtremes(plan)
+        model = self._model(plan, extremes)
         numbers = range(len(self._reference))
         starts = (partial(model.begin, batch.inputs) for batch in self.batches)
-        ends = self.reuse.run(model.steps(), model.ends, numbers, starts, peaks)
+        ends = self.reuse.run(model.steps(), model.ends, numbers, starts, extremes)
         contributions: dict[str, Tensor] = {}
         for of_batch in self._each(_watched(map(model.end, ends), see)):
             contributions = {n: torch.cat([contributions[n], t]) if contributions else t for n, t in of_batch.items()}
-            if enough is not None and enough(contributions, peaks):
+            if enough is not None and enough(contributions, extremes):
                 break
-        peaks.overflows = {n: peaks.overflows[n] for n in plan.nodes if n in peaks.overflows}
+        extremes.overflows = {n: extremes.overflows[n] for n in plan.nodes if n in extremes.overflows}
         self._seconds += time.perf_counter() - begun
-        return Measurement(contributions, peaks)
+        return Measurement(contributions, extremes)
 
-    def _model(self, plan: Plan, peaks: AccumulatorExtremes) -> Simulator | Executor:
+    def _model(self, plan: Plan, extremes: AccumulatorExtremes) -> Simulator | Executor:
         fast = self.engine == "integer" or (self.engine == "auto" and exact_kernels().outrun_floats)
         if fast and all(node.proved for node in plan.nodes.values()):
             executor = Executor(plan, self.constant_cache)
             if self.engine == "integer" or _runs_on_kernels(executor):
                 return executor
-        return Simulator(plan, self.carriers, watch=peaks)
+        return Simulator(plan, self.carriers, watch=extremes)
 
     def contributions(self, outputs: Any) -> dict[str, Tensor]:
         """Per-sample contributions of a model's outputs, batch by batch."""
@@ -194,8 +194,8 @@ class Evaluator:
         return Score(
             value=value,
             results=results,
-            overflows=measured.peaks.overflows,
-            excess_bits=measured.peaks.excess_bits,
+            overflows=measured.extremes.overflows,
+            excess_bits=measured.extremes.excess_bits,
             unproved=sum(not n.proved for n in plan.nodes.values()),
             total_bits=sum(bits.values()),
             plan_key=plan.key,

@@ -321,7 +321,7 @@ class _Refinement:
         outputs: list[Sequence[Tensor]] = []
         measurement = self.task.evaluator.measure(plan, see=outputs.append)
         self.forwards += 1
-        overflowing = frozenset(name for name, count in measurement.peaks.overflows.items() if count)
+        overflowing = frozenset(name for name, count in measurement.extremes.overflows.items() if count)
         contributions = None if overflowing else measurement.contributions[self.objective.name]
         measured = _Measured(contributions, losses_of(self.objective, measurement), outputs, overflowing)
         if share:

@@ -183,11 +183,11 @@ class Pruner:
         name, look = self.evaluator.objective.name, iter(self._looks)
         because = ""
 
-        def enough(contributions: Mapping[str, Tensor], peaks: AccumulatorExtremes) -> bool:
+        def enough(contributions: Mapping[str, Tensor], extremes: AccumulatorExtremes) -> bool:
             nonlocal because
             if next(look):
                 worse = self.race.worse(self._loss(contributions[name]), self._loss(of_rival), len(of_rival))
-                because = "overflows" if peaks.overflows else "worse" if worse else ""
+                because = "overflows" if extremes.overflows else "worse" if worse else ""
             return bool(because)
 
         measured = self.evaluator.measure(plan, enough)

@@ -90,7 +90,7 @@ def first_safe_bits(
             return bits, score
         for name in score.overflows:
             if plan.nodes[name].additions is not None:
-                partial = measured.peaks.peaks[name] * _largest_held(plan.nodes[name])
+                partial = measured.extremes.peaks[name] * _largest_held(plan.nodes[name])
                 peaks[name] = max(peaks.get(name, 0.0), partial)
     node, count = max(score.overflows.items(), key=lambda item: item[1])
     hardware, op = resolver.hardware, resolver.graph[node].op

@@ -79,9 +79,9 @@ def test_outputs_and_peaks_are_those_of_a_pass_from_the_start(seed: int) -> None
         outputs = (simulator.run(b.inputs) for b in prepared.batches)
         found = evaluator.contributions(outputs)
         assert {n: t.tolist() for n, t in measured.contributions.items()} == {n: t.tolist() for n, t in found.items()}
-        assert measured.peaks.overflows == whole.overflows
-        assert measured.peaks.peaks == whole.peaks
-        assert measured.peaks.accumulators == whole.accumulators
+        assert measured.extremes.overflows == whole.overflows
+        assert measured.extremes.peaks == whole.peaks
+        assert measured.extremes.accumulators == whole.accumulators
 
 
 def test_only_steps_that_a_change_reaches_run_again() -> None:
