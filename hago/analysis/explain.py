@@ -14,13 +14,14 @@ from typing import Any, Literal
 
 import torch
 
+from hago.arithmetic.numerics import OVERFLOWS
 from hago.arithmetic.schemes import TWO_SIDED
 from hago.arithmetic.types import INT16, Edge
 from hago.cost import node_macs
 from hago.graph import CONST, INPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import OPS, Operand, Ops
-from hago.plan import PAIR_OVERFLOWS, Space, Topology
+from hago.plan import Space, Topology
 from hago.plan.topology import fitting_descs, float_boundaries, weight_only_descs
 from hago.serialization.text_table import WIDTH, count, head, ratio_text, table, tail, wrapped
 
@@ -274,7 +275,7 @@ def _fits(graph: Graph, node: Node, descs: Sequence[OpDesc], bits: Sequence[int]
             operands.append(Operand(None, largest, graph[node.inputs[slot]].shape or ()))
         if float(form.bound(node.attrs, operands).max()) > desc.register.dtype.max:
             return False
-        if desc.register.overflow in PAIR_OVERFLOWS and form.product is not None:
+        if OVERFLOWS[desc.register.overflow].of_pair is not None and form.product is not None:
             pair = 2 * float(operands[0].magnitude) * float(operands[1].magnitude)
             if pair > INT16.max:
                 return False

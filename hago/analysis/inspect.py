@@ -286,9 +286,7 @@ def _verdict(node_plan: NodePlan | None, tally: Tally) -> Verdict:
 
 def _bound(node_plan: NodePlan) -> float:
     """The largest accumulator that any input can cause, over the maximum of its register."""
-    register = node_plan.desc.register
-    bound = max(node_plan.bound, node_plan.raw_bound) if register.overflow == "saturate_end" else node_plan.bound
-    ratio = bound / register.dtype.max
+    ratio = node_plan.largest_sum / node_plan.desc.register.dtype.max
     return ratio if node_plan.pairs is None else max(ratio, node_plan.pairs.over)
 
 

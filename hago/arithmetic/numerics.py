@@ -11,7 +11,7 @@ range, and padding is always 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hago.arithmetic.multipliers import MULTIPLIERS
 from hago.arithmetic.rounding import ROUNDINGS, rounding_shift
-from hago.arithmetic.types import DType, QParams, SimQ
+from hago.arithmetic.types import INT16, DType, QParams, SimQ
 from hago.arithmetic.types import dtype as named_dtype
 from hago.errors import HagoError, did_you_mean
 
@@ -92,6 +92,7 @@ class Requantize:
 
 # ---------------------------------------------------------------- types and exact ranges
 
+#: The name of a register's behaviour past its range; `OVERFLOWS` says what each does.
 Overflow = Literal["wrap", "saturate_end", "saturate_pairs", "wrap_pairs", "saturate_each"]
 #: The order in which products are added if every addition saturates: channel by channel, with all positions of the
 #: window for each (channels_outer), or position by position, with all channels for each (channels_inner).
@@ -149,13 +150,61 @@ def overflowed(c: Tensor, dtype: DType) -> Tensor:
     return ((c < dtype.min) | (c > dtype.max)).sum()
 
 
+@dataclass(frozen=True, slots=True)
+class OverflowBehaviour:
+    """The behaviour of a register past its range; an entry of `OVERFLOWS`.
+
+    Args:
+        verb: the behaviour in a message about the register: "wraps".
+        of_sum: the value that the register holds after an exact sum.
+        of_pair: for chips that add neighbouring products in 16 bits first: the value of such a sum, of which the
+            register adds up the results. None for chips that add every product to the register.
+        at_every_addition: whether the register saturates at every addition, so that the order of additions matters and
+            hardware files state it.
+        counts_zero_points: whether sums of stored integers, zero points included, must fit the register: what is lost
+            of them cannot be corrected after the sum, as it can where registers wrap.
+    """
+
+    verb: str
+    of_sum: Callable[[Tensor, DType], Tensor]
+    of_pair: Callable[[Tensor], Tensor] | None = None
+    at_every_addition: bool = False
+    counts_zero_points: bool = False
+
+
+#: The behaviours of registers past their range, by the name that hardware files give them.
+OVERFLOWS: Final[Mapping[str, OverflowBehaviour]] = {
+    "wrap": OverflowBehaviour("wraps", wrap),
+    "saturate_end": OverflowBehaviour("saturates", saturate, counts_zero_points=True),
+    "saturate_pairs": OverflowBehaviour("saturates in pairs", wrap, of_pair=lambda p: saturate(p, INT16)),
+    "wrap_pairs": OverflowBehaviour("wraps in pairs", wrap, of_pair=lambda p: wrap(p, INT16)),
+    "saturate_each": OverflowBehaviour("saturates at every addition", saturate, at_every_addition=True),
+}
+
+
+def overflow_behaviour(overflow: str) -> OverflowBehaviour:
+    """The entry of `OVERFLOWS` with that name.
+
+    Raises:
+        HagoError: there is none.
+    """
+    if overflow not in OVERFLOWS:
+        raise HagoError(
+            f"unknown overflow {overflow!r}; known: {', '.join(OVERFLOWS)}." + did_you_mean(overflow, OVERFLOWS)
+        )
+    return OVERFLOWS[overflow]
+
+
 def apply_overflow(c: Tensor, dtype: DType, overflow: Overflow) -> Tensor:
-    """The value that a register of `dtype` holds after `c` was computed: saturated or wrapped.
+    """The value that a register of `dtype` holds after the exact sum `c`: saturated or wrapped.
 
     If pairs of products saturate, the register that adds them wraps. If every addition saturates, the sum of two
     values saturates once; longer sums are computed by `saturate_each`. See `hago.plan.accumulators`.
+
+    Raises:
+        HagoError: there is no such overflow.
     """
-    return saturate(c, dtype) if overflow in ("saturate_end", "saturate_each") else wrap(c, dtype)
+    return overflow_behaviour(overflow).of_sum(c, dtype)
 
 
 def saturate_each(terms: Tensor, dtype: DType) -> Tensor:

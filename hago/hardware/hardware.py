@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from hago.arithmetic.numerics import BiasAt, Order, Overflow, Requantize
+from hago.arithmetic.numerics import OVERFLOWS, BiasAt, Order, Overflow, Requantize
 from hago.arithmetic.schemes import SCHEMES
 from hago.arithmetic.types import DType, dtype
 from hago.errors import HardwareError, as_strings, did_you_mean
@@ -30,7 +30,8 @@ class Accumulator:
         bias: whether the bias is the first addend or the last; given with `saturate_each`, and only then.
 
     Raises:
-        HardwareError: `order` or `bias` is missing, unknown, or given with another overflow than `saturate_each`.
+        HardwareError: there is no such overflow; `order` or `bias` is missing, unknown, or given with another overflow
+            than `saturate_each`.
     """
 
     dtype: DType
@@ -39,7 +40,12 @@ class Accumulator:
     bias: BiasAt | None = None
 
     def __post_init__(self) -> None:
-        each = self.overflow == "saturate_each"
+        if self.overflow not in OVERFLOWS:
+            raise HardwareError(
+                f"unknown overflow {self.overflow!r} of an accumulator; known: {', '.join(OVERFLOWS)}."
+                f"{did_you_mean(self.overflow, OVERFLOWS)}"
+            )
+        each = OVERFLOWS[self.overflow].at_every_addition
         for key, got, known in (("order", self.order, get_args(Order)), ("bias", self.bias, get_args(BiasAt))):
             if each and got not in known:
                 raise HardwareError(

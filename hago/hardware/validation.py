@@ -20,7 +20,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from hago.arithmetic.multipliers import MULTIPLIERS
-from hago.arithmetic.numerics import BiasAt, Order
+from hago.arithmetic.numerics import OVERFLOWS, BiasAt, Order
 from hago.arithmetic.rounding import ROUNDINGS
 from hago.arithmetic.schemes import SCHEMES, SMALLEST_SCALE
 from hago.arithmetic.types import DTYPES, DType
@@ -138,7 +138,7 @@ def _integer_signature(
 
 def _order(path: Path, register: Document) -> Iterator[Finding]:
     """The order of additions must be given if every addition saturates, and only then."""
-    each = register.get("overflow") == "saturate_each"
+    each = "overflow" in register and OVERFLOWS[register["overflow"]].at_every_addition
     for key, known in (("order", get_args(Order)), ("bias", get_args(BiasAt))):
         if each and key not in register:
             text = f"the key is missing; with saturate_each expected one of {any_of(known)}"
@@ -363,12 +363,13 @@ def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how
     if form.requantizes_output and not at_output:
         text = f"the form {signature['form']} of {op} goes to the output's scale; expected requantize_at: output"
         yield Finding(path, text)
-    overflow = signature.get("accumulator", {}).get("overflow")
-    if form.product is None and overflow in ("saturate_pairs", "wrap_pairs"):
-        yield Finding(path, f"hago knows no pairs of products of {op}; expected wrap or saturate_end")
-    if overflow == "saturate_each" and form.addends is None and not form.has_no_additions:
+    overflow = OVERFLOWS[signature.get("accumulator", {}).get("overflow", "wrap")]
+    expected = " or ".join(name for name, b in OVERFLOWS.items() if b.of_pair is None and not b.at_every_addition)
+    if form.product is None and overflow.of_pair is not None:
+        yield Finding(path, f"hago knows no pairs of products of {op}; expected {expected}")
+    if overflow.at_every_addition and form.addends is None and not form.has_no_additions:
         named = "" if signature.get("form") is None else f" in the form {signature['form']}"
-        yield Finding(path, f"hago knows no order of additions of {op}{named}; expected wrap or saturate_end")
+        yield Finding(path, f"hago knows no order of additions of {op}{named}; expected {expected}")
     if form.required_requantize is not None and how.get("form") not in (None, form.required_requantize):
         text = f"the form {signature['form']} of {op} goes with the requantize form {form.required_requantize}"
         yield Finding(path, f"{text}; got {how['form']}")

@@ -1,7 +1,6 @@
 """From bits to integers: topology, search space, scales, accumulator bounds, the Plan, and the stored Strategy."""
 
 from hago.plan import dorefa_weights, feasibility, topology
-from hago.plan.accumulators import PAIR_OVERFLOWS
 from hago.plan.document import plan_from_document, plan_to_document, user_rules
 from hago.plan.fusion import fuse_clamps
 from hago.plan.operands import Operands, ThresholdSource
@@ -16,7 +15,6 @@ from hago.plan.topology import Topology, analyze
 __all__ = [
     "FLOAT",
     "INTEGER",
-    "PAIR_OVERFLOWS",
     "POLICY_PREFIX",
     "Bits",
     "Conditions",

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.arithmetic.numerics import EXACT_FLOAT32, Lost, Overflow, extremes, saturate, saturate_each, wrap
+from hago.arithmetic.numerics import EXACT_FLOAT32, OVERFLOWS, Lost, Overflow, extremes, saturate_each
 from hago.arithmetic.types import INT16, QParams
 from hago.graph import Graph, Node
 from hago.hardware import Accumulator
@@ -112,13 +112,7 @@ def largest_centered(qparams: QParams) -> float:
 # stored integers, zero points included, and corrects for these in the wide register. So the accumulator is the exact
 # sum of centered products plus the change of every pair by its overflow:
 #     accumulator = sum(c_x * c_w) + sum over pairs (cut(p) - p),   p = q_x[k] * q_w[k] + q_x[k+1] * q_w[k+1]
-# Only the pairs that some input can make exceed 16 bits are computed.
-
-#: By overflow behaviour, the function `cut`, which saturates or wraps the sum of a pair at 16 bits.
-PAIR_OVERFLOWS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
-    "saturate_pairs": lambda p: saturate(p, INT16),
-    "wrap_pairs": lambda p: wrap(p, INT16),
-}
+# Only the pairs that some input can make exceed 16 bits are computed. `cut` is `OverflowBehaviour.of_pair`.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +124,7 @@ class ProductPairs:
         attrs: attributes of the op.
         x, w: qparams of the two operands.
         largest: the largest |pair| that any input can cause.
-        overflow: `saturate_pairs` or `wrap_pairs`.
+        overflow: one with `of_pair` in `OVERFLOWS`.
     """
 
     product: MatrixProduct
@@ -151,7 +145,8 @@ class ProductPairs:
         Args:
             operands: centered integers in any carrier; the third, a bias, is not multiplied.
         """
-        cut = PAIR_OVERFLOWS[self.overflow]
+        cut = OVERFLOWS[self.overflow].of_pair
+        assert cut is not None
         a, b = self._stored_matrices(operands)
         if self.largest * a.shape[-1] < 2**31:  # then the sum of all losses fits int32
             a, b = a.to(torch.int32), b.to(torch.int32)
@@ -307,7 +302,7 @@ def additions_of(
         at the end, and where the register does not saturate at every addition.
     """
     addends = None if rule.integer is None else rule.integer.addends
-    if register.overflow != "saturate_each" or addends is None or addends.terms is None:
+    if not OVERFLOWS[register.overflow].at_every_addition or addends is None or addends.terms is None:
         return None
     if register.dtype.signed and bound <= register.dtype.max:
         return None

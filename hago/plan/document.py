@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.arithmetic.numerics import Requantize
+from hago.arithmetic.numerics import OVERFLOWS, Requantize
 from hago.arithmetic.packing import Packed, pack, unpack
 from hago.arithmetic.types import DType, Edge, QParams, SimQ
 from hago.arithmetic.types import dtype as named_dtype
@@ -39,7 +39,7 @@ from hago.hardware import (
     hardware_to_document,
 )
 from hago.ops import ATTRIBUTE_RECORDS, OPS, OpRule, Ops, opaque
-from hago.plan.accumulators import PAIR_OVERFLOWS, ProductPairs, additions_of
+from hago.plan.accumulators import ProductPairs, additions_of
 from hago.plan.consistency import check_plan
 from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.serialization.tensor_file import RESERVED, dtype_name, storable, storable_dtype
@@ -543,8 +543,7 @@ def _read_node(
         thresholds={k: read(v) for k, v in record["thresholds"].items()},
         digest=bytes.fromhex(record["digest"]),
     )
-    if plan.desc.register.overflow == "saturate_each":
-        plan = replace(plan, additions=additions_of(ops[node.op], plan.attrs, plan.desc.register, plan.bound))
+    plan = replace(plan, additions=additions_of(ops[node.op], plan.attrs, plan.desc.register, plan.bound))
     if record["largest_pair"] is not None:
         plan = replace(plan, pairs=_pairs(node, plan, ops, record["largest_pair"]))
     return plan
@@ -571,7 +570,7 @@ def _pairs(node: Node, plan: NodePlan, ops: Ops, largest: float) -> ProductPairs
         or form.product is None
         or x is None
         or w is None
-        or plan.desc.register.overflow not in PAIR_OVERFLOWS
+        or OVERFLOWS[plan.desc.register.overflow].of_pair is None
     ):
         raise HagoError(f"node {node.name!r} has pairs of products, but its op or register adds no pairs")
     return ProductPairs(form.product, node.attrs, x, w, largest, plan.desc.register.overflow)

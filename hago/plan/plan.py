@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hago.arithmetic.numerics import EXACT_FLOAT32, Lost, apply_overflow
+from hago.arithmetic.numerics import EXACT_FLOAT32, OVERFLOWS, Lost, apply_overflow
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.graph import OUTPUT, Graph
 from hago.hardware import Hardware, OpDesc
@@ -81,10 +81,15 @@ class NodePlan:
             return True
         if self.pairs is not None:
             return False
-        register = self.desc.register
-        largest = max(self.bound, self.raw_bound) if register.overflow == "saturate_end" else self.bound
         # the accumulator has zero point 0, so an unsigned one holds no negative sum
-        return register.dtype.signed and largest <= register.dtype.max
+        return self.desc.register.dtype.signed and self.largest_sum <= self.desc.register.dtype.max
+
+    @property
+    def largest_sum(self) -> float:
+        """The largest |sum| that its register must hold: of stored integers where what they lose cannot be corrected
+        at the end, else of centered ones."""
+        behaviour = OVERFLOWS[self.desc.register.overflow]
+        return max(self.bound, self.raw_bound) if behaviour.counts_zero_points else self.bound
 
     @property
     def carrier(self) -> torch.dtype:

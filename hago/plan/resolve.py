@@ -24,14 +24,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.arithmetic.numerics import apply_simq, dequantize, quantize
+from hago.arithmetic.numerics import OVERFLOWS, apply_simq, dequantize, quantize
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.caching import LRU
 from hago.errors import InfeasibleBits
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import OPS, Ops, Site
-from hago.plan.accumulators import PAIR_OVERFLOWS, Bounds, ProductPairs, additions_of, largest_centered, pairs_of
+from hago.plan.accumulators import Bounds, ProductPairs, additions_of, largest_centered, pairs_of
 from hago.plan.operands import OperandContext, Operands, ThresholdSource
 from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.plan.space import Bits, Group, Space, build_space
@@ -181,7 +181,7 @@ class NodeBuilder:
 
     def _pairs(self, targets: Sequence[QParams | None], consts: Mapping[int, Tensor]) -> ProductPairs | None:
         product, overflow = self.form.product, self.desc.register.overflow
-        if product is None or overflow not in PAIR_OVERFLOWS:
+        if product is None or OVERFLOWS[overflow].of_pair is None:
             return None
         shapes = [self.owner.graph[s].shape or () for s in self.node.inputs]
         return pairs_of(product, self.node.attrs, targets, consts.get(1), shapes, overflow)

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from hago.arithmetic.multipliers import multiplier_and_shift
 from hago.arithmetic.numerics import (
     EXACT_FLOAT32,
+    OVERFLOWS,
+    Overflow,
     Requantize,
     RequantizeForm,
     _in_two_products,
@@ -84,6 +86,16 @@ def test_a_wrapped_sum_does_not_depend_on_order(kind: object, terms: list[int]) 
     for term in reversed(terms):
         partial = apply_overflow(partial + term, kind, "wrap")
     assert number(whole) == number(partial)
+
+
+def test_the_table_lists_every_overflow() -> None:
+    assert tuple(OVERFLOWS) == get_args(Overflow)
+
+
+@pytest.mark.parametrize("overflow", ["saturate", "", "wrap_end"])
+def test_an_unknown_overflow_is_refused(overflow: str) -> None:
+    with pytest.raises(HagoError, match=f"unknown overflow '{overflow}'; known: wrap, saturate_end"):
+        apply_overflow(torch.tensor([300]), INT8, overflow)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- quantize and dequantize

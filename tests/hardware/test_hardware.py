@@ -180,3 +180,8 @@ def test_table_as_json() -> None:
         "form": "-",
         "source": "Python",
     }
+
+
+def test_an_accumulator_has_an_overflow_that_is_listed() -> None:
+    with pytest.raises(HardwareError, match="unknown overflow 'saturates' of an accumulator; known: wrap, "):
+        Accumulator(INT32, "saturates")  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hago.arithmetic.numerics import EXACT_FLOAT32
+from hago.arithmetic.numerics import EXACT_FLOAT32, OVERFLOWS
 from hago.arithmetic.types import INT32, Edge, SimQ
 from hago.errors import HagoError, did_you_mean
 from hago.export.onnx.builder import ModelBuilder, OnnxFile
@@ -28,14 +28,6 @@ from hago.plan.topology import varies_along
 
 #: The forms of ops that ONNX operators compute.
 SUM_FORMS: Final = ("common_scale", "dequantize", "qlinear")
-
-_OVERFLOW_VERBS: Final = {
-    "wrap": "wraps",
-    "saturate_end": "saturates",
-    "saturate_pairs": "saturates in pairs",
-    "wrap_pairs": "wraps in pairs",
-    "saturate_each": "saturates at every addition",
-}
 
 
 def check_plan(plan: Plan, form: str) -> None:
@@ -77,7 +69,7 @@ def _node_refusals(plan: Plan, node: Node, node_plan: NodePlan, form: str) -> It
     if not node_plan.proved and (register.overflow != "wrap" or register.dtype != INT32):
         yield (
             f"node {node.name!r}: sums may leave the register, up to {largest:.0f} in {register.dtype}, "
-            f"which {_OVERFLOW_VERBS[register.overflow]}; ONNX sums in int32 that wraps. Take fewer bits"
+            f"which {OVERFLOWS[register.overflow].verb}; ONNX sums in int32 that wraps. Take fewer bits"
         )
     elif register.dtype.bits > 32 and largest > INT32.max:
         yield f"node {node.name!r}: sums reach {node_plan.bound:.0f}; ONNX sums in int32. Take fewer bits"
