@@ -26,11 +26,11 @@ from hago.searchers import AUTO, SEARCHERS
 
 _DEPENDING_ON_FLOAT: Final = [metric.name for metric in METRICS.values() if metric.depends_on_float]
 _FLOAT_COSTS: Final = f"{', '.join(_DEPENDING_ON_FLOAT[:-1])} or {_DEPENDING_ON_FLOAT[-1]}"
-NAMED: Final = """
+NAMED: Final = f"""
 A model is given as package.module:callable; the callable takes no arguments and returns an nn.Module. Modules
-in the current folder can be imported. Data is an .npz file (arrays named like the model's inputs, or a single
-array; labels as y or labels), a folder of images (with a subfolder per class, or without), or
-package.module:callable, which returns an iterable of batches."""
+in the current folder can be imported. Data is {EXPECTED_DATA};
+the callable returns an iterable of batches. An .npz file holds arrays named like the model's inputs, or a single
+array, and labels as y or labels; a folder of images has a subfolder per class, or none."""
 
 EXIT: Final = """
 exit codes: 0 success; 1 the command ran and its check failed (the replay differs, a file is invalid, the integer

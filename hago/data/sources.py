@@ -80,7 +80,8 @@ def load_data(
     path = Path(spec)
     exists = os.path.exists(path)
     if os.path.isdir(path):
-        return _image_folder(path, images or ImageShape(), batch_size, samples)
+        folder = next(f for f in FOLDER_FORMATS if f.holds(path))
+        return folder.read(path, batch_size, samples, images or ImageShape())
     if path.suffix in FILE_FORMATS and os.path.isfile(path):
         return FILE_FORMATS[path.suffix](path, batch_size, samples)
     if ":" in spec and not exists:
@@ -88,7 +89,7 @@ def load_data(
     raise DataError(
         f"data {spec!r}: "
         + (f"neither {_FILES} nor a folder" if exists else "no such file or folder")
-        + f"; expected {_FILES}, a folder of images, or 'package.module:callable'"
+        + f"; expected {_FILES}, {_FOLDERS}, or 'package.module:callable'"
     )
 
 
@@ -175,7 +176,7 @@ class ImageBatches:
             yield images if self.labels is None else (images, torch.tensor(self.labels[rows]))
 
 
-def _image_folder(folder: Path, shape: ImageShape, batch_size: int, samples: int | None) -> ImageBatches:
+def _image_folder(folder: Path, batch_size: int, samples: int | None, shape: ImageShape) -> ImageBatches:
     try:
         import PIL  # noqa: F401
     except ImportError:
@@ -281,10 +282,31 @@ def _size(batch: Any) -> int:
     return sizes[0] if sizes else 1
 
 
-# ---------------------------------------------------------------- formats of files
+# ---------------------------------------------------------------- formats of files and folders
 #: The readers of data files by suffix, called with the path, the size of a batch and the most samples. To add a format,
 #: add its reader here; messages and the help of `--data` list the suffixes.
 FILE_FORMATS: Final[Mapping[str, Callable[[Path, int, int | None], Iterable[Any]]]] = {".npz": _arrays}
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFormat:
+    """A kind of data folder, an entry of `FOLDER_FORMATS`.
+
+    Args:
+        words: the kind in messages.
+        holds: whether a folder is of this kind.
+        read: called with the path, the size of a batch, the most samples and the preprocessing of image files.
+    """
+
+    words: str
+    holds: Callable[[Path], bool]
+    read: Callable[[Path, int, int | None, ImageShape], Iterable[Any]]
+
+
+#: The kinds of data folders. The first that a folder is of reads it; images come last, since they refuse any folder
+#: that holds none. To add a kind, add its reader and its entry here; messages and the help of `--data` list them.
+FOLDER_FORMATS: Final = (FolderFormat("a folder of images", lambda folder: True, _image_folder),)
 _FILES: Final = f"an {' or '.join(FILE_FORMATS)} file"
+_FOLDERS: Final = ", ".join(folder.words for folder in FOLDER_FORMATS)
 #: The kinds of data that `load_data` takes, in words.
-EXPECTED_DATA: Final = f"{_FILES}, a folder of images, or package.module:callable"
+EXPECTED_DATA: Final = f"{_FILES}, {_FOLDERS}, or package.module:callable"

@@ -14,8 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from hago.data import sources
 from hago.data.batches import Batches
-from hago.data.sources import FILE_FORMATS, ImageShape, load_data, read_image, spread_indices
+from hago.data.sources import (
+    EXPECTED_DATA,
+    FILE_FORMATS,
+    FOLDER_FORMATS,
+    FolderFormat,
+    ImageShape,
+    load_data,
+    read_image,
+    spread_indices,
+)
 from hago.errors import DataError, HagoError
 
 
@@ -244,3 +254,22 @@ def test_callables_that_are_refused(feeds: None) -> None:
         list(load_data("data_feeds:failing"))
     with pytest.raises(HagoError, match="data_feeds has no 'none'"):
         load_data("data_feeds:none")
+
+
+def test_a_new_kind_of_folder_is_read_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = FolderFormat("a folder of arrays", lambda folder: any(folder.glob("*.npy")), lambda *_: [torch.ones(2, 3)])
+    monkeypatch.setattr(sources, "FOLDER_FORMATS", (kind, *FOLDER_FORMATS))
+    (tmp_path / "arrays").mkdir()
+    np.save(tmp_path / "arrays" / "x.npy", np.ones(3))
+    (read,) = load_data(str(tmp_path / "arrays"))
+    assert read.equal(torch.ones(2, 3))
+    paint(tmp_path / "images" / "x.png")
+    (image,) = load_data(str(tmp_path / "images"))
+    assert image.shape == (1, 3, 6, 8)
+    for known in FOLDER_FORMATS:
+        assert known.words in EXPECTED_DATA
+
+
+def test_images_are_the_last_kind_of_folder() -> None:
+    # it is of every folder that no other kind is of, and says that the folder holds no images
+    assert FOLDER_FORMATS[-1].words == "a folder of images"
