@@ -88,19 +88,12 @@ def search_quantize_strategy(
         hardware: a Hardware, a name in `available_hardware()`, or the path of a hardware file.
         dataset: an iterable of batches: tensors, tuples, (inputs, labels) or dicts.
         searcher: the name of a searcher, which may have options ("greedy:tolerance=0.1"); an object with `ask` and
-            `tell`; or a function of (space, start, seed) that makes such an object. The names are:
-
-            - auto: limited if a cost is minimized or limited below the cost of the most bits, else gradient;
-            - gradient: refines thresholds in a few gradient passes, then evaluates few points;
-            - limited: refines the thresholds of all choices in one pass, then evaluates few points near the limits;
-            - sensitivity: is guided by one pass over the data;
-            - pareto: is guided as well, with thresholds refined as for limited (docs/design.md);
-            - greedy, annealing, random, exhaustive, and tpe, nsga2 and gp of Optuna: are not guided;
-            - rfc_greedy: is the greedy search of the HAGO RFC;
-            - default: evaluates the start alone.
+            `tell`; or a function of (space, start, seed) that makes such an object. The names are those of
+            `hago.searchers.SEARCHERS`, which describes each. "auto" is "limited" if a cost is minimized or
+            limited below the cost of the most bits, else "gradient".
         estimator: estimates thresholds, e.g. "mse" or "percentile:99.9"; if it is given, no searcher refines them.
             "dorefa" and "dorefa_relative" also put weights on DoReFa-Net's levels, see docs/training.md.
-        objective: the measure to maximize: sqnr, kl, mse, cosine, agreement, accuracy (with labels), or a
+        objective: the measure to maximize: a name in `hago.search.objective.OBJECTIVES`, e.g. "kl", an Objective, or a
             function of (reference outputs, outputs, labels).
         budget: "200 trials", "10m", "50 forwards", a number of trials, or None to stop when the searcher is done.
         seed: the seed of all randomness.
@@ -372,7 +365,7 @@ def measure_sensitivity(
 ) -> Sensitivity:
     """Estimate the loss of every choice of bits on every edge, from one forward and one backward pass over the data.
 
-    The searchers sensitivity, limited and pareto are guided by these estimates.
+    Guided searchers, such as limited and pareto, go by these estimates (docs/searching.md).
 
     Args:
         objective: the objective whose loss is estimated: accuracy reads labels, kl and agreement compare class

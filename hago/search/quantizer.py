@@ -57,7 +57,7 @@ class Quantizer:
 
         Args:
             path: where to write; the format adds its own endings.
-            format: `onnx`, `tpu-mlir`, or an ExportFormat of your own (see `hago.export.formats`).
+            format: the name of a format in `hago.export.formats.FORMATS`, e.g. `onnx`, or an ExportFormat of your own.
             data: batches of the model, for formats that read data.
             options: those of the format, e.g. `form="qoperator"` of `onnx`.
 

@@ -35,6 +35,7 @@ from hago.data import Batch, Batches
 from hago.errors import DataError, HagoError
 from hago.plan import Bits, Plan
 from hago.search.evaluate import Evaluator, Measurement
+from hago.search.objective import OBJECTIVES
 from hago.simulation import AccumulatorExtremes
 from hago.study import Score
 
@@ -163,9 +164,10 @@ class Pruner:
 
     def __init__(self, evaluator: Evaluator, race: RaceOptions) -> None:
         if evaluator.objective.loss is None:
+            raced = [name for name, objective in OBJECTIVES.items() if objective.loss is not None]
             raise HagoError(
                 f"objective {evaluator.objective.name!r} gives no loss for each sample, so points cannot be raced; "
-                "take one of sqnr, kl, mse, cosine, agreement and accuracy, or do not race"
+                f"take one of {', '.join(raced[:-1])} and {raced[-1]}, or do not race"
             )
         self.evaluator, self.race, self._loss = evaluator, race, evaluator.objective.loss
         self._looks = looks((b.size for b in evaluator.batches), race.first)

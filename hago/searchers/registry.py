@@ -63,20 +63,29 @@ class SearcherEntry:
     front: bool = False
 
 
+#: The searchers by name. To add one, add its entry here; messages and the help of `--searcher` list the names.
 SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
     {
+        # evaluates the start alone
         "default": SearcherEntry(start_only_search, StartOnlyOptions),
+        # refines thresholds in a few gradient passes, then evaluates few points
         "gradient": SearcherEntry(gradient_search, GradientOptions, guided=True, refines="start"),
+        # not guided: by chance, by one bit fewer at a time, by annealing, every point
         "random": SearcherEntry(random_search, RandomOptions),
         "greedy": SearcherEntry(greedy_search, GreedyOptions),
         "annealing": SearcherEntry(annealing_search, AnnealingOptions),
         "exhaustive": SearcherEntry(exhaustive_search, ExhaustiveOptions),
+        # goes by losses that one pass over the data estimates
         "sensitivity": SearcherEntry(sensitivity_search, SensitivityOptions, guided=True, front=True),
+        # refines the thresholds of all choices in one pass, then evaluates few points near the limits
         "limited": SearcherEntry(limited_search, LimitedOptions, guided=True, refines="within"),
+        # searches for the front of the objective and a cost, with thresholds refined as for limited
         "pareto": SearcherEntry(pareto_search, ParetoOptions, guided=True, refines="choices", front=True),
+        # of Optuna: a tree of Parzen estimators, an evolutionary search for a front, a Gaussian process
         "tpe": SearcherEntry(tpe, OptunaOptions, guided=True),
         "nsga2": SearcherEntry(nsga2, OptunaOptions, guided=True, front=True),
         "gp": SearcherEntry(gp, OptunaOptions, guided=True),
+        # the greedy search of the HAGO RFC
         "rfc_greedy": SearcherEntry(rfc_greedy_search, RfcGreedyOptions),
     }
 )
