@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import pytest
 import torch
@@ -44,6 +45,7 @@ from hago.errors import HagoError, HagoWarning
 from hago.export.tpu_mlir import make_tables
 from hago.graph.model_source import load_model, read_weights
 from hago.graph.nesting import read_tree
+from hago.graph.passes import PASSES, Pass, PassOptions
 from hago.hardware.hardware import Accumulator, OpDesc, Requantize, TensorScheme
 from hago.plan.space import Group, Space
 from hago.plan.strategy import HardwareId
@@ -488,6 +490,11 @@ CASES: Final = (
         lambda _: [qat_of_norm(0.1), qat_of_norm(None, norms="frozen")],
     ),
     Case(
+        "before it was folded, but a later pass over the graph ({}) changed that weight; use norms='frozen'",
+        lambda _: qat_after_a_new_pass("tensorflow"),
+        lambda _: qat_after_a_new_pass("frozen"),
+    ),
+    Case(
         "the gradient of an example is all 0, which DoReFa cannot scale; pass zeros='zero'",
         lambda _: dorefa.stochastic_gradient(torch.zeros(2, 3), 4, torch.zeros(2, 3), zeros="raise"),
         lambda _: dorefa.stochastic_gradient(torch.zeros(2, 3), 4, torch.zeros(2, 3), zeros="zero"),
@@ -889,6 +896,16 @@ def qat_of_norm(momentum: float | None, **options: Any) -> object:
     model = randomized(Small())
     model.stem[1].momentum = momentum
     return hago.prepare_qat(model, CHIP, dataset=DATA, **{"norms": "tensorflow", **options})
+
+
+def qat_after_a_new_pass(norms: str) -> object:
+    """prepare_qat with a pass after folding that changes all constants."""
+
+    def double(graph: hago.Graph, options: PassOptions) -> hago.Graph:
+        return replace(graph, consts={name: 2 * const for name, const in graph.consts.items()})
+
+    with mock.patch("hago.graph.passes.PASSES", (*PASSES, Pass("double", double, since=3))):
+        return qat_of_norm(0.1, norms=norms)
 
 
 def reduced(dtype: str, scheme: str) -> object:

@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import torch
 from torch import nn
 
+from hago.arithmetic.equality import equal
 from hago.arithmetic.schemes import TWO_SIDED
 from hago.arithmetic.types import QParams
 from hago.calibration import Estimator
@@ -16,7 +18,7 @@ from hago.data import Batches
 from hago.emulation.tensorflow import Schedule
 from hago.errors import HagoError, as_strings, check_choice
 from hago.graph import CONST, Graph, ModelLike
-from hago.graph.passes import fold_for
+from hago.graph.passes import fold_for, passes_after_folding
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy, import_for
 from hago.plan import POLICY_PREFIX, Plan, Strategy, store_thresholds
@@ -85,7 +87,8 @@ def prepare_qat(
     Raises:
         StrategyMismatch: the strategy was made for another model or hardware.
         HagoError: there is neither a strategy nor data; a parameter of the model has a gradient that no optimizer step
-            has used; other bad input.
+            has used; batch norms are not frozen, and a pass after folding changes the weights of their layers; other
+            bad input.
     """
     training = training_scheme(scheme)
     chip = as_hardware(hardware)
@@ -123,8 +126,29 @@ def _live_norms(
                 f"batch norm {site.norm.name!r} keeps a cumulative average (momentum=None), which cannot be trained "
                 "on; give it a momentum, or norms='frozen'"
             )
-        live[site.layer.name] = FoldedNorm(site, unfolded, style, momentum, fixed - {*site.norm.inputs[3:]})
+        norm = FoldedNorm(site, unfolded, style, momentum, fixed - {*site.norm.inputs[3:]})
+        _check_folded(norm, folded)
+        live[site.layer.name] = norm
     return live
+
+
+def _check_folded(norm: FoldedNorm, folded: Graph) -> None:
+    """Refuse a batch norm whose layer a later pass has changed: training would start from other weights than those.
+
+    Raises:
+        HagoError: the folded weight or bias is not the one of the graph.
+    """
+    site = norm.site
+    with torch.no_grad():
+        constants = norm.folded()
+    if all(equal(constant, folded.consts[name]) for constant, name in zip(constants, site.folded, strict=True)):
+        return
+    later = ", ".join(passes_after_folding()) or "unknown"
+    raise HagoError(
+        f"batch norm {site.norm.name!r} is trained with norms={norm.style!r} from the weight of {site.layer.name!r} "
+        f"before it was folded, but a later pass over the graph ({later}) changed that weight; "
+        "use norms='frozen'"
+    )
 
 
 def make_trainable(

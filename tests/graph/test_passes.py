@@ -12,12 +12,14 @@ from networks import images, randomized
 from torch import Tensor, nn
 
 import hago
-from hago.errors import StrategyMismatch
+from hago.errors import HagoError, StrategyMismatch
 from hago.graph import passes
 from hago.graph.execute import run_real
 from hago.graph.frontend import from_torch
 from hago.graph.graph import Graph
 from hago.graph.passes import FOLDING, PASSES, Pass, PassOptions, fold_for
+from hago.qat.batch_norm import NormStyle
+from hago.qat.model import QatModel
 from hago.qat.prepare import prepare_qat
 
 CHIP: Final = "x86_vnni"
@@ -55,7 +57,20 @@ def equalize(graph: Graph, options: PassOptions) -> Graph:
     return replace(graph, consts={**graph.consts, **changed})
 
 
+def equalize_before_folding(graph: Graph, options: PassOptions) -> Graph:
+    """The same where batch norms are still nodes: moves the factor from a batch norm into the convolution after it."""
+    changed: dict[str, Tensor] = {}
+    for node in graph:
+        relu = graph[node.inputs[0]] if node.op == "conv2d" else node
+        norm = graph[relu.inputs[0]] if relu.op == "relu" and node is not relu else node
+        if norm.op == "batch_norm" and norm is not node:
+            changed |= {name: graph.consts[name] / 2 for name in norm.inputs[1:3]}
+            changed[node.inputs[1]] = graph.consts[node.inputs[1]] * 2
+    return replace(graph, consts={**graph.consts, **changed})
+
+
 NEW: Final = Pass("equalize", equalize, since=3)
+EARLIER: Final = Pass("equalize_before_folding", equalize_before_folding, since=3)
 
 
 def test_every_file_of_the_folder_is_in_the_table() -> None:
@@ -110,3 +125,53 @@ def test_a_pass_that_says_it_was_always_there_breaks_the_strategies_of_before(mo
     monkeypatch.setattr(passes, "PASSES", (*PASSES, replace(NEW, since=1)))
     with pytest.raises(StrategyMismatch):
         hago.create_quantizer(model(), CHIP, strategy)
+
+
+# ---------------------------------------------------------------- passes and batch norms in training
+def in_float(trainable: QatModel) -> Tensor:
+    """The outputs of a training pass before quantization begins."""
+    outputs = trainable.train()(DATA[0])
+    assert isinstance(outputs, Tensor)
+    return outputs.detach()
+
+
+def trainable_model(norms: NormStyle, **options: Any) -> QatModel:
+    return prepare_qat(model(), CHIP, norms=norms, quant_delay=100, **(options or {"dataset": DATA}))
+
+
+@pytest.mark.parametrize("norms", ["tensorflow", "oneflow"])
+def test_norms_in_training_work_with_a_pass_before_folding(monkeypatch: pytest.MonkeyPatch, norms: NormStyle) -> None:
+    expected = in_float(trainable_model(norms))
+    place = [p.name for p in PASSES].index(FOLDING)
+    monkeypatch.setattr(passes, "PASSES", (*PASSES[:place], EARLIER, *PASSES[place:]))
+    trainable = trainable_model(norms)
+    assert trainable.graph.consts["second.weight"].equal(2 * model().get_parameter("second.weight"))
+    torch.testing.assert_close(in_float(trainable), expected)
+    strategy = hago.quantize(model(), CHIP, DATA).strategy
+    trained = prepare_qat(model(), CHIP, strategy, norms=norms).eval()(DATA[0])
+    assert trained.equal(hago.create_quantizer(model(), CHIP, strategy).simulate()(DATA[0]))
+
+
+@pytest.mark.parametrize("norms", ["tensorflow", "oneflow"])
+def test_norms_in_training_are_refused_after_a_pass_that_changes_their_layers(
+    monkeypatch: pytest.MonkeyPatch, norms: NormStyle
+) -> None:
+    monkeypatch.setattr(passes, "PASSES", (*PASSES, NEW))
+    message = r"batch norm 'norm' .* weight of 'first' .* \(equalize\) changed that weight; use norms='frozen'"
+    with pytest.raises(HagoError, match=message):
+        trainable_model(norms)
+    torch.testing.assert_close(in_float(trainable_model("frozen")), model()(DATA[0]))
+
+
+def test_norms_would_train_from_other_weights_without_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = in_float(trainable_model("tensorflow"))
+    monkeypatch.setattr(passes, "PASSES", (*PASSES, NEW))
+    monkeypatch.setattr("hago.qat.prepare._check_folded", lambda norm, graph: None)
+    assert not torch.allclose(in_float(trainable_model("tensorflow")), expected, rtol=0.01)
+
+
+def test_strategies_of_before_a_pass_still_train_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = hago.quantize(model(), CHIP, DATA).strategy
+    expected = in_float(trainable_model("tensorflow", strategy=strategy))
+    monkeypatch.setattr(passes, "PASSES", (*PASSES, NEW))
+    torch.testing.assert_close(in_float(trainable_model("tensorflow", strategy=strategy)), expected)

@@ -1,7 +1,10 @@
 """Passes: functions from Graph to Graph, one file each, and the table of those that every import applies.
 
 A new pass (one that equalizes weights across layers, say) is a file of this folder and an entry at its place in
-`PASSES`; nothing else has to change. `from_torch` and training read the table.
+`PASSES`; nothing else has to change. `from_torch` and training read the table. Batch norms that train through the
+statistics of the batch (`hago.qat.batch_norm`) start from the graph before `fold_batch_norms`. So a pass that changes
+weights stands before it, where it finds batch norms as nodes, or `prepare_qat` refuses to train these norms unless they
+are frozen.
 
 `Graph.model_hash`, by which strategies, logs and stored models name their model, is that of the graph after all passes.
 So a pass that changes a graph gives it another hash, and every file that was made before would be for another model.
@@ -31,6 +34,7 @@ __all__ = [
     "fold_guards",
     "import_versions",
     "open_attention",
+    "passes_after_folding",
 ]
 
 
@@ -108,6 +112,11 @@ def fold_for(graph: Graph, ops: Ops = OPS, made_for: Collection[str] = ()) -> Gr
         if folded.model_hash in made_for:
             return folded
     return apply_from_folding(graph, options, newest)
+
+
+def passes_after_folding() -> list[str]:
+    """The names of the passes after `fold_batch_norms`, which batch norms in training do not see."""
+    return [p.name for p in PASSES[_folding() + 1 :]]
 
 
 def _folding() -> int:
