@@ -1,7 +1,7 @@
 """Reports on models and strategies: inspection, explanation, comparison, and timing of a CPU's hardware file."""
 
-from hago.analysis.error_causes import GraphStatistic
 from hago.analysis.explain import Explanation, explain_topology
+from hago.analysis.graph_statistic import GraphStatistic
 from hago.analysis.hardware_timing import measure_hardware
 from hago.analysis.inspect import inspect_plan
 

@@ -3,8 +3,8 @@
 `inspect_plan` makes one pass over each batch. The simulator drives it: whenever it has computed a node, the float model
 and the integer model compute the same node, the three values are compared, and values are dropped after their last
 reader. At most, the values of the widest cut of the graph are in memory, four times (float, carrier, simulated and
-stored). A Tally per node sums over the batches, and `summarize` makes of it the NodeStatistic that
-`hago.analysis.error_causes` defines.
+stored). A Tally per node sums over the batches, and `summarize` makes of it the NodeStatistic of
+`hago.analysis.graph_statistic`, where the printed table stands, too.
 
 Sums are float64 and over finite values: a position where any of the compared values is infinite or NaN (as in masks of
 attention) is left out.
@@ -25,18 +25,20 @@ from hago.analysis.error_causes import (
     CAUSES,
     OUT,
     Cause,
-    CauseStatistic,
-    EdgeRole,
     EdgeSample,
-    EdgeStatistic,
-    GraphStatistic,
     NodeSplitter,
-    NodeStatistic,
     Split,
-    ValueStatistic,
     free_integers,
     limit,
     quantized_sample,
+)
+from hago.analysis.graph_statistic import (
+    CauseStatistic,
+    EdgeRole,
+    EdgeStatistic,
+    GraphStatistic,
+    NodeStatistic,
+    ValueStatistic,
 )
 from hago.arithmetic.equality import differences, equal
 from hago.arithmetic.numerics import Lost, dequantize

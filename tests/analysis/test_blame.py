@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from hago.analysis.error_causes import (
-    CAUSES,
-    Cause,
+from hago.analysis import graph_statistic
+from hago.analysis.error_causes import CAUSES, Cause
+from hago.analysis.graph_statistic import (
+    COLUMNS,
     CauseStatistic,
+    Column,
     EdgeStatistic,
+    GraphStatistic,
     NodeStatistic,
     ValueStatistic,
     blame,
@@ -130,3 +133,12 @@ def test_other_cells() -> None:
     assert table(("a", "b"), [("x", "1"), ("long", "22")], right=("b",)) == ["a      b", "x      1", "long  22"]
     lines = wrapped("word " * 60)
     assert len(lines) == 3 and all(len(line) <= WIDTH for line in lines) and lines[1].startswith("  word")
+
+
+def test_a_column_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    statistic = GraphStatistic("chip", 1, 2, tuple(DIAMOND), ("end",))
+    monkeypatch.setattr(graph_statistic, "COLUMNS", (*COLUMNS, Column("values", lambda row, part: str(row.count))))
+    lines = str(statistic).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("node"))
+    assert lines[start].split()[-2:] == ["differ", "values"]
+    assert [line.split()[-1] for line in lines if line.startswith(("sum ", "end "))] == ["10", "10"]

@@ -13,7 +13,8 @@ import pytest
 import torch
 from specs import SHIPPED
 
-from hago.analysis.error_causes import CAUSES, GraphStatistic, NodeSplitter
+from hago.analysis.error_causes import CAUSES, NodeSplitter
+from hago.analysis.graph_statistic import GraphStatistic
 from hago.analysis.inspect import Lockstep, inspect_plan
 from hago.errors import UnsupportedOp
 from hago.graph.execute import run_real

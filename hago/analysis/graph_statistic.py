@@ -1,0 +1,579 @@
+"""The statistic of an inspection: a row for every node, the blame of each for the outputs' error, and the tables.
+
+`hago.analysis.inspect` makes a NodeStatistic of every node from its sums over batches, and a GraphStatistic of the
+whole, which prints itself. A figure of a node is a field of NodeStatistic; a column of the printed table is an entry of
+`COLUMNS`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from hago.analysis.error_causes import Cause
+from hago.arithmetic.numerics import Overflow
+from hago.plan import Verdict
+from hago.search.objective import MOST_DB
+from hago.serialization.text_table import count, decimals, head, number, percent, table, tail, wrapped
+
+# ---------------------------------------------------------------- statistics of one node
+EdgeRole = Literal["data", "constant", "output"]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueStatistic:
+    """The finite values of one node in one of the three models; None if there were none."""
+
+    minimum: float | None
+    maximum: float | None
+    mean: float | None
+    deviation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CauseStatistic:
+    """The contribution of one cause to the error of a node.
+
+    Args:
+        power: mean square of the difference that the cause added.
+        largest: its largest magnitude.
+        share: sum(added * error) / sum(error^2), the projection of the added difference on the error. Shares of all
+            causes sum to 1; a cause that cancels others has a negative one. None if there is no error.
+        own_share: its share in the error that the node itself added; None for inherited error, and if the node added
+            none.
+    """
+
+    power: float
+    largest: float
+    share: float | None
+    own_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeStatistic:
+    """One in-edge of an integer node, or its requantized output (`node:out`).
+
+    Args:
+        edge: its key.
+        source: the node whose value is on the edge.
+        kind: data, a constant, or the node's own output.
+        bits: number of bits that the range of its integers needs.
+        dtype: of the slot.
+        scale: real units per quantum; the largest one if it is per channel.
+        per_channel: whether there is a scale per channel.
+        requantized: whether values are quantized on the edge; otherwise they pass as the producer emits them.
+        saturated, values: number of clipped values, and of all values.
+        rounding_sqnr: dB of the value before the edge over the error of rounding.
+        saturation_sqnr: dB of the same value over the error of clipping.
+        rounding_effect: mean square of the error that rounding on this edge adds to the node's value. It is exact
+            if the edge is in the node's own units (a bias, operands of an add, the output), else estimated as the
+            edge's noise-to-signal ratio times the power of the node's value.
+        saturation_effect: the same for clipping.
+        channels: of a weight, its output channels.
+        narrow_channels: how many of them reach fewer than `hago.analysis.inspect.NARROW` quanta.
+    """
+
+    edge: str
+    source: str
+    kind: EdgeRole
+    bits: int
+    dtype: str
+    scale: float
+    per_channel: bool
+    requantized: bool
+    saturated: int = 0
+    values: int = 0
+    rounding_sqnr: float | None = None
+    saturation_sqnr: float | None = None
+    rounding_effect: float = 0.0
+    saturation_effect: float = 0.0
+    channels: int = 0
+    narrow_channels: int = 0
+
+    @property
+    def saturated_fraction(self) -> float:
+        """The fraction of the values that was clipped."""
+        return self.saturated / self.values if self.values else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self) | {"saturated_fraction": self.saturated_fraction}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatistic:
+    """The statistic of one node over all batches, made by `hago.analysis.inspect.summarize`.
+
+    Args:
+        inputs: the nodes whose values it reads, without constants.
+        integer: whether it runs in integers.
+        count: number of values that the errors were measured on.
+        float_values, simulated_values, integer_values: in real units.
+        sqnr: dB of the float value over the simulated error; None if nothing was measured.
+        inherited_sqnr: the same if the node itself were exact on its simulated inputs.
+        own_sqnr: dB of the float value over the error that the node itself added.
+        cosine: between float and simulated value; None if either is 0 everywhere.
+        max_error: the largest |simulated - float|.
+        error_power: mean square of simulated - float.
+        causes: the contribution of each cause.
+        differences: number of values that differ between the simulator and the integer model; integers are compared as
+            integers, floats by their bits.
+        max_difference: the largest difference, in quanta of an integer node, in real units of a float node.
+        edges: in-edges of an integer node, and its output if it requantizes.
+        verdict: on overflow: proved absent, possible, seen, or float.
+        register, on_overflow: dtype of the accumulator, and how it behaves outside its range.
+        bound: the largest accumulator that any input can cause, over the register's maximum.
+        overflows, accumulators: number of accumulators that left their register, and of all accumulators.
+        left_out: number of values that were infinite or NaN.
+        raised: number of channels of the weight whose scale was raised so that their biases fit the accumulator.
+        past: the node (relu, clamp, pooling) after which errors are taken, if the requantized output covers only the
+            values that it passes on.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    integer: bool
+    count: int
+    float_values: ValueStatistic
+    simulated_values: ValueStatistic
+    integer_values: ValueStatistic
+    sqnr: float | None
+    inherited_sqnr: float | None
+    own_sqnr: float | None
+    cosine: float | None
+    max_error: float | None
+    error_power: float | None
+    causes: Mapping[Cause, CauseStatistic]
+    differences: int
+    max_difference: float
+    edges: tuple[EdgeStatistic, ...] = ()
+    verdict: Verdict = "float"
+    register: str | None = None
+    on_overflow: Overflow | None = None
+    bound: float | None = None
+    overflows: int = 0
+    accumulators: int = 0
+    left_out: int = 0
+    raised: int = 0
+    past: str | None = None
+
+    @property
+    def inherited_share(self) -> float:
+        """The part of the error that was inherited, clamped to [0, 1]; 0 if there is no error."""
+        return min(1.0, max(0.0, self.causes["inherited"].share or 0.0))
+
+    @property
+    def main_cause(self) -> Cause | None:
+        """The cause with the largest part in the error that the node itself added; None if it added none."""
+        shares = [(s.own_share, cause) for cause, s in self.causes.items() if s.own_share is not None]
+        return max(shares)[1] if shares else None
+
+    @property
+    def saturated_fraction(self) -> float:
+        """The largest fraction of values clipped on any of its edges that carry data."""
+        return max((e.saturated_fraction for e in self.edges if e.kind != "constant"), default=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        document = asdict(self)
+        document["inputs"] = list(self.inputs)
+        document["causes"] = {cause: asdict(s) for cause, s in self.causes.items()}
+        document["edges"] = [e.to_json() for e in self.edges]
+        return document | {"main_cause": self.main_cause}
+
+
+# ---------------------------------------------------------------- blame
+#: A node whose SQNR is below this many dB is reported as wrong: its error is more than a tenth of its value.
+WRONG_DB: Final = 20.0
+
+
+def blame(rows: Sequence[NodeStatistic], ends: Sequence[str]) -> dict[str, float]:
+    """The part of each node in the error of `ends`, in node order, without the nodes that have none.
+
+    Blame is propagated backwards through the graph: a node keeps the part that corresponds to the error that it added
+    itself, and distributes the inherited part to its producers in proportion to the power of their errors. The parts
+    therefore sum to 1. They are an estimate, because a node is assumed to pass on all inherited errors alike.
+
+    Args:
+        rows: in topological order.
+        ends: nodes whose errors have equal weight; those without error do not count.
+    """
+    by_name = {r.name: r for r in rows}
+    ends = [e for e in ends if by_name[e].error_power]
+    assigned = dict.fromkeys(by_name, 0.0)
+    for end in ends:
+        assigned[end] += 1.0 / len(ends)
+    parts: dict[str, float] = {}
+    for row in reversed(rows):
+        share = assigned[row.name]
+        noise = {s: by_name[s].error_power or 0.0 for s in row.inputs}
+        noise = {s: power * by_name[s].count for s, power in noise.items() if power > 0.0}
+        total = sum(noise.values())
+        passed_back = share * row.inherited_share if total > 0.0 else 0.0
+        for source, power in noise.items():
+            assigned[source] += passed_back * power / total
+        if share - passed_back > 0.0:
+            parts[row.name] = share - passed_back
+    return {r.name: parts[r.name] for r in rows if r.name in parts}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorDiagnosis:
+    """The node where a model goes wrong, and why; made by `diagnose_error`.
+
+    Args:
+        node: the node with the largest part in the error of `symptom`.
+        part: its part in that error.
+        symptom: the first node in order whose SQNR is below WRONG_DB.
+        symptom_sqnr: in dB.
+        cause: the cause of the largest part of the error that `node` added.
+        words: the cause in words, with its edge or register.
+        remedy: a change that may help.
+    """
+
+    node: str
+    part: float
+    symptom: str
+    symptom_sqnr: float
+    cause: Cause
+    words: str
+    remedy: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def diagnose_error(rows: Sequence[NodeStatistic]) -> ErrorDiagnosis | None:
+    """Find the node where a model goes wrong, by the rule of `GraphStatistic.first_wrong`; None if there is none."""
+    symptom = next((r for r in rows if r.sqnr is not None and r.sqnr < WRONG_DB and r.error_power), None)
+    if symptom is None or symptom.sqnr is None:
+        return None
+    by_name = {r.name: r for r in rows}
+    parts = {n: p for n, p in blame(rows, [symptom.name]).items() if by_name[n].main_cause is not None}
+    if not parts:
+        return None
+    node = max(parts, key=lambda n: parts[n])
+    row = by_name[node]
+    cause = row.main_cause
+    assert cause is not None
+    words, remedy = cause_in_words(row, cause)
+    return ErrorDiagnosis(node, parts[node], symptom.name, symptom.sqnr, cause, words, remedy)
+
+
+# ---------------------------------------------------------------- words
+def cause_in_words(row: NodeStatistic, cause: Cause) -> tuple[str, str]:
+    """Describe a cause with its edge or register, and a remedy."""
+    if cause == "overflow":
+        verb = "wrap" if row.on_overflow == "wrap" else "are clamped"
+        bound = "" if row.bound is None else f"; the largest possible is {row.bound:.3g} times its maximum"
+        return (
+            f"{count(row.overflows)} of {count(row.accumulators)} accumulators leave {row.register} and {verb}{bound}",
+            "fewer bits on its operands, or a wider accumulator",
+        )
+    edge = _worst_edge(row, cause)
+    if edge is None:
+        return "its limits are rounded to whole quanta", "more bits on its operand"
+    if cause == "saturation":
+        return (
+            f"{100.0 * edge.saturated_fraction:.2g} % of {_named(edge)} is clipped at {_grid(edge)}",
+            f"a wider threshold for {edge.edge}, or one estimated on more data",
+        )
+    if cause == "constants" and edge.narrow_channels and not edge.per_channel:
+        return (
+            f"{_named(edge)} in {edge.bits} bits has one scale for {edge.channels} channels, which leaves "
+            f"{edge.narrow_channels} of them with less than 4 bits",
+            "a scale per channel if the hardware has it, channels equalized beforehand, or more bits",
+        )
+    return f"{_named(edge)} is rounded to {_grid(edge)}", f"more bits on {edge.edge}, or a tighter threshold"
+
+
+def _worst_edge(row: NodeStatistic, cause: Cause) -> EdgeStatistic | None:
+    """The edge through which a cause has the largest effect."""
+    requantized = [e for e in row.edges if e.requantized]
+    if cause == "saturation":
+        return max((e for e in requantized if e.saturated), key=lambda e: e.saturation_effect, default=None)
+    kinds = ("constant",) if cause == "constants" else ("data", "output")
+    return max((e for e in requantized if e.kind in kinds), key=lambda e: e.rounding_effect, default=None)
+
+
+def _named(edge: EdgeStatistic) -> str:
+    if edge.kind == "output":
+        return f"the output {edge.edge}"
+    return f"{'the value' if edge.kind == 'data' else 'the constant'} {edge.source} on {edge.edge}"
+
+
+def _grid(edge: EdgeStatistic) -> str:
+    return f"{edge.bits} bits in steps of {'at most ' if edge.per_channel else ''}{edge.scale:.3g}"
+
+
+# ---------------------------------------------------------------- tables and CSV
+#: The meaning of the columns.
+_LEGEND: Final = (
+    "bits    of each in-edge; =8 passes as the producer emits it, >8 is the node's requantized output",
+    "SQNR    dB of the float value over the error of the simulated one; own: over what the node itself added",
+    "max err the largest |simulated - float|",
+    "of its error, in %: inherited from its inputs | rounding of data | of constants | saturation | overflow;",
+    "        below 0 where one undoes others",
+    "blame   in % of the outputs' error, estimated",
+    "clip    % of values cut off at the threshold, on the worst edge that carries data",
+    "sums    that cannot leave their register (proved), could (the bound in multiples of its maximum), or did",
+    "differ  values where the simulator and the integer model disagree",
+)
+#: Number of nodes that the end of a report names.
+_NAMED: Final = 5
+
+
+def error_table(
+    rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: ErrorDiagnosis | None, differences: int
+) -> list[str]:
+    """The lines of a report: the meaning of the columns, a line per node, and a summary of what went wrong."""
+    cells = [tuple(column.cell(r, blame.get(r.name)) for column in COLUMNS) for r in rows]
+    right = [column.title for column in COLUMNS if column.right]
+    lines = ["", *_LEGEND, "", *table([column.title for column in COLUMNS], cells, right=right), ""]
+    past = sorted({r.past for r in rows if r.past is not None})
+    if past:
+        behind = "its requantized output covers only what nodes behind it let through, so its error is taken past"
+        lines += wrapped(f"* {behind} {', '.join(past)}")
+    raised = [f"{r.name} ({count(r.raised)} channel{'' if r.raised == 1 else 's'})" for r in rows if r.raised]
+    if raised:
+        lines += wrapped(
+            "weights with a coarser scale than their threshold gives, so that biases fit the accumulator: "
+            + ", ".join(raised)
+        )
+    return [*lines, *_summary(rows, blame, wrong), _agreement(differences)]
+
+
+def _bits(row: NodeStatistic) -> str:
+    if not row.integer:
+        return "float"
+    marks = {"output": ">"}
+    return " ".join(f"{marks.get(e.kind, '') if e.requantized else '='}{e.bits}" for e in row.edges)
+
+
+def _sums(row: NodeStatistic) -> str:
+    if row.verdict == "overflows":
+        return f"{count(row.overflows)} of {count(row.accumulators)}"
+    if row.verdict == "possible":
+        return f"possible {number(row.bound)}x"
+    return "" if row.verdict == "float" else row.verdict
+
+
+#: The text of a cell, for a node and its part in the outputs' error.
+Cell = Callable[[NodeStatistic, float | None], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the printed table, an entry of `COLUMNS`.
+
+    Args:
+        title: its heading.
+        cell: makes its text.
+        right: whether cells are aligned to the right.
+    """
+
+    title: str
+    cell: Cell
+    right: bool = True
+
+
+def _unless_exact(
+    cell: Callable[[NodeStatistic], str], exact: str = ""
+) -> Callable[[NodeStatistic, float | None], str]:
+    """The cell of a figure of the error, and `exact` for a node without error."""
+    return lambda row, part: exact if row.max_error == 0.0 else cell(row)
+
+
+def _share(cause: Cause) -> Cell:
+    return _unless_exact(lambda row: percent(row.causes[cause].share))
+
+
+def _own_sqnr(row: NodeStatistic) -> str:
+    return "" if row.own_sqnr is None or row.own_sqnr >= MOST_DB else decimals(row.own_sqnr)
+
+
+#: The columns of the printed table, in their order; `_LEGEND` explains them. A figure that is new is also a field of
+#: NodeStatistic, which `hago.analysis.inspect.summarize` fills, and a cell of `_csv_cells`.
+COLUMNS: Final = (
+    Column("node", lambda row, part: tail(row.name, 30) + ("*" if row.past else ""), right=False),
+    Column("op", lambda row, part: head(row.op, 10), right=False),
+    Column("bits", lambda row, part: _bits(row), right=False),
+    Column("SQNR", _unless_exact(lambda row: decimals(row.sqnr), "exact")),
+    Column("own", _unless_exact(_own_sqnr)),
+    Column("cosine", lambda row, part: decimals(row.cosine, 4)),
+    Column("max err", _unless_exact(lambda row: number(row.max_error), "0")),
+    Column("inh", _share("inherited")),
+    Column("rnd", _share("rounding")),
+    Column("const", _share("constants")),
+    Column("sat", _share("saturation")),
+    Column("ovf", _share("overflow")),
+    Column("blame", lambda row, part: percent(part)),
+    Column("clip", lambda row, part: percent(row.saturated_fraction)),
+    Column("sums", lambda row, part: _sums(row), right=False),
+    Column("differ", lambda row, part: str(row.differences)),
+)
+
+
+def _summary(rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: ErrorDiagnosis | None) -> Iterator[str]:
+    by_name = {r.name: r for r in rows}
+    if wrong is None:
+        yield f"no node falls below {WRONG_DB:.0f} dB"
+    else:
+        row = by_name[wrong.node]
+        yield f"the first node below {WRONG_DB:.0f} dB is {wrong.symptom}, at {wrong.symptom_sqnr:.1f} dB"
+        yield from wrapped(
+            f"it goes wrong at {wrong.node} ({row.op}), which adds {percent(wrong.part)} % of that error and takes "
+            f"its own value from {_level(row.inherited_sqnr)} to {_level(row.sqnr)}"
+        )
+        yield from wrapped(f"main cause: {wrong.cause}: {wrong.words}")
+        yield from wrapped(f"what may help: {wrong.remedy}")
+    most = sorted(blame, key=lambda n: -blame[n])[:_NAMED]
+    if most:
+        yield "most of the outputs' error comes from"
+    for row in (by_name[n] for n in most):
+        cause = row.main_cause
+        words = "" if cause is None else f": {cause}: {cause_in_words(row, cause)[0]}"
+        yield from wrapped(f"  {percent(blame[row.name]):>3} %  {row.name} ({row.op}){words}", " " * 9)
+
+
+def _level(sqnr: float | None) -> str:
+    return "exact" if sqnr is None or sqnr >= MOST_DB else f"{sqnr:.1f} dB"
+
+
+def _agreement(differences: int) -> str:
+    if differences:
+        return f"the simulator and the integer model DISAGREE on {differences} values"
+    return "the simulator and the integer model agree on every value"
+
+
+def value_table(rows: Sequence[NodeStatistic]) -> list[str]:
+    """A table of ranges, means and standard deviations; `same` if the integer model has the same."""
+    figures = ("min", "max", "mean", "std")
+    titles = ("node", *(f"{kind} {f}" for kind in ("float", "simulated") for f in figures), "integer")
+    cells = [
+        (
+            tail(r.name, 30),
+            *map(number, _figures(r.float_values)),
+            *map(number, _figures(r.simulated_values)),
+            "same" if r.integer_values == r.simulated_values else " ".join(map(number, _figures(r.integer_values))),
+        )
+        for r in rows
+    ]
+    return table(titles, cells, right=titles[1:-1])
+
+
+def _figures(values: ValueStatistic) -> tuple[float | None, ...]:
+    return values.minimum, values.maximum, values.mean, values.deviation
+
+
+def csv_rows(rows: Sequence[NodeStatistic], blame: Mapping[str, float]) -> Iterator[list[Any]]:
+    """A header row, then one row per node; None for a missing number."""
+    for index, row in enumerate(rows):
+        cells = _csv_cells(row, blame.get(row.name, 0.0))
+        if index == 0:
+            yield list(cells)
+        yield list(cells.values())
+
+
+def _csv_cells(row: NodeStatistic, part: float) -> dict[str, Any]:
+    cells: dict[str, Any] = {"node": row.name, "op": row.op, "runs": "integer" if row.integer else "float"}
+    cells["bits"] = " ".join(f"{e.edge}={e.bits}" for e in row.edges)
+    for kind, values in (
+        ("float", row.float_values),
+        ("simulated", row.simulated_values),
+        ("integer", row.integer_values),
+    ):
+        for figure, value in zip(("min", "max", "mean", "std"), _figures(values), strict=True):
+            cells[f"{kind}_{figure}"] = value
+    for name in ("sqnr", "inherited_sqnr", "own_sqnr", "cosine", "max_error", "error_power"):
+        cells[name] = getattr(row, name)
+    for cause, statistic in row.causes.items():
+        for figure in ("power", "largest", "share"):
+            cells[f"{cause}_{figure}"] = getattr(statistic, figure)
+    cells |= {"main_cause": row.main_cause, "blame": part}
+    cells["saturated"] = " ".join(f"{e.edge}={e.saturated_fraction:.6g}" for e in row.edges if e.saturated)
+    for name in ("verdict", "register", "on_overflow", "bound", "overflows", "accumulators"):
+        cells[name] = getattr(row, name)
+    for name in ("differences", "max_difference", "left_out", "past"):
+        cells[name] = getattr(row, name)
+    return cells
+
+
+# ---------------------------------------------------------------- the statistic of a model
+@dataclass(frozen=True, slots=True)
+class GraphStatistic:
+    """The result of an inspection: float, simulated and integer model, node by node; prints as a table.
+
+    Made by `inspect_plan`; `hago.inspect_graph_statistic` returns it.
+
+    Args:
+        hardware: name of the hardware.
+        batches, samples: number of batches and samples that were run.
+        rows: one per node in order, with inputs and without constants.
+        outputs: names of the nodes that the model returns.
+    """
+
+    hardware: str
+    batches: int
+    samples: int
+    rows: tuple[NodeStatistic, ...]
+    outputs: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> NodeStatistic:
+        return next(r for r in self.rows if r.name == name)
+
+    @property
+    def total_differences(self) -> int:
+        """Number of values that differ between the simulator and the integer model; 0 unless hago has a bug."""
+        return sum(r.differences for r in self.rows)
+
+    @property
+    def blame(self) -> dict[str, float]:
+        """The part of each node in the error of the outputs; an estimate, see `hago.analysis.graph_statistic.blame`."""
+        return blame(self.rows, self.outputs)
+
+    @property
+    def first_wrong(self) -> ErrorDiagnosis | None:
+        """The node where the model goes wrong; None if there is none.
+
+        The symptom is the first node in order whose SQNR is below 20 dB, that is, whose error is above a tenth of its
+        value. The node that goes wrong is the one with the largest part in the symptom's error, which may be the
+        symptom itself or a node before it. Its main cause is that of the largest part of the error that it added.
+        """
+        return diagnose_error(self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """The statistic as JSON values; None for a missing number."""
+        wrong = self.first_wrong
+        return {
+            "hardware": self.hardware,
+            "batches": self.batches,
+            "samples": self.samples,
+            "outputs": list(self.outputs),
+            "total_differences": self.total_differences,
+            "first_wrong": None if wrong is None else wrong.to_json(),
+            "blame": self.blame,
+            "nodes": [r.to_json() for r in self.rows],
+        }
+
+    def to_csv(self) -> str:
+        """The statistic as CSV: a header line, then one line per node; missing numbers are empty cells."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(csv_rows(self.rows, self.blame))
+        return text.getvalue()
+
+    def values(self) -> str:
+        """The ranges, means and standard deviations of float, simulated and integer values, as a table."""
+        return "\n".join(value_table(self.rows))
+
+    def __str__(self) -> str:
+        head = (
+            f"float | simulated | integer on {self.hardware}: {len(self.rows)} nodes, {self.samples} samples in "
+            f"{self.batches} batches"
+        )
+        return "\n".join([head, *error_table(self.rows, self.blame, self.first_wrong, self.total_differences)])
