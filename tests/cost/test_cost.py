@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from dataclasses import replace
@@ -15,6 +16,7 @@ from plans import fixed_resolver, points, resolver_of
 from specs import SHIPPED
 from torch import Tensor, nn
 
+from hago import serialization
 from hago.arithmetic.types import dtype
 from hago.cost.cost import METRICS, Cost, float_cost, node_macs, plan_cost, rows_of
 from hago.cost.report import amount_text, cost_range, cost_text, range_text
@@ -36,6 +38,8 @@ CHIP_COST = {
     "picojoules_per_byte": 7,
     "picojoules_per_requantize": 11,
 }
+#: Figures that a hardware file may have and no cost reads.
+RECORDED_ONLY = ("on_chip_bytes",)
 
 
 def priced(hardware: Hardware) -> Hardware:
@@ -250,6 +254,25 @@ def test_figures_that_the_hardware_lacks_are_reported_as_missing() -> None:
     with pytest.raises(HagoError, match="unknown cost 'wieght_bytes'.*Did you mean 'weight_bytes'"):
         cost["wieght_bytes"]
     assert "not in paper" in cost_text(cost)
+
+
+def test_every_figure_of_a_chip_is_read_and_has_its_formula() -> None:
+    schemas = Path(serialization.__file__).parent / "schemas"
+    schema = json.loads((schemas / "hardware.schema.json").read_text("utf-8"))
+    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text("utf-8")
+    chip_figures = set(schema["properties"]["cost"]["properties"])
+    assert chip_figures == {*CHIP_COST, *RECORDED_ONLY}
+    assert {name for name in chip_figures if name not in page} == set()
+    graph, chip = by_hand()
+
+    def totals(cost: dict[str, float]) -> dict[str, float]:
+        plan = fixed_resolver(graph, replace(chip, cost=cost), {"fc:0": (-1.0, 1.0)})({"fc:0": 8, "fc:1": 8})
+        return dict(plan_cost(plan).figures)
+
+    for name in CHIP_COST:
+        assert totals({**CHIP_COST, name: CHIP_COST[name] / 1000}) != totals(CHIP_COST), name
+    for name in RECORDED_ONLY:
+        assert totals({**CHIP_COST, name: 1.0}) == totals(CHIP_COST), name
 
 
 def test_without_a_clock_cycles_are_counted() -> None:
