@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from _fronts import Row
-from _naive import float_forward
+from _naive_simulation import float_forward
 from _search_subjects import seconds_of, subjects
 
 from hago import Graph, search_quantize_strategy

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from _assets import load
-from _naive import float_forward, naive_forward
+from _naive_simulation import float_forward, naive_forward
 from _networks import MobileNetV2, ResNet, with_statistics
 from torch import Tensor, nn
 

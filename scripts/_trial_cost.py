@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from _fronts import Row
-from _naive import float_forward
+from _naive_simulation import float_forward
 from _search_subjects import Subject, naive_and_float, seconds_of, subjects
 
 from hago.data import Batches

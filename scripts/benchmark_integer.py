@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _bare import macs_alone, whole_network
+from _bare_calls import macs_alone, whole_network
 from _networks import MobileNetV2, ResNet, with_statistics
 from benchmark_speed import float_forward, interleaved, ratio
 from torch import Tensor, nn

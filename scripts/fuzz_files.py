@@ -53,7 +53,7 @@ from hago.graph.model_source import read_weights
 from hago.qat import run as checkpoint
 from hago.qat.run import Checkpoint
 from hago.runtime.native import library as native
-from hago.runtime.stored import KIND
+from hago.runtime.stored_model import KIND
 from hago.search import load_front
 from hago.serialization.tensor_file import from_bytes, to_bytes
 from hago.study import read_log

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
-from hago.calibration.calibration import collect
+from hago.calibration.collection import collect
 from hago.calibration.estimators import estimator as named_estimator
 from hago.data.batches import Batches
 from hago.graph.graph import CONST, Graph

@@ -1218,7 +1218,7 @@ ELSEWHERE: Final = {
         "cli/test_cli.py",
         "test_objectives_of_the_user",
     ),
-    "give its rule: ops={**OPS": ("runtime/test_stored.py", "test_ops_of_the_user_are_loaded_with_their_rules"),
+    "give its rule: ops={**OPS": ("runtime/test_stored_model.py", "test_ops_of_the_user_are_loaded_with_their_rules"),
     "a signature with a wider accumulator": (
         "test_robustness.py",
         "test_what_is_advised_where_an",

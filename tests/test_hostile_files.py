@@ -25,7 +25,7 @@ from hago.data.sources import load_data
 from hago.errors import DataError, HagoError, LogError, ModelFileError
 from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
-from hago.runtime.stored import KIND, from_file_bytes, to_file_bytes
+from hago.runtime.stored_model import KIND, from_file_bytes, to_file_bytes
 from hago.serialization.json_text import replace_file
 from hago.serialization.tensor_file import from_bytes, to_bytes
 from hago.study.log import read_log
@@ -115,7 +115,7 @@ def test_a_zero_point_that_its_dtype_does_not_hold(plan: Plan) -> None:
 
 _AUDIT = """
 import sys
-import hago, hago.runtime.stored, hago.plan.strategy, hago.search.pareto_front, hago.study.log, hago.data.sources
+import hago, hago.runtime.stored_model, hago.plan.strategy, hago.search.pareto_front, hago.study.log, hago.data.sources
 from pathlib import Path
 import torch.utils.flop_counter
 path = sys.argv[1]

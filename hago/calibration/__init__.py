@@ -1,6 +1,6 @@
 """Calibration: statistics of tensors from one streaming pass over the data, and estimators of thresholds."""
 
-from hago.calibration.calibration import Calibration, collect
+from hago.calibration.collection import Calibration, collect
 from hago.calibration.estimators import ESTIMATORS, Mse, dorefa_of, estimator
 from hago.calibration.given_ranges import GivenRanges, ModesLike, ThresholdsLike, make_given_ranges
 from hago.calibration.statistics import Estimator, TensorStatistics

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 from hago.calibration import ESTIMATORS
 from hago.cli.export import compare_options, export_options
 from hago.cli.finetune import add_options as finetune_options
-from hago.cli.stored import run_options
+from hago.cli.stored_model import run_options
 from hago.cost import METRICS
 from hago.data import BATCH_SIZE, EXPECTED_DATA
 from hago.demo import HARDWARE

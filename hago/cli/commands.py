@@ -31,7 +31,7 @@ from hago.cli.options import (
     named_estimator,
 )
 from hago.cli.search import quantize_command, search_command
-from hago.cli.stored import run_command, store_model
+from hago.cli.stored_model import run_command, store_model
 from hago.cost import cost_text, range_text
 from hago.data import Batches
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo

@@ -9,7 +9,7 @@ from typing import Any
 from hago import api
 from hago.analysis.comparison import REALIZATIONS, compare_realizations
 from hago.cli.options import NO, OK, Console, Outcome, default_path, hardware_of, load_batches, make_folder_of, named
-from hago.cli.stored import stored_quantizer
+from hago.cli.stored_model import stored_quantizer
 from hago.data import Batches
 from hago.errors import HagoError
 from hago.export import FORMATS, check_files, find_format, request_export, write_files

@@ -40,7 +40,7 @@ from hago.hardware import (
 )
 from hago.ops import ATTRIBUTE_RECORDS, OPS, OpRule, Ops, opaque
 from hago.plan.accumulators import ProductPairs, additions_of
-from hago.plan.consistency import check_plan
+from hago.plan.document_checks import check_plan
 from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.serialization.tensor_file import RESERVED, dtype_name, storable, storable_dtype
 

@@ -3,7 +3,7 @@
 from hago.runtime import native
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
-from hago.runtime.stored import Provenance, StoredSize, float_bytes, is_stored, load_plan, save_plan
+from hago.runtime.stored_model import Provenance, StoredSize, float_bytes, is_stored, load_plan, save_plan
 
 __all__ = [
     "IntegerModel",

@@ -20,7 +20,7 @@ from hago.graph import OUTPUT, Node, check_inputs, compute_laid_out, laid_out, n
 from hago.ops import OPS, OpRule
 from hago.plan import NodePlan, Plan, user_rules
 from hago.runtime.compiling import register, run_compiled
-from hago.runtime.stored import Provenance, StoredSize, from_file_bytes, save_plan, to_file_bytes
+from hago.runtime.stored_model import Provenance, StoredSize, from_file_bytes, save_plan, to_file_bytes
 
 OnStoredEdge = Callable[[Edge, Any], None]
 

@@ -16,7 +16,7 @@ from hago.errors import InfeasibleBits
 from hago.graph.graph import Graph
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
 from hago.runtime.exactness import compare_plan_exactly
-from hago.runtime.stored import from_file_bytes, to_file_bytes
+from hago.runtime.stored_model import from_file_bytes, to_file_bytes
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.stored_strategy import make_strategy, plan_of
 

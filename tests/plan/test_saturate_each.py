@@ -47,7 +47,7 @@ from hago.plan.plan import NodePlan, Plan
 from hago.qat.prepare import from_qat, prepare_qat
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
-from hago.runtime.stored import from_file_bytes, to_file_bytes
+from hago.runtime.stored_model import from_file_bytes, to_file_bytes
 from hago.search.evaluate import Evaluator
 from hago.search.objective import named_objective
 from hago.search.preparation import prepare

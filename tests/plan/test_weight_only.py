@@ -24,13 +24,13 @@ from hago.graph.graph import CONST, Graph
 from hago.hardware.file import check_hardware, hardware_from_document, hardware_hash, hardware_to_document
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
 from hago.ops import OPS
-from hago.plan.consistency import check_plan
+from hago.plan.document_checks import check_plan
 from hago.plan.plan import Plan
 from hago.plan.space import build_space
 from hago.plan.topology import analyze
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel
-from hago.runtime.stored import from_file_bytes, load_plan, save_plan, to_file_bytes
+from hago.runtime.stored_model import from_file_bytes, load_plan, save_plan, to_file_bytes
 from hago.search.preparation import QuantizationOptions, prepare
 from hago.search.session import SearchOptions, run_search
 from hago.search.stored_strategy import make_strategy, plan_of

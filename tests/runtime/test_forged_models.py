@@ -22,7 +22,7 @@ from hago.plan import consistency
 from hago.plan.document import plan_from_document, plan_to_document
 from hago.plan.plan import Plan
 from hago.runtime.reference import IntegerModel
-from hago.runtime.stored import KIND, from_file_bytes, to_file_bytes
+from hago.runtime.stored_model import KIND, from_file_bytes, to_file_bytes
 from hago.serialization.tensor_file import from_bytes, to_bytes
 from hago.simulation.simulator import Simulator
 

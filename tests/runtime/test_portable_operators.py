@@ -82,7 +82,7 @@ def constant(kind: str, rng: random.Random) -> Any:
 
 
 def call(target: str, seed: int) -> None:
-    """One call as a stored model makes it: on tensors without values first, as `plan.consistency` does."""
+    """One call as a stored model makes it: on tensors without values first, as `plan.document_checks` does."""
     rng = random.Random(f"{target} {seed}")
     overload = _opaque.resolve_target(target)
     schema = overload._schema.arguments  # type: ignore[attr-defined]

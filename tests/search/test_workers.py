@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import torch
 from building import Builder, residual_block, seeded
-from remote import Dying, negative_error
 from toys import timeless
+from worker_payloads import Dying, negative_error
 
 from hago import search_quantize_strategy
 from hago.errors import HagoError, HagoWarning

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from postgres import Server, binaries, server
+from postgres_server import Server, binaries, server
 from toys import TOY, run, separable
 
 from hago.errors import HagoError

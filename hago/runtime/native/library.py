@@ -6,7 +6,7 @@ renamed, so processes that build it at the same time do not disturb each other. 
 and SHA-256, so a file that a full disk, a crash or another user left there is built again instead of loaded. If it
 cannot be built, `library()` gives the reason, and other kernels compute the same results.
 
-The structures mirror cpp/rows.h, cpp/conv.h, cpp/window.h, cpp/multiply.cpp and cpp/matmul.cpp field by field.
+The structures mirror cpp/rows.h, cpp/conv.h, cpp/pool_window.h, cpp/multiply.cpp and cpp/matmul.cpp field by field.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 // A convolution that only a max pooling reads: its rows stay in the cache and are pooled as soon as they are there.
 #ifdef __AVX512VNNI__
 #include "conv.h"
-#include "window.h"
+#include "pool_window.h"
 
 namespace {
 

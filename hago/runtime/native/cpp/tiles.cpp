@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "windows.h"
+#include "tile_windows.h"
 
 namespace {
 

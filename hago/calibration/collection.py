@@ -1,5 +1,6 @@
-"""Collect statistics in one pass of the float model over the calibration data. `search.prepare` calls `collect` for
-all samples, and `search.confirmation` for those that are not kept aside.
+"""The collection of statistics in one pass of the float model over the calibration data.
+
+`search.preparation` calls `collect` for all samples, and `search.confirmation` for those that are not kept aside.
 
 Memory: the live values of the graph for one batch, and for every observed node a histogram of BINS bins and temporaries
 of a fixed size; nothing grows with the number of batches.

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "finish.h"
-#include "window.h"
+#include "pool_window.h"
 
 namespace {
 

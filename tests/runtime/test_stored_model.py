@@ -38,7 +38,7 @@ from hago.ops._rule import IntegerForm, OpRule
 from hago.plan.plan import Plan
 from hago.runtime.native.executor import FastModel
 from hago.runtime.reference import IntegerModel
-from hago.runtime.stored import (
+from hago.runtime.stored_model import (
     KIND,
     Provenance,
     StoredSize,
