@@ -1,4 +1,8 @@
-"""Reports on models and strategies: inspection, explanation, comparison, and timing of a CPU's hardware file."""
+"""Reports on models and strategies: inspection, explanation, comparison, and timing of a CPU's hardware file.
+
+An inspection (`inspect`) splits the error of every node by cause (`error_causes`) and gives a table
+(`graph_statistic`).
+"""
 
 from hago.analysis.explain import Explanation, explain_topology
 from hago.analysis.graph_statistic import GraphStatistic

@@ -1,4 +1,7 @@
-"""Calibration: statistics of tensors from one streaming pass over the data, and estimators of thresholds."""
+"""Calibration: statistics of tensors from one streaming pass over the data, and estimators of thresholds.
+
+`collection` runs the model once; an `observer` per node fills a histogram; `statistics` holds the result.
+"""
 
 from hago.calibration.collection import Calibration, collect
 from hago.calibration.estimators import ESTIMATORS, Mse, dorefa_of, estimator
