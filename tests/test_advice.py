@@ -1192,6 +1192,7 @@ def test_the_advice_of_an_error_helps(case: Case, tmp_path: Path, monkeypatch: p
 # ---------------------------------------------------------------- completeness
 #: Advice that other tests take, and which.
 ELSEWHERE: Final = {
+    "the file sums {} in int64. Take fewer bits": ("export/test_onnx.py", "test_a_mean_whose_sum_may_wrap_is_refused"),
     "Let it return tensors alone": ("graph/test_exported_program.py", "test_a_model_that_returns_a_cache"),
     "was changed while it was written": (
         "study/test_log_faults.py",

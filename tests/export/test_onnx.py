@@ -229,6 +229,38 @@ def test_plans_that_onnx_cannot_express_are_refused(chip: str, fragments: list[s
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("activation", "weight"), [("int16", "int8"), ("int8", "int16")])
+def test_sums_that_float32_rounds_are_refused_where_an_operand_has_16_bits(activation: str, weight: str) -> None:
+    # ONNX adds products in int32 only where both factors have 8 bits
+    b = Builder()
+    conv = b.conv2d(b.input(16, 4, 4, name="x"), torch.randn(8, 16, 3, 3), name="conv")
+    hardware = replace(conv_on(activation, weight), requantize=replace(CHIP.requantize, form="float32"))
+    plan = plan_on(hardware, b.graph(conv), [images(2, 16, 4, 4)])
+    assert plan.nodes["conv"].bound > 2**24 and plan.nodes["conv"].proved
+    with pytest.raises(
+        HagoError, match="node 'conv': sums reach .*; ONNX has conv2d with such operands in float32 only"
+    ):
+        make_onnx(plan, "qoperator")
+
+
+def test_a_mean_whose_sum_may_wrap_is_refused() -> None:
+    # the file adds in int64, which does not wrap
+    b = Builder()
+    conv = b.conv2d(b.input(4, 4, 4, name="x"), torch.ones(8, 4, 1, 1), name="conv")
+    graph = b.graph(b.call("mean", conv, name="mean", axes=[2, 3], keepdim=False, count=16))
+    ops = {
+        "conv2d": [OpDesc(["int8", "int8", "int32"], "int32")],
+        "mean": [OpDesc(["int32"], "int32")],
+    }
+    hardware = Hardware(ops, requantize=replace(CHIP.requantize, form="float32"), weight=CHIP.weight)
+    inputs = [images(2, 4, 4, 4)]
+    with pytest.raises(HagoError, match="node 'mean': sums may leave .* in int32, which wraps; .* in int64"):
+        make_onnx(plan_on(hardware, graph, inputs), "qoperator")
+    resolver = resolver_of(graph, hardware, inputs)
+    plan = resolver({**resolver.space.widest(), "mean:0": 26})
+    assert checked(plan, inputs, "qoperator").same
+
+
 def test_a_requantize_form_that_the_export_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_on("x86_vnni", residual(), [images(2, 3, 6, 6)])
     monkeypatch.setattr("hago.export.onnx.export.REQUANTIZE_FORMS", frozenset({"shift"}))

@@ -16,7 +16,7 @@ from hago.arithmetic.numerics import EXACT_FLOAT32, OVERFLOWS
 from hago.arithmetic.types import INT32, Edge, SimQ
 from hago.errors import HagoError, did_you_mean
 from hago.export.onnx.builder import ModelBuilder, OnnxFile
-from hago.export.onnx.integers import INT32_SUMS
+from hago.export.onnx.integers import sums_in_int32, sums_in_int64
 from hago.export.onnx.operators import unsupported_reason
 from hago.export.onnx.qdq import write_qdq_node
 from hago.export.onnx.qoperator import write_qoperator_node
@@ -26,8 +26,8 @@ from hago.graph import CONST, INPUT, OUTPUT, Node
 from hago.plan import NodePlan, Plan
 from hago.plan.topology import varies_along
 
-#: The forms of ops that ONNX operators compute.
-SUM_FORMS: Final = ("common_scale", "dequantize", "qlinear")
+#: The named forms of ops (`OpDesc.form`) that ONNX operators compute; they also compute ops without a named form.
+ONNX_FORMS: Final = ("common_scale", "dequantize", "qlinear")
 
 
 def check_plan(plan: Plan, form: str) -> None:
@@ -53,7 +53,7 @@ def _refusals(plan: Plan, form: str) -> Iterator[str]:
             yield from _node_refusals(plan, node, plan.nodes[node.name], form)
     for edge, simq in plan.edges.items():
         if simq is not None and (edge.dst == OUTPUT or edge.slot not in _constant_slots(plan, edge)):
-            yield from _edge_refusals(plan, edge, simq, form)
+            yield from _simq_refusals(plan, simq, form, f"edge {str(edge)!r}")
 
 
 def _constant_slots(plan: Plan, edge: Edge) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ def _constant_slots(plan: Plan, edge: Edge) -> tuple[int, ...]:
 def _node_refusals(plan: Plan, node: Node, node_plan: NodePlan, form: str) -> Iterator[str]:
     register, desc = node_plan.desc.register, node_plan.desc
     largest = max(node_plan.bound, node_plan.raw_bound)
-    if desc.form not in (None, *SUM_FORMS):
+    if desc.form not in (None, *ONNX_FORMS):
         yield f"node {node.name!r}: {node.op} is computed in the form {desc.form}; ONNX has no operator that does that"
     if not node_plan.proved and (register.overflow != "wrap" or register.dtype != INT32):
         yield (
@@ -73,24 +73,37 @@ def _node_refusals(plan: Plan, node: Node, node_plan: NodePlan, form: str) -> It
         )
     elif register.dtype.bits > 32 and largest > INT32.max:
         yield f"node {node.name!r}: sums reach {node_plan.bound:.0f}; ONNX sums in int32. Take fewer bits"
-    elif form == "qoperator" and _beyond_float32(plan, node, node_plan):
-        only = f"ONNX has {node.op} in float32 only, which ends at 2**24"
-        yield f"node {node.name!r}: sums reach {node_plan.bound:.0f}; {only}"
+    elif form == "qoperator" and not node_plan.proved and sums_in_int64(node.op):
+        yield (
+            f"node {node.name!r}: sums may leave the register, up to {largest:.0f} in {register.dtype}, which wraps; "
+            f"the file sums {node.op} in int64. Take fewer bits"
+        )
+    elif form == "qoperator" and _float32_changes_sums(plan, node, node_plan):
+        yield (
+            f"node {node.name!r}: sums reach {node_plan.bound:.0f}; ONNX has {node.op} with such operands in float32 "
+            "only, which ends at 2**24"
+        )
     if node_plan.out_simq is not None and desc.form in (None, "common_scale"):
-        yield from _edge_refusals(plan, Edge(node.name, 0), node_plan.out_simq, form, f"node {node.name!r}")
+        yield from _simq_refusals(plan, node_plan.out_simq, form, f"node {node.name!r}")
 
 
-def _beyond_float32(plan: Plan, node: Node, node_plan: NodePlan) -> bool:
-    """Whether a sum that the file computes in float32 may exceed the integers that float32 holds exactly."""
+def _float32_changes_sums(plan: Plan, node: Node, node_plan: NodePlan) -> bool:
+    """Whether a sum of a node in the file may differ from that of the Plan because float32 does not hold it.
+
+    The file adds in int32, in int64 or in float32, and stores the total in float32. To round the total changes nothing
+    where the Plan multiplies it by a float32 ratio, which rounds it to float32, too (N3); a shift is exact.
+    """
     if node_plan.bound < EXACT_FLOAT32:
         return False
-    shifts = plan.hardware.requantize.form == "shift"
-    in_integers = node.op in INT32_SUMS or node.op in ("mean", "sum") or "avg_pool" in node.op
-    return shifts or not (node_plan.keeps_input_dtype or in_integers)
+    if plan.hardware.requantize.form == "shift":
+        return True
+    adds_exactly = sums_in_int32(node.op, node_plan.operands) or sums_in_int64(node.op)
+    return not (node_plan.keeps_input_dtype or adds_exactly)
 
 
-def _edge_refusals(plan: Plan, edge: Edge, simq: SimQ, form: str, where: str = "") -> Iterator[str]:
-    where, requantize = where or f"edge {str(edge)!r}", plan.hardware.requantize
+def _simq_refusals(plan: Plan, simq: SimQ, form: str, where: str) -> Iterator[str]:
+    """Why ONNX cannot express a conversion on an edge or at a node's output; `where` names the edge or the node."""
+    requantize = plan.hardware.requantize
     for q in (simq.source, simq.target):
         if q is not None and len(varies_along(q.scale, q.scale.ndim)) > 1:
             yield f"{where}: scales vary along several axes; ONNX has one per tensor or per entry of one axis"

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from hago.arithmetic.numerics import apply_simq, dequantize, quantize
-from hago.arithmetic.types import Edge
+from hago.arithmetic.types import Edge, QParams
 from hago.errors import UnsupportedOp
 from hago.export.onnx.builder import ModelBuilder
 from hago.export.onnx.operators import convolution_window, pad_sizes, write_float_node
@@ -127,7 +127,7 @@ DATA_MOVEMENT: Final[Mapping[str, IntegerNodeWriter]] = {
 def write_integer_sum(builder: ModelBuilder, node: Node, node_plan: NodePlan, operands: list[Value]) -> Value:
     """Write the exact sum of a node, and the requantization of its output after it."""
     sums = f"{node.name}:sums"
-    if node.op in INT32_SUMS and _is_stored_in_8_bits(operands[0]) and _is_stored_in_8_bits(operands[1]):
+    if sums_in_int32(node.op, node_plan.operands):
         _write_sum_in_int32(builder, node, node_plan, operands, sums)
     else:
         centered = [_centered_operand(builder, node_plan, slot, v, sums) for slot, v in enumerate(operands)]
@@ -138,8 +138,14 @@ def write_integer_sum(builder: ModelBuilder, node: Node, node_plan: NodePlan, op
     return builder.quantization.store(register, f"{node.name}:q") if quantizes_to(node_plan.out.dtype) else register
 
 
-def _is_stored_in_8_bits(value: Value) -> bool:
-    return value.representation == "stored" and numpy_dtype(value.dtype).itemsize == 1
+def sums_in_int32(op: str, operands: Sequence[QParams | None]) -> bool:
+    """Whether the file adds the products of an op in int32: ONNX has such operators for factors of at most 8 bits."""
+    return op in INT32_SUMS and all(q is not None and q.dtype.bits <= 8 for q in operands[:2])
+
+
+def sums_in_int64(op: str) -> bool:
+    """Whether the file adds the entries of an op's operand in int64, to which it casts them from float32."""
+    return op in ("mean", "sum") or "avg_pool" in op
 
 
 # ---------------------------------------------------------------- in int32
@@ -210,7 +216,7 @@ def _write_sum_in_float32(builder: ModelBuilder, node: Node, node_plan: NodePlan
     attrs: dict[str, Any] = {**node.attrs, **(node_plan.attrs if node.op == "clamp" else {})}
     if (axes := summed_axes(builder.graph, node)) is not None:
         _write_sum_in_int64(builder, x[0], axes, bool(node.attrs.get("keepdim", True)), out)
-    elif "avg_pool" in node.op:
+    elif sums_in_int64(node.op):
         _write_window_sums(builder, node, node_plan, x[0], out)
     elif node.op == "clamp" and isinstance(attrs["min"], torch.Tensor) | isinstance(attrs["max"], torch.Tensor):
         write_clip_per_channel(builder.writer, node_plan.attrs, x[0], out)
