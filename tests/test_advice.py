@@ -53,7 +53,7 @@ from hago.qat.losses import cross_entropy_loss as labels_loss
 from hago.qat.losses import divergence_loss
 from hago.qat.state_dict import trained_state
 from hago.runtime.compiling import register, run_compiled
-from hago.runtime.native.library import _refuse_open
+from hago.runtime.native.library import _refuse_world_writable
 from hago.search.objective import OBJECTIVES, cross_entropy_probe
 from hago.search.racing import shuffled
 from hago.searchers.exhaustive import ExhaustiveOptions
@@ -202,7 +202,7 @@ def pictures(folder: Path, **how: Any) -> object:
 def open_folder(folder: Path, mode: int) -> object:
     folder.chmod(mode)
     try:
-        return _refuse_open(folder)
+        return _refuse_world_writable(folder)
     except OSError as error:
         raise HagoError(str(error)) from None  # `library` says it in a warning
     finally:

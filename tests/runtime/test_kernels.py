@@ -131,7 +131,7 @@ def test_a_library_with_another_rounding_is_detected() -> None:
     class Lying:
         def hago_rows(self, epilogue: int, *rest: object) -> None:
             library.calls.hago_rows(epilogue, *rest)
-            output = native.Tail.from_address(epilogue).output[0]
+            output = native.EpilogueParams.from_address(epilogue).output[0]
             first = (native.c_int32 * 1).from_address(output.data)
             first[0] ^= 1
 

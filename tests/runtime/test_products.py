@@ -206,7 +206,7 @@ def test_a_library_with_wrong_products_is_detected(name: str) -> None:
 
             def call(first: int, second: int, *rest: object) -> None:
                 real(first, second, *rest)
-                output = native.Tail.from_address(second if name == "hago_matmul" else first).output[0]
+                output = native.EpilogueParams.from_address(second if name == "hago_matmul" else first).output[0]
                 (native.c_int32 * 1).from_address(output.data)[0] ^= 1
 
             return call if asked == name else real

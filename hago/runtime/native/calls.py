@@ -7,7 +7,7 @@ of an `Executor` run it. Calls are frozen, so several threads can run the same o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import addressof
 from dataclasses import dataclass
 from typing import Any, Final
@@ -68,12 +68,12 @@ class ConvCall:
     """A convolution, or a matrix product by a constant, with its epilogue.
 
     Args:
-        calls: the library of native kernels.
+        library: the library of native kernels.
         template: the structure of the convolution; it points to the arrays in `kept`.
         flat: whether the channels are the last axis, so that every row is a pixel (linear, matmul).
     """
 
-    calls: Any
+    library: Any  # the loaded ctypes library
     template: native.Conv
     geometry: Geometry
     epilogue: BuiltEpilogue
@@ -103,7 +103,7 @@ class ConvCall:
         addend = channels_inner(values[1], axis) if len(values) > 1 else None
         epilogue = self.epilogue.bind(outputs, g.out_channels, addend)
         if outputs[0].numel():
-            self.calls.hago_conv(
+            self.library.hago_conv(
                 addressof(self.template), addressof(shape), addressof(epilogue), x.data_ptr(), torch.get_num_threads()
             )
         return outputs
@@ -115,14 +115,14 @@ class RowsCall:
 
     Args:
         source: the storage format of the value.
-        axis: the axis along which arrays vary; None if they do not.
-        period: entries of an array.
+        axis: the channel axis of the epilogue's per-channel arrays; None if the value is quantized per tensor.
+        period: the length of these arrays: the channels, repeated up to `native.ROW` entries.
         const: the other operand of a sum in its storage dtype, if it is a constant.
     """
 
-    calls: Any
+    library: Any  # the loaded ctypes library
     epilogue: BuiltEpilogue
-    source: tuple[int, int]
+    source: StorageFormat
     axis: int | None
     period: int
     const: Tensor | None = None
@@ -139,7 +139,7 @@ class RowsCall:
         epilogue = self.epilogue.bind(outputs, 0, addend)
         code, zero = self.source
         if x.numel():
-            self.calls.hago_rows(
+            self.library.hago_rows(
                 addressof(epilogue), x.data_ptr(), code, zero, x.numel(), self.period, torch.get_num_threads()
             )
         return outputs
@@ -154,12 +154,12 @@ class QuantizeCall:
         dtype: their dtype.
     """
 
-    calls: Any
+    library: Any  # the loaded ctypes library
     scale: float
     low: float
     high: float
     rounding: int
-    stored: tuple[int, int]
+    stored: StorageFormat
     dtype: torch.dtype
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
@@ -177,7 +177,7 @@ class QuantizeCall:
             sizes = (1, 1, x.numel(), 0, 0, 1)
         code, zero = self.stored
         if x.numel():
-            self.calls.hago_quantize(
+            self.library.hago_quantize(
                 x.data_ptr(), *sizes, output.data_ptr(), self.scale, self.low, self.high, self.rounding, code, zero,
                 torch.get_num_threads(),
             )  # fmt: skip
@@ -190,13 +190,13 @@ class PoolCall:
 
     Args:
         window: kernel, stride, padding and dilation, two values each.
-        size: gives the size of the output from that of the image.
+        output_size: computes the size of the output from that of the image.
     """
 
-    calls: Any
+    library: Any  # the loaded ctypes library
     window: tuple[int, ...]
-    size: Any
-    source: tuple[int, int]
+    output_size: Callable[[Sequence[int]], Sequence[int]]
+    source: StorageFormat
     epilogue: BuiltEpilogue | None
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
@@ -204,19 +204,19 @@ class PoolCall:
         x = channels_inner(values[0], 1)
         images, channels = x.shape[:2]
         height, width = (1, *x.shape[2:])[-2:]
-        size = self.size(x.shape[2:])
+        size = self.output_size(x.shape[2:])
         window = native.Window(images, height, width, *(1, *size)[-2:], channels, *self.window)
         shape = (images, channels, *size)
         code, zero = self.source
         threads = torch.get_num_threads()
         if self.epilogue is None:
             outputs = [empty_channels_inner(shape, 1, x.dtype)]
-            self.calls.hago_max_pool(addressof(window), code, x.data_ptr(), outputs[0].data_ptr(), threads)
+            self.library.hago_max_pool(addressof(window), code, x.data_ptr(), outputs[0].data_ptr(), threads)
             return outputs
         outputs = [empty_channels_inner(shape, 1, dtype) for dtype in self.epilogue.dtypes]
         addend = channels_inner(values[1], 1) if len(values) > 1 else None
         epilogue = self.epilogue.bind(outputs, channels, addend)
-        self.calls.hago_sum_pool(
+        self.library.hago_sum_pool(
             addressof(window), addressof(epilogue), code, zero, x.data_ptr(), self.epilogue.period, threads
         )
         return outputs
@@ -231,10 +231,10 @@ class ReduceCall:
         keepdim: whether the output keeps these axes with size 1.
     """
 
-    calls: Any
+    library: Any  # the loaded ctypes library
     axes: tuple[int, ...]
     keepdim: bool
-    source: tuple[int, int]
+    source: StorageFormat
     epilogue: BuiltEpilogue
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
@@ -244,11 +244,14 @@ class ReduceCall:
         x = x.permute(*kept[:-1], *self.axes, kept[-1]).contiguous()
         sizes, width = [values[0].shape[a] for a in kept], math.prod(values[0].shape[a] for a in self.axes)
         channels, images = sizes[-1], math.prod(sizes[:-1])
-        window = native.Window(images, 1, width, 1, 1, channels, 1, width, 1, 1, 0, 0, 1, 1)
+        window = native.Window(  # the summed axes are one window of 1 x width
+            images=images, height=1, width=width, out_height=1, out_width=1, channels=channels,
+            kernel_h=1, kernel_w=width, stride_h=1, stride_w=1, pad_h=0, pad_w=0, dilation_h=1, dilation_w=1,
+        )  # fmt: skip
         outputs = [torch.empty(sizes, dtype=dtype) for dtype in self.epilogue.dtypes]
         addend = values[1].reshape(sizes).contiguous() if len(values) > 1 else None
         epilogue = self.epilogue.bind(outputs, channels, addend)
-        self.calls.hago_sum_pool(
+        self.library.hago_sum_pool(
             addressof(window), addressof(epilogue), *self.source, x.data_ptr(), self.epilogue.period,
             torch.get_num_threads(),
         )  # fmt: skip
@@ -277,14 +280,14 @@ class ConvPoolCall:
         x, channels = channels_inner(values[0], 1), conv.geometry.out_channels
         images, height, width = x.shape[0], *x.shape[2:]
         inner = conv.geometry.out_size(height, width)
-        size = self.pool.size(inner)
+        size = self.pool.output_size(inner)
         shape = native.Shape(images, height, width, *inner)
         window = native.Window(images, *inner, *size, channels, *self.pool.window)
         outputs = [empty_channels_inner((images, channels, *size), 1, dtype) for dtype in epilogue.dtypes]
         addend = channels_inner(values[1], 1) if len(values) > 1 else None
         epilogues = conv.epilogue.bind((), channels, addend), epilogue.bind(outputs, channels)
         if outputs[0].numel():
-            conv.calls.hago_conv_max_pool(
+            conv.library.hago_conv_max_pool(
                 addressof(conv.template), addressof(shape), addressof(epilogues[0]), addressof(window),
                 addressof(epilogues[1]), x.data_ptr(), torch.get_num_threads(),
             )  # fmt: skip
@@ -300,14 +303,14 @@ class TableCall:
         dtype: of the results.
     """
 
-    calls: Any
+    library: Any  # the loaded ctypes library
     entries: Tensor
     dtype: torch.dtype
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         x = dense(values[0])
         output = torch.empty_like(x, dtype=self.dtype)
-        self.calls.hago_table(
+        self.library.hago_table(
             x.data_ptr(), self.entries.data_ptr(), output.data_ptr(), x.numel(), torch.get_num_threads()
         )
         return (output,)
@@ -326,16 +329,17 @@ def _operands(consts: Pair, values: Sequence[Any]) -> tuple[Tensor, Tensor, Tens
     return a, b, next(remaining, None)
 
 
-# ---------------------------------------------------------------- entry by entry
+# ---------------------------------------------------------------- elementwise
 @dataclass(frozen=True, slots=True)
 class MultiplyCall:
     """An elementwise product with broadcasting.
 
     Args:
-        channels, axis: the size and the axis of the channels along which arrays vary; 1 and None if they do not.
+        channels, axis: the size and the index of the channel axis of the epilogue's per-channel arrays; 1 and None if
+            the values are quantized per tensor.
     """
 
-    calls: Any
+    library: Any  # the loaded ctypes library
     epilogue: BuiltEpilogue
     formats: tuple[StorageFormat, StorageFormat]
     consts: Pair
@@ -359,8 +363,8 @@ class MultiplyCall:
         epilogue = self.epilogue.bind(outputs, 0, addend)
         if large.numel():
             spread, small = _broadcast_layout(small)
-            pair = [native.Operand(x.data_ptr(), *place) for x, place in zip((large, small), formats, strict=True)]
-            self.calls.hago_multiply(
+            pair = [native.Operand(x.data_ptr(), *stored) for x, stored in zip((large, small), formats, strict=True)]
+            self.library.hago_multiply(
                 addressof(epilogue), *map(addressof, pair), addressof(spread), large.numel(), self.channels,
                 period(self.channels), torch.get_num_threads(),
             )  # fmt: skip
@@ -375,7 +379,7 @@ class PairTableCall:
         entries: (65536,) in the storage dtype; the result of bytes a and b, read as uint8, at index 256 * a + b.
     """
 
-    calls: Any
+    library: Any  # the loaded ctypes library
     entries: Tensor
     consts: Pair
 
@@ -386,7 +390,7 @@ class PairTableCall:
         a, b = (x.expand(shape).permute(order).contiguous() for x in (a, b))
         output = torch.empty(a.shape, dtype=self.entries.dtype)
         pointers = (x.data_ptr() for x in (a, b, self.entries, output))
-        self.calls.hago_pair_table(*pointers, output.numel(), torch.get_num_threads())
+        self.library.hago_pair_table(*pointers, output.numel(), torch.get_num_threads())
         return (output.permute(_back(order)),)
 
 
@@ -402,16 +406,16 @@ def _back(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _broadcast_layout(x: Tensor) -> tuple[native.Spread, Tensor]:
+def _broadcast_layout(x: Tensor) -> tuple[native.BroadcastLayout, Tensor]:
     """How the entries of an expanded operand repeat along those of the other one, and the entries themselves."""
     sizes = [size for size in x.shape if size > 1]
     varies = [stride > 0 for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
     first = varies.index(False) if False in varies else 0
     last = len(varies) - varies[::-1].index(False) if False in varies else 0
     if any(varies[first:last]) or first == last:
-        return native.Spread(1, x.numel()), x.contiguous()
+        return native.BroadcastLayout(1, x.numel()), x.contiguous()
     kept = x[tuple(0 if stride == 0 else slice(None) for stride in x.stride())]
-    return native.Spread(math.prod(sizes[first:last]), math.prod(sizes[last:])), kept.contiguous()
+    return native.BroadcastLayout(math.prod(sizes[first:last]), math.prod(sizes[last:])), kept.contiguous()
 
 
 # ---------------------------------------------------------------- matrices
@@ -424,7 +428,7 @@ class MatmulCall:
         transposed: whether the second operand has the shape (..., n, k), as weights of linear layers have.
     """
 
-    calls: Any
+    library: Any  # the loaded ctypes library
     epilogue: BuiltEpilogue
     formats: tuple[StorageFormat, StorageFormat]
     consts: Pair
@@ -454,7 +458,7 @@ class MatmulCall:
         addend = None if addend is None else addend.expand(shape).contiguous()
         epilogue = self.epilogue.bind(outputs, columns, addend)
         if outputs[0].numel():
-            self.calls.hago_matmul(
+            self.library.hago_matmul(
                 addressof(matrices), addressof(epilogue), a.data_ptr(), b.data_ptr(), self.epilogue.period,
                 torch.get_num_threads(),
             )  # fmt: skip

@@ -72,7 +72,7 @@ class AddedOperand:
     own: Requantization
     other: Requantization
     sign: int
-    register: native.Register
+    register: native.OverflowRule
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Epilogue:
 
     channels: int
     nodes: list[str]
-    register: native.Register = field(default_factory=native.Register)
+    register: native.OverflowRule = field(default_factory=native.OverflowRule)
     added: AddedOperand | None = None
     limits: tuple[Tensor, Tensor] | None = None
     stored: list[StoredOutput] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Epilogue:
 
     def build(self) -> BuiltEpilogue:
         """The structure that kernels read, without the addresses of one call."""
-        template = native.Tail(sums=self.register, outputs=len(self.stored))
+        template = native.EpilogueParams(sums=self.register, outputs=len(self.stored))
         kept: list[object] = []
         if self.limits is not None:
             low, high = self.limits
@@ -139,17 +139,17 @@ class BuiltEpilogue:
         period: entries of an array.
     """
 
-    template: native.Tail
+    template: native.EpilogueParams
     kept: tuple[object, ...]
     dtypes: tuple[torch.dtype, ...]
     period: int
 
-    def bind(self, outputs: Sequence[Tensor], stride: int, addend: Tensor | None = None) -> native.Tail:
+    def bind(self, outputs: Sequence[Tensor], stride: int, addend: Tensor | None = None) -> native.EpilogueParams:
         """A copy of the structure for one call, so that several threads can call the same kernel at once.
 
         The caller keeps the tensors alive: the structure holds their addresses only.
         """
-        bound = native.Tail.from_buffer_copy(self.template)
+        bound = native.EpilogueParams.from_buffer_copy(self.template)
         for output, tensor in zip(bound.output, outputs, strict=False):
             output.data, output.stride = tensor.data_ptr(), stride
         if addend is not None:
@@ -157,7 +157,7 @@ class BuiltEpilogue:
         return bound
 
 
-def accumulator_register(plan: NodePlan) -> native.Register | str:
+def accumulator_register(plan: NodePlan) -> native.OverflowRule | str:
     """The overflow of a node's register for int32 sums, or the reason why int32 sums do not have the values that the
     Plan prescribes."""
     register = plan.desc.register
@@ -166,13 +166,13 @@ def accumulator_register(plan: NodePlan) -> native.Register | str:
     if plan.additions is not None:
         return "partial sums that may saturate"
     if plan.proved and (plan.bound < 2**31 or plan.keeps_input_dtype):
-        return native.Register()
+        return native.OverflowRule()
     if not register.dtype.signed or bool(plan.register.zero_point.any()):
         return "an unsigned register"
     if register.overflow == "wrap" and register.dtype.bits <= 32:
-        return native.Register(register.dtype.bits % 32)
+        return native.OverflowRule(register.dtype.bits % 32)
     if register.overflow in ("saturate_end", "saturate_each") and plan.bound < 2**31 and register.dtype.bits <= 32:
-        return native.Register(0, 1, register.dtype.min, register.dtype.max)
+        return native.OverflowRule(0, 1, register.dtype.min, register.dtype.max)
     if plan.proved:
         return "sums beyond int32"
     return f"a register of {register.dtype} that may overflow ({register.overflow})"
@@ -198,12 +198,14 @@ class FusedEpilogues:
     make the others. Made by `Lowering`; the kernels call it when they emit their calls.
 
     Args:
-        made: the values that earlier steps make; grows during lowering.
+        available: the values that earlier steps make; grows during lowering.
         constant_cache: caches requantizations.
     """
 
-    def __init__(self, layouts: RequestedLayouts, made: Collection[str], constant_cache: KernelConstantCache) -> None:
-        self.layouts, self.plan, self.made, self.constant_cache = layouts, layouts.plan, made, constant_cache
+    def __init__(
+        self, layouts: RequestedLayouts, available: Collection[str], constant_cache: KernelConstantCache
+    ) -> None:
+        self.layouts, self.plan, self.available, self.constant_cache = layouts, layouts.plan, available, constant_cache
         self.how = self.plan.hardware.requantize
 
     def after(self, node: Node, channels: int) -> Epilogue | None:
@@ -297,7 +299,7 @@ class FusedEpilogues:
         if end is None or self.layouts.kernels[end.name].fuses_as != "add" or end.shape != node.shape:
             return node
         slot = 0 if self.layouts.wiring.root(end.inputs[0]) == node.name else 1
-        if self.layouts.names[end.edges[1 - slot]] not in self.made or not self._along_one_axis(node, end):
+        if self.layouts.names[end.edges[1 - slot]] not in self.available or not self._along_one_axis(node, end):
             return node
         added, out = self.added(epilogue, end, slot), self.plan.nodes[end.name]
         if added is None:

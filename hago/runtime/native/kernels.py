@@ -568,7 +568,7 @@ def _emit_tflite_sum(state: LoweringState, node: Node) -> Call | str:
         return requantizations
     out, *operands = requantizations
     slot = _whole_slot(state, node)
-    added = _other_operand(state, node, slot, (operands[slot], operands[1 - slot]), native.Register())
+    added = _other_operand(state, node, slot, (operands[slot], operands[1 - slot]), native.OverflowRule())
     epilogue = Epilogue(1, [node.name], added=added, stored=[StoredOutput(node.name, out, node_plan.out)])
     return _call_of_sum(state, node, slot, epilogue)
 
@@ -584,7 +584,7 @@ def _other_operand(
     node: Node,
     slot: int,
     requantizations: tuple[Requantization, Requantization],
-    register: native.Register,
+    register: native.OverflowRule,
 ) -> AddedOperand:
     """The operand that is added to the one in `slot`.
 

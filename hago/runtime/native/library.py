@@ -30,25 +30,41 @@ from hago.errors import LogError, warn
 from hago.serialization.json_text import canonical, parse_json, replace_file
 
 SOURCES: Final = Path(__file__).parent / "cpp"
-#: Products and sums each round (N3), so the compiler must not contract them.
+#: -ffp-contract=off: no fused multiply-add, since product and sum round separately (N3 in docs/numerics.md).
 OPTIONS: Final = (
     *("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
-#: The timeout of the compiler in seconds.
-PATIENCE: Final = 300
+#: In seconds.
+COMPILE_TIMEOUT: Final = 300
+#: The storage types, by the name of their dtype: `enum Type` of cpp/rows.h.
 TYPES: Final = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "float32": 4}
 #: The roundings of cpp/rounding.h, in the order of their codes there. Kernels are refused for any other rounding of
 #: `hago.arithmetic.rounding`, which the reference arithmetic then computes.
 ROUNDINGS: Final = ("half_even", "half_up", "half_away", "half_down", "toward_zero", "floor")
+#: How integers are brought to another scale: `enum Form` of cpp/rows.h. Not at all, by a float32 ratio, by a multiplier
+#: and a shift, to real values, or by a multiplier and a shift that round separately (TFLite's two stages).
 AS_IS, RATIO, MULTIPLIER, TO_REAL, TWO_STAGE = range(5)
+#: The sum of an epilogue: `enum Sum` of cpp/rows.h. own + other, own - other, other - own; 0 for no sum.
 PLUS, MINUS, FROM = 1, 2, 3
-#: The most entries of a row that a kernel processes at once.
+#: The most entries of a row that a kernel processes at once: `ROW` of cpp/rows.h.
 ROW: Final = 512
 
 
-class Move(ctypes.Structure):
-    """A requantization; see `requantize.Requantization`."""
+class RequantizeParams(ctypes.Structure):
+    """From one scale to another, then clipped to centered integers: `Move` of cpp/rows.h. Made by
+    `requantize.requantization_of`.
+
+    Args:
+        form: AS_IS, RATIO, MULTIPLIER, TO_REAL or TWO_STAGE.
+        rounding: an index in ROUNDINGS.
+        wide: whether the range is more than float32 holds.
+        plain: whether it is a ratio, rounded half to even into a range that float32 holds.
+        ratio, multiplier, shift: arrays with an entry per channel.
+        low, high: the range, in float64.
+        least, most: the same in float32, where float32 holds it.
+        first: a requantization that is done before this one; null for none.
+    """
 
     _fields_ = [
         ("form", c_int32), ("rounding", c_int32), ("wide", c_int32), ("plain", c_int32), ("ratio", c_void_p),
@@ -58,37 +74,70 @@ class Move(ctypes.Structure):
 
 
 class Output(ctypes.Structure):
-    """A stored output."""
+    """A stored output; `stride` is in elements, from one row to the next."""
 
-    _fields_ = [("move", Move), ("type", c_int32), ("zero", c_int32), ("stride", c_int64), ("data", c_void_p)]
+    _fields_ = [
+        ("move", RequantizeParams),
+        ("type", c_int32),
+        ("zero", c_int32),
+        ("stride", c_int64),
+        ("data", c_void_p),
+    ]
 
 
 class Addend(ctypes.Structure):
-    """The other operand of a sum."""
+    """The other operand of a sum, and the requantizations of the kernel's own sums and of this operand before it."""
 
     _fields_ = [
-        ("own", Move), ("other", Move), ("type", c_int32), ("zero", c_int32), ("stride", c_int64), ("data", c_void_p),
+        ("own", RequantizeParams), ("other", RequantizeParams),
+        ("type", c_int32), ("zero", c_int32), ("stride", c_int64), ("data", c_void_p),
     ]  # fmt: skip
 
 
-class Register(ctypes.Structure):
-    """The overflow of a register."""
+class OverflowRule(ctypes.Structure):
+    """What the accumulator does to a sum that may leave it: `Register` of cpp/rows.h. All zeros if no sum can.
+
+    Args:
+        wrap_bits: the bits of an accumulator that wraps; 0 where it does not wrap, or has 32 bits.
+        saturates: whether it saturates, between `low` and `high`.
+    """
 
     _fields_ = [(name, c_int32) for name in ("wrap_bits", "saturates", "low", "high")]
 
 
-class Tail(ctypes.Structure):
-    """An epilogue; see `epilogue.Epilogue`."""
+class EpilogueParams(ctypes.Structure):
+    """The epilogue of a kernel: `Tail` of cpp/rows.h. Made by `epilogue.Epilogue.build`.
+
+    Args:
+        sums, added: the overflow of the kernel's sums, and of the sum with another operand.
+        clamps: whether there is a clamp; its limits are `clamp_low` and `clamp_high`, per channel.
+        adds: PLUS, MINUS, FROM, or 0 for no sum with another operand.
+        outputs: how many of `output` are stored.
+    """
 
     _fields_ = [
-        ("sums", Register), ("added", Register), *((name, c_int32) for name in ("clamps", "adds", "outputs")),
+        ("sums", OverflowRule), ("added", OverflowRule), *((name, c_int32) for name in ("clamps", "adds", "outputs")),
         ("clamp_low", c_void_p), ("clamp_high", c_void_p),
         ("addend", Addend), ("output", Output * 3),
     ]  # fmt: skip
 
 
 class Conv(ctypes.Structure):
-    """A convolution."""
+    """A convolution: `Conv` of cpp/conv.h, which lays out the weights. `weights.Packed` makes the layout.
+
+    Args:
+        channels: the bytes of a pixel: where values have 16 bits, two for each channel.
+        values: the type code of the activations.
+        panel: output channels that are computed at once, a multiple of 16; 0: every channel by itself.
+        panels: of a group.
+        depth: the bytes of a tap, a multiple of 4.
+        taps: positions of the window that are read one after the other, as `gather` says: its pixels, its rows, or 1.
+        gather: how the bytes of a window are read: `enum Gather` of cpp/conv.h.
+        steps: of a window that is read in matrix tiles; 0 for no tiles.
+        woven: rows of a window that tiles read at once; 0 where they do not.
+        offset: by output channel, bias - zero point * sum of the weights.
+        zeros: the zero points of a pixel, as stored.
+    """
 
     _fields_ = [
         *((name, c_int32) for name in ("channels", "out_channels", "groups", "kernel_h", "kernel_w", "stride_h")),
@@ -120,8 +169,10 @@ class Operand(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("type", c_int32), ("zero", c_int32)]
 
 
-class Spread(ctypes.Structure):
-    """How the entries of the smaller operand of a product repeat along those of the larger one."""
+class BroadcastLayout(ctypes.Structure):
+    """How the smaller operand of a product repeats along the larger one: `Spread` of cpp/multiply.cpp. The larger one
+    has [groups][repeat][inner] entries for the [groups][inner] entries of the smaller one.
+    """
 
     _fields_ = [("repeat", c_int64), ("inner", c_int64)]
 
@@ -204,7 +255,7 @@ def library() -> Library:
                 "Install a C++ compiler with OpenMP (g++ or clang++) and see that the folder HAGO_CACHE names can be "
                 "written; HAGO_NATIVE=0 selects the slower kernels without this warning"
             )
-        return Library(None, f"no kernels of our own: {why}")
+        return Library(None, f"no native kernels: {why}")
     for name, arguments in _ARGUMENTS.items():
         function = getattr(calls, name)
         function.argtypes, function.restype = arguments, c_int if name.startswith("hago_has_") else None
@@ -215,7 +266,9 @@ def build() -> Path:
     """The path of the built library.
 
     Raises:
-        OSError, subprocess.SubprocessError, LogError: there is no compiler, or it refuses, or nothing can be written.
+        OSError: there is no compiler, or the folder cannot be written, or cannot be trusted.
+        subprocess.SubprocessError: the compiler fails.
+        LogError: the manifest cannot be written.
     """
     if os.environ.get("HAGO_NATIVE") == "0":
         raise OSError("switched off by HAGO_NATIVE=0")
@@ -227,15 +280,15 @@ def build() -> Path:
     if (kept := _kept(manifest)) is not None:
         return kept
     folder.mkdir(parents=True, exist_ok=True)
-    _refuse_open(folder)
+    _refuse_world_writable(folder)
     for old in folder.glob("build-*"):  # of processes that were killed
-        if old.stat().st_mtime < time.time() - 2 * PATIENCE:
+        if old.stat().st_mtime < time.time() - 2 * COMPILE_TIMEOUT:
             shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as place:
         built = Path(place) / "kernels.so"
         sources = sorted(map(str, SOURCES.glob("*.cpp")))
         command = [compiler, *OPTIONS, *sources, "-o", str(built)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT)
         built.chmod(0o755)
         digest, size = _sha256(built), built.stat().st_size
         target = folder / f"{manifest.stem}-{digest[:16]}.so"
@@ -251,7 +304,7 @@ def _kept(manifest: Path) -> Path | None:
     """The library that a manifest names, if it is complete and unchanged and only root and this user can have written
     it; else None."""
     try:
-        _refuse_open(manifest.parent)
+        _refuse_world_writable(manifest.parent)
         written = manifest.lstat()
         if not stat.S_ISREG(written.st_mode) or written.st_size > 1024 or not _is_own(written):
             return None
@@ -268,7 +321,7 @@ def _kept(manifest: Path) -> Path | None:
         return None
 
 
-def _refuse_open(folder: Path) -> None:
+def _refuse_world_writable(folder: Path) -> None:
     """Refuse a folder in which every user can replace the files of others.
 
     Raises:
@@ -303,7 +356,9 @@ def _fingerprint(compiler: str) -> str:
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=PATIENCE)
+    version = subprocess.run(
+        [compiler, "--version"], check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT
+    )
     user = os.getuid() if hasattr(os, "getuid") else 0
     digest.update(repr((OPTIONS, compiler, version.stdout, platform.machine(), _processor(), user)).encode())
     return digest.hexdigest()[:16]

@@ -1,8 +1,9 @@
-"""Lowering: a Plan that `layouts.wire` rewrote becomes a list of Steps.
+"""Turns a Plan, as `layouts.wire` rewrote it, into the Steps that an `Executor` runs.
 
 Every node gets the kernel that `kernels.select_kernel` selects for it, together with the nodes that the kernel can
-compute in its epilogue. The conversions of a value that readers request and its kernel does not store are made by
-conversions: passes that quantize, requantize or dequantize a whole value.
+compute in its epilogue. If a reader requests a value in a form that its kernel does not store, a further step converts
+the whole value: it quantizes, requantizes or dequantizes it. The root of a value is the node that computes it, past
+the nodes that the wiring skips.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Lowering:
     """The lowering of one Plan. Made by `Executor`, which calls `lower` once and keeps the results, not the lowering.
 
     Args:
-        wiring: the Plan and its skipped nodes.
+        wiring: the Plan as `layouts.wire` rewrote it, and its skipped nodes, whose value is that of their operand.
         constant_cache: packed weights and requantizations, shared by the executors of one search.
         kernels: the kernels that may be selected.
     """
@@ -118,8 +119,9 @@ class Lowering:
             if n.op not in (INPUT, CONST) and n.name not in wiring.skipped
         }
         self.layouts = RequestedLayouts(wiring, {name: s.kernel for name, s in self.selected.items()})
-        self.made: set[str] = set(self.graph.consts)
-        self.epilogues = FusedEpilogues(self.layouts, self.made, constant_cache)
+        #: The names of the values that the steps so far, and the caller, store.
+        self.available: set[str] = set(self.graph.consts)
+        self.epilogues = FusedEpilogues(self.layouts, self.available, constant_cache)
         self.steps: list[Step] = []
         self.uses: list[KernelUse] = []
         self.sizes: list[int] = []  # bytes of the largest value of each step at batch 1
@@ -129,7 +131,7 @@ class Lowering:
         """The steps, in order."""
         for node in self.graph:
             if node.op in (INPUT, CONST):
-                self.made.add(node.name)
+                self.available.add(node.name)
                 self._convert(node.name)
             elif node.name not in self.wiring.skipped and node.name not in self._done:
                 self._node(node)
@@ -158,7 +160,7 @@ class Lowering:
         digest = repr((call.kernel, digests, edges, conversions)).encode()
         self.steps.append(Step(call.inputs, call.outputs, call.run, digest, (None,) * len(call.outputs)))
         self.uses.append(KernelUse(call.nodes, call.kernel, why))
-        self.made.update(call.outputs)
+        self.available.update(call.outputs)
         self.sizes.append(max(self._bytes(last, name) for name in call.outputs))
         self._done.update(call.nodes)
         self._convert(last)
@@ -196,10 +198,10 @@ class Lowering:
     def _convert(self, root: str) -> None:
         """Add steps for the requested conversions of a value that its kernel does not store."""
         for name, simq in self.layouts.conversions(root).items():
-            if name not in self.made:
+            if name not in self.available:
                 assert simq is not None
                 kernel, run = conversion(self.plan, root, simq, self.kernels.calls)
                 digest = repr((kernel, simq.key)).encode()
                 self.steps.append(Step((root,), (name,), run, digest, (None,)))
                 self.sizes.append(self._bytes(root, name))
-                self.made.add(name)
+                self.available.add(name)

@@ -1,6 +1,6 @@
 """Requantizations in the form that the native kernels read, or the reasons why the kernels cannot apply them.
 
-The C++ structure `native.Move` holds pointers, so a `Requantization` keeps the tensors that its structure points to.
+A `native.RequantizeParams` holds pointers, so a `Requantization` keeps the tensors to which its structure points.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Requantization:
     """A requantization as the native kernels read it, and the tensors that it points to. Made by `requantization_of`,
     cached by `KernelConstantCache`, and copied into the structures of calls, whose owners keep `kept` alive."""
 
-    move: native.Move
+    move: native.RequantizeParams
     kept: tuple[Any, ...] = ()
 
 
 #: No change of scale.
-AS_IS: Final = Requantization(native.Move(native.AS_IS))
+AS_IS: Final = Requantization(native.RequantizeParams(native.AS_IS))
 
 
 def stored_type(qparams: QParams) -> int | None:
@@ -159,7 +159,9 @@ def _by_ratio(
     entries = repeat_to_row(ratio32, channels)
     rounding = native.ROUNDINGS.index(how.rounding)
     plain = how.rounding == "half_even" and not wide
-    move = native.Move(native.RATIO, rounding, wide, plain, entries.data_ptr(), None, None, low, high, low, high)
+    move = native.RequantizeParams(
+        native.RATIO, rounding, wide, plain, entries.data_ptr(), None, None, low, high, low, high
+    )
     return Requantization(move, (entries,))
 
 
@@ -175,7 +177,7 @@ def _by_multiplier(m: Tensor, n: Tensor, how: Requantize, channels: int, clip: t
     multiplier, shift = repeat_to_row(m.to(torch.int32), channels), repeat_to_row(n.to(torch.int32), channels)
     form = native.TWO_STAGE if stages else native.MULTIPLIER
     mode, pointers = native.ROUNDINGS.index(rounding), (multiplier.data_ptr(), shift.data_ptr())
-    move = native.Move(form, mode, 0, 0, None, *pointers, *map(float, clip))
+    move = native.RequantizeParams(form, mode, 0, 0, None, *pointers, *map(float, clip))
     return Requantization(move, (multiplier, shift))
 
 
@@ -226,14 +228,14 @@ def _in_two_steps(simq: SimQ, how: Requantize, channels: int, largest: float) ->
 
 def _in_sequence(before: Requantization, after: Requantization) -> Requantization:
     """A requantization that applies `before` first."""
-    move = native.Move.from_buffer_copy(after.move)
+    move = native.RequantizeParams.from_buffer_copy(after.move)
     move.first = addressof(before.move)
     return Requantization(move, (*after.kept, before))
 
 
 def narrowed(requantization: Requantization, low: int | None, high: int | None) -> Requantization:
     """The requantization with narrower limits, in centered integers."""
-    move = native.Move.from_buffer_copy(requantization.move)
+    move = native.RequantizeParams.from_buffer_copy(requantization.move)
     move.low = move.low if low is None else min(max(move.low, low), move.high)
     move.high = move.high if high is None else max(min(move.high, high), move.low)
     move.least, move.most = move.low, move.high
@@ -246,4 +248,6 @@ def to_real(source: QParams, channels: int) -> Requantization | str:
     if scale.numel() not in (1, channels):
         return "scales that vary along another axis than the channels"
     entries = repeat_to_row(scale, channels)
-    return Requantization(native.Move(native.TO_REAL, 0, 0, 0, entries.data_ptr(), None, None, 0.0, 0.0), (entries,))
+    return Requantization(
+        native.RequantizeParams(native.TO_REAL, 0, 0, 0, entries.data_ptr(), None, None, 0.0, 0.0), (entries,)
+    )
