@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hago import Graph, from_torch
 from hago.arithmetic.schemes import Grid
-from hago.calibration import ESTIMATORS, collect, estimator
+from hago.calibration import ESTIMATORS, collect, named_estimator
 from hago.calibration.observer import constant_statistics
 from hago.data import Batches
 from hago.graph import channels_last, compute_real, run_graph
@@ -157,7 +157,7 @@ def estimator_cost(rounds: int, clock: Clock) -> None:
     activation = constant_statistics(torch.randn(1 << 20).relu())
     weight = constant_statistics(torch.randn(256, 128, 3, 3), 0)
     for name in ESTIMATORS:
-        made = estimator(name)
+        made = named_estimator(name)
         whole = [_seconds(partial(made, activation, Grid(8, signed=False)), clock) for _ in range(rounds)]
         each = [_seconds(partial(made, weight, Grid(8)), clock) for _ in range(rounds)]
         print(

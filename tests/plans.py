@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
 from hago.calibration.collection import collect
-from hago.calibration.estimators import estimator as named_estimator
+from hago.calibration.estimators import named_estimator
 from hago.data.batches import Batches
 from hago.graph.graph import CONST, Graph
 from hago.hardware.hardware import Hardware

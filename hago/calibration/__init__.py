@@ -4,7 +4,7 @@
 """
 
 from hago.calibration.collection import Calibration, collect
-from hago.calibration.estimators import ESTIMATORS, Mse, dorefa_of, estimator
+from hago.calibration.estimators import ESTIMATORS, Mse, dorefa_of, named_estimator
 from hago.calibration.given_ranges import GivenRanges, ModesLike, ThresholdsLike, make_given_ranges
 from hago.calibration.statistics import Estimator, TensorStatistics
 from hago.calibration.threshold_cache import ThresholdCache
@@ -21,6 +21,6 @@ __all__ = [
     "ThresholdsLike",
     "collect",
     "dorefa_of",
-    "estimator",
     "make_given_ranges",
+    "named_estimator",
 ]

@@ -576,12 +576,12 @@ def dorefa_of(estimator: Estimator) -> str | None:
     return estimator.scheme if isinstance(estimator, DoReFaEstimator) else None
 
 
-def estimator(spec: str | Estimator) -> Estimator:
+def named_estimator(spec: str | Estimator) -> Estimator:
     """The estimator that `spec` names, e.g. "mse" or "percentile:99.9"; an estimator is returned unchanged.
 
     The options after the colon are numbers, separated by commas, in the order of the class's fields. The option of
     "dorefa" and "dorefa_relative" is the estimator of everything but weights, by default "mse".
-    `estimator(e.name) == e` for every estimator e of hago.
+    `named_estimator(e.name) == e` for every estimator e of hago.
 
     Raises:
         HagoError: there is no such estimator, or it does not take these options.
@@ -592,7 +592,7 @@ def estimator(spec: str | Estimator) -> Estimator:
         return spec
     name, colon, options_text = spec.strip().partition(":")
     if name in DOREFAS:
-        return DoReFaEstimator(name, estimator(options_text or "mse"))
+        return DoReFaEstimator(name, named_estimator(options_text or "mse"))
     if name not in ESTIMATORS:
         raise HagoError(f"unknown estimator {name!r}; known: {', '.join(ESTIMATORS)}.{did_you_mean(name, ESTIMATORS)}")
     kind = ESTIMATORS[name]

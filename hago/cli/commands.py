@@ -22,13 +22,13 @@ from hago.cli.options import (
     Console,
     Outcome,
     command_line,
+    estimator_argument,
     fixed_bits,
     hardware_of,
     load_batches,
     load_chip,
     make_folder_of,
     named,
-    named_estimator,
 )
 from hago.cli.search import quantize_command, search_command
 from hago.cli.stored_model import run_command, store_model
@@ -114,7 +114,7 @@ def sensitivity_command(args: Namespace, console: Console) -> Outcome:
         load_chip(args, args.hardware),
         load_batches(args),
         objective=named(args.objective, "objective"),
-        estimator=named_estimator(args.estimator),
+        estimator=estimator_argument(args.estimator),
         keep_float=args.keep_float,
         fix_bits=fixed_bits(args),
         seed=args.seed,
@@ -151,7 +151,7 @@ def replay_command(args: Namespace, console: Console) -> Outcome:
         args.record,
         load_batches(args),
         objective=objective,
-        estimator=named_estimator(args.estimator),
+        estimator=estimator_argument(args.estimator),
         best_only=args.best_only,
     )
     return Outcome(str(comparison), comparison.to_json(), OK if comparison.same else NO)

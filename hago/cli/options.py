@@ -148,14 +148,14 @@ def named(spec: str, what: str) -> Any:
     return import_object(spec, what) if ":" in spec else spec
 
 
-def named_searcher(spec: str) -> Any:
+def searcher_argument(spec: str) -> Any:
     """The object that `package.module:callable` names; `NAME` and `NAME:OPTION=VALUE,...` are returned unchanged."""
     if spec.partition(":")[0] in (AUTO, *SEARCHERS) or not _OBJECT.fullmatch(spec):
         return spec
     return import_object(spec, "searcher")
 
 
-def named_estimator(spec: str | None) -> Any:
+def estimator_argument(spec: str | None) -> Any:
     """The estimator that `package.module:name` names, called without arguments if it is a class; `NAME` and
     `NAME:OPTION,...` are returned unchanged."""
     if spec is None or spec.partition(":")[0] in (*ESTIMATORS, *DOREFAS) or not _OBJECT.fullmatch(spec):

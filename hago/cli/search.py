@@ -20,14 +20,14 @@ from hago.cli.options import (
     Outcome,
     command_line,
     default_path,
+    estimator_argument,
     fixed_bits,
     load_batches,
     load_chip,
     make_folder_of,
     named,
-    named_estimator,
-    named_searcher,
     resumable,
+    searcher_argument,
     stamp,
     training_so_far,
 )
@@ -138,7 +138,7 @@ def strategy_of(outcome: SearchOutcome, tuned: Tuned | None) -> Strategy:
 def quantization_options(args: Namespace) -> QuantizationOptions:
     """The options of quantization that all commands that quantize share."""
     return QuantizationOptions(
-        estimator=named_estimator(args.estimator),
+        estimator=estimator_argument(args.estimator),
         keep_float=args.keep_float,
         fix_bits=fixed_bits(args),
         **tables_of(args),
@@ -168,7 +168,7 @@ def search_command(args: Namespace, console: Console) -> Outcome:
         return f"after {trials} trials, which are in {log}{best}"
 
     options = SearchOptions(
-        searcher=named_searcher(args.searcher),
+        searcher=searcher_argument(args.searcher),
         seed=args.seed,
         budget=args.budget,
         race=args.race if args.race is not None else False,
@@ -325,7 +325,7 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         load_model(args.model, args.weights),
         hardware,
         load_batches(args),
-        estimator=named_estimator(args.estimator),
+        estimator=estimator_argument(args.estimator),
         keep_float=args.keep_float,
         fix_bits=fixed_bits(args),
         **tables_of(args),

@@ -10,8 +10,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hago.calibration import Calibration, Estimator, GivenRanges, ModesLike, ThresholdsLike, collect, make_given_ranges
-from hago.calibration import estimator as named_estimator
+from hago.calibration import (
+    Calibration,
+    Estimator,
+    GivenRanges,
+    ModesLike,
+    ThresholdsLike,
+    collect,
+    make_given_ranges,
+    named_estimator,
+)
 from hago.data import Batches
 from hago.errors import DataError, as_strings
 from hago.graph import OUTPUT, Graph, ModelLike

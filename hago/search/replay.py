@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hago.arithmetic.equality import equal
-from hago.calibration import Estimator, GivenRanges
-from hago.calibration import estimator as named_estimator
+from hago.calibration import Estimator, GivenRanges, named_estimator
 from hago.errors import HagoError, LogError, StrategyMismatch, shortened
 from hago.graph import ModelLike
 from hago.hardware import hardware_hash

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from hago.calibration.estimators import ESTIMATORS, Mse, Percentile, estimator
+from hago.calibration.estimators import ESTIMATORS, Mse, Percentile, named_estimator
 from hago.errors import HagoError
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_estimator_reads_the_name_of_every_estimator(name: str) -> None:
-    made = estimator(name)
+    made = named_estimator(name)
     assert type(made) is ESTIMATORS[name]
     assert made.name.partition(":")[0] == name
-    assert estimator(made.name) == made
-    assert hash(estimator(made.name)) == hash(made)
-    assert estimator(made) is made
+    assert named_estimator(made.name) == made
+    assert hash(named_estimator(made.name)) == hash(made)
+    assert named_estimator(made) is made
 
 
 def test_options() -> None:
-    assert estimator("percentile:99.9") == Percentile(99.9)
-    assert estimator(" percentile:50 ") == Percentile(50.0)
-    assert estimator("percentile").name == "percentile:99.99"
-    assert estimator("percentile:99.9").name == "percentile:99.9"
-    assert estimator("percentile:99.99999").name == "percentile:99.99999"
-    assert estimator("percentile:99.9") != estimator("percentile:99.99")
+    assert named_estimator("percentile:99.9") == Percentile(99.9)
+    assert named_estimator(" percentile:50 ") == Percentile(50.0)
+    assert named_estimator("percentile").name == "percentile:99.99"
+    assert named_estimator("percentile:99.9").name == "percentile:99.9"
+    assert named_estimator("percentile:99.99999").name == "percentile:99.99999"
+    assert named_estimator("percentile:99.9") != named_estimator("percentile:99.99")
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_options() -> None:
 )
 def test_refusals(spec: object, says: str) -> None:
     with pytest.raises(HagoError, match=says):
-        estimator(spec)  # type: ignore[arg-type]
+        named_estimator(spec)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from torch import Tensor
 from hago.arithmetic.numerics import is_power_of_two, power_of_two_at_least
 from hago.arithmetic.schemes import SCHEMES, TWO_SIDED, Grid, make_qparams
 from hago.arithmetic.types import DType
-from hago.calibration.estimators import ESTIMATORS, MaxRange, estimator, headroom, two_sided
+from hago.calibration.estimators import ESTIMATORS, MaxRange, headroom, named_estimator, two_sided
 from hago.calibration.observer import Observer, constant_statistics
 from hago.calibration.statistics import Estimator, TensorStatistics
 from hago.errors import HagoError
@@ -113,7 +113,7 @@ def breaks_the_contract(estimate: Estimator, statistics_of_data: TensorStatistic
 @ALL
 def test_contract(spec: str) -> None:
     for name, grid in cases(3):
-        assert breaks_the_contract(estimator(spec), constant_statistics(DATA[name]), grid) == "", (name, grid)
+        assert breaks_the_contract(named_estimator(spec), constant_statistics(DATA[name]), grid) == "", (name, grid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def test_broken_contracts_fail(spoil: Callable[[Tensor, Tensor], tuple[Tensor, T
 @ALL
 def test_thresholds_make_quantization_parameters(spec: str) -> None:
     for name, grid in CASES:
-        lo, hi = estimator(spec)(constant_statistics(DATA[name]), grid)
+        lo, hi = named_estimator(spec)(constant_statistics(DATA[name]), grid)
         dtype = DType("grid", grid.bits, "int" if grid.signed else "uint", torch.int64)
         estimate = make_qparams(grid.scheme, lo, hi, grid.bits, dtype, power_of_two=grid.power_of_two)
         if grid.power_of_two:
@@ -166,8 +166,8 @@ def test_scaling_data_by_a_power_of_two_scales_thresholds(spec: str, factor: flo
     for name, grid in CASES:
         if name in ("zeros", "huge"):
             continue
-        once = estimator(spec)(constant_statistics(DATA[name]), grid)
-        scaled = estimator(spec)(constant_statistics(DATA[name] * factor), grid)
+        once = named_estimator(spec)(constant_statistics(DATA[name]), grid)
+        scaled = named_estimator(spec)(constant_statistics(DATA[name] * factor), grid)
         for a, b in zip(once, scaled, strict=True):
             assert torch.equal(a * factor, b), (name, grid)
 
@@ -179,8 +179,8 @@ def test_order_does_not_matter(spec: str) -> None:
         x = DATA[name]
         shuffled = x[torch.randperm(len(x), generator=generator)]
         for a, b in zip(
-            estimator(spec)(constant_statistics(x), grid),
-            estimator(spec)(constant_statistics(shuffled), grid),
+            named_estimator(spec)(constant_statistics(x), grid),
+            named_estimator(spec)(constant_statistics(shuffled), grid),
             strict=True,
         ):
             assert torch.equal(a, b), (name, grid)
@@ -193,8 +193,8 @@ def test_mirrored_data_has_mirrored_thresholds(spec: str) -> None:
             continue
         if spec == "power2_range":
             continue
-        lo, hi = estimator(spec)(constant_statistics(DATA[name]), grid)
-        low, high = estimator(spec)(constant_statistics(-DATA[name]), grid)
+        lo, hi = named_estimator(spec)(constant_statistics(DATA[name]), grid)
+        low, high = named_estimator(spec)(constant_statistics(-DATA[name]), grid)
         assert torch.equal(lo, -high) and torch.equal(hi, -low), (name, grid)
 
 
@@ -204,9 +204,9 @@ def test_channels_are_independent(spec: str, grid: Grid) -> None:
     torch.manual_seed(2)
     x = torch.randn(21, 200) * torch.logspace(-5, 5, 21).unsqueeze(1)
     x[3], x[4], x[5] = 0.0, x[4].relu(), -2.5
-    together = estimator(spec)(constant_statistics(x, 0), grid)
+    together = named_estimator(spec)(constant_statistics(x, 0), grid)
     # kl_estimate clips no channels; see its docstring.
-    alone = MaxRange() if spec == "kl_estimate" else estimator(spec)
+    alone = MaxRange() if spec == "kl_estimate" else named_estimator(spec)
     for c in range(21):
         for a, b in zip(together, alone(constant_statistics(x[c]), grid), strict=True):
             assert torch.equal(a[c : c + 1], b), c
@@ -217,7 +217,7 @@ def test_channels_are_independent(spec: str, grid: Grid) -> None:
 def test_contract_on_any_values(spec: str, numbers: list[float], grid: Grid) -> None:
     x = torch.tensor(numbers)
     statistics_of_data = constant_statistics(x if grid.signed else x.abs())
-    assert breaks_the_contract(estimator(spec), statistics_of_data, grid) == ""
+    assert breaks_the_contract(named_estimator(spec), statistics_of_data, grid) == ""
 
 
 @ALL
@@ -226,7 +226,7 @@ def test_a_constant_is_its_own_threshold(spec: str, name: str) -> None:
     statistics_of_data = constant_statistics(DATA[name])
     size = float(DATA[name].abs().max())
     for bits in (4, 8, 16):
-        lo, hi = estimator(spec)(statistics_of_data, Grid(bits))
+        lo, hi = named_estimator(spec)(statistics_of_data, Grid(bits))
         if spec == "power2_range":
             assert max(-float(lo), float(hi)) == float(power_of_two_at_least(torch.tensor(size)))
         else:
@@ -237,13 +237,13 @@ def test_a_constant_is_its_own_threshold(spec: str, name: str) -> None:
 @ALL
 @pytest.mark.parametrize("grid", [Grid(8), Grid(4, "affine"), Grid(8, signed=False)])
 def test_all_zeros_have_an_empty_range(spec: str, grid: Grid) -> None:
-    lo, hi = estimator(spec)(constant_statistics(torch.zeros(7)), grid)
+    lo, hi = named_estimator(spec)(constant_statistics(torch.zeros(7)), grid)
     assert (float(lo), float(hi)) == (0.0, 1.0 if spec == "power2_range" else 0.0)
 
 
 @ALL
 def test_all_zeros_have_the_power_of_two_one(spec: str) -> None:
-    lo, hi = estimator(spec)(constant_statistics(torch.zeros(7)), Grid(8, power_of_two=True))
+    lo, hi = named_estimator(spec)(constant_statistics(torch.zeros(7)), Grid(8, power_of_two=True))
     assert (float(lo), float(hi)) == (0.0, 1.0)
 
 
@@ -260,7 +260,7 @@ def test_the_widest_grids(spec: str, bits: int, signed: bool) -> None:
         grid = Grid(bits, scheme, signed, power)
         for name in ("relu", "sparse", "zeros"):
             if fits(name, grid):
-                assert breaks_the_contract(estimator(spec), constant_statistics(DATA[name]), grid) == ""
+                assert breaks_the_contract(named_estimator(spec), constant_statistics(DATA[name]), grid) == ""
 
 
 def test_an_unknown_scheme_is_refused() -> None:
@@ -277,13 +277,13 @@ def _rfc() -> TensorStatistics:
 
 @pytest.mark.parametrize(("spec", "threshold"), [("max_range", 5.0), ("power2_range", 8.0), ("avg_range", 4.0)])
 def test_the_first_estimators_on_two_batches(spec: str, threshold: float) -> None:
-    lo, hi = estimator(spec)(_rfc(), Grid(8))
+    lo, hi = named_estimator(spec)(_rfc(), Grid(8))
     assert max(-float(lo), float(hi)) == threshold
 
 
 def test_ends_of_an_affine_grid_on_two_batches() -> None:
     for spec, ends in {"max_range": (-4.0, 5.0), "avg_range": (-3.0, 4.0)}.items():
-        lo, hi = estimator(spec)(_rfc(), Grid(8, "affine"))
+        lo, hi = named_estimator(spec)(_rfc(), Grid(8, "affine"))
         assert (float(lo), float(hi)) == ends
 
 
@@ -303,8 +303,8 @@ def test_ends_of_an_affine_grid_on_two_batches() -> None:
 )
 def test_powers_of_two(spec: str, value: float, power: float) -> None:
     statistics_of_data = constant_statistics(torch.tensor([value, value / 2]))
-    assert float(estimator(spec)(statistics_of_data, Grid(8, power_of_two=True))[1]) == power
-    assert float(estimator("power2_range")(statistics_of_data, Grid(8))[1]) == power
+    assert float(named_estimator(spec)(statistics_of_data, Grid(8, power_of_two=True))[1]) == power
+    assert float(named_estimator("power2_range")(statistics_of_data, Grid(8))[1]) == power
 
 
 def test_weights_per_output_channel() -> None:
@@ -318,7 +318,7 @@ def test_means_that_cancel_leave_the_observed_range() -> None:
     observer.update(torch.full((4,), -1.0))
     observer.update(torch.full((4,), 1.0))
     for scheme in ("hago", "affine"):
-        lo, hi = estimator("avg_range")(observer.finish(), Grid(8, scheme))
+        lo, hi = named_estimator("avg_range")(observer.finish(), Grid(8, scheme))
         assert (float(lo), float(hi)) == (-1.0, 1.0)
 
 
@@ -327,5 +327,5 @@ def test_means_that_cancel_leave_the_observed_range() -> None:
 def test_thresholds_have_no_negative_zero(spec: str, values: tuple[float, float]) -> None:
     statistics_of_data = constant_statistics(torch.tensor(values))
     for grid in GRIDS:
-        for end in estimator(spec)(statistics_of_data, grid):
+        for end in named_estimator(spec)(statistics_of_data, grid):
             assert not bool(torch.signbit(end).any()), grid

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
 from hago.calibration import threshold_cache
-from hago.calibration.estimators import ESTIMATORS, MaxRange, estimator
+from hago.calibration.estimators import ESTIMATORS, MaxRange, named_estimator
 from hago.calibration.observer import Observer, constant_statistics
 from hago.calibration.statistics import TensorStatistics
 from hago.calibration.threshold_cache import ThresholdCache
@@ -41,7 +41,7 @@ WEIGHT = torch.arange(-12.0, 12.0).view(4, 3, 2)
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_thresholds_are_those_of_the_estimator(name: str) -> None:
-    estimate, statistics_by_node, grid = estimator(name), observed(), Grid(4)
+    estimate, statistics_by_node, grid = named_estimator(name), observed(), Grid(4)
     ask = ThresholdCache(statistics_by_node, {"weight": WEIGHT}, estimate)
     expected = {
         ("relu", None): estimate(statistics_by_node["relu"], grid),
@@ -81,9 +81,11 @@ def test_changing_returned_thresholds_does_not_change_the_cache() -> None:
 def test_blocks_of_channels_do_not_matter(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     weight = torch.randn(17, 9, 13)
-    whole = ThresholdCache({}, {"w": weight}, estimator("mse"))("w", Grid(4), axis)
+    whole = ThresholdCache({}, {"w": weight}, named_estimator("mse"))("w", Grid(4), axis)
     monkeypatch.setattr(threshold_cache, "_BLOCK", 4)
-    for got, want in zip(ThresholdCache({}, {"w": weight}, estimator("mse"))("w", Grid(4), axis), whole, strict=True):
+    for got, want in zip(
+        ThresholdCache({}, {"w": weight}, named_estimator("mse"))("w", Grid(4), axis), whole, strict=True
+    ):
         assert got.shape == (weight.shape[axis],)
         assert torch.equal(got, want)
 

@@ -17,8 +17,7 @@ from plans import points
 from torch import Tensor
 
 import hago
-from hago.calibration.estimators import DoReFaEstimator, Mse
-from hago.calibration.estimators import estimator as estimator_of
+from hago.calibration.estimators import DoReFaEstimator, Mse, named_estimator
 from hago.cli import main
 from hago.errors import HagoError
 from hago.hardware.file import hardware_to_document, load_hardware
@@ -113,9 +112,9 @@ def test_paper_activations_stand_for_0_to_1_and_relative_ones_for_their_threshol
 
 @pytest.mark.parametrize("spec", ["dorefa", "dorefa_relative", "dorefa_relative:percentile:99.0"])
 def test_an_estimator_is_found_by_its_name(spec: str) -> None:
-    estimator = estimator_of(spec)
-    assert isinstance(estimator, DoReFaEstimator) and estimator_of(estimator.name) == estimator
-    assert estimator_of("mse") == Mse() and estimator_of(Mse()) == Mse()
+    estimator = named_estimator(spec)
+    assert isinstance(estimator, DoReFaEstimator) and named_estimator(estimator.name) == estimator
+    assert named_estimator("mse") == Mse() and named_estimator(Mse()) == Mse()
 
 
 # ---------------------------------------------------------------- search, train, confirm
