@@ -185,7 +185,7 @@ def explain_topology(graph: Graph, hardware: Hardware, topology: Topology, space
     Args:
         topology, space: of this graph on this hardware.
     """
-    ops = hardware.computes(ops)
+    ops = hardware.rules(ops)
     rows = tuple(
         _explain(graph, node, hardware, topology, space, ops) for node in graph if node.op not in (INPUT, CONST)
     )
@@ -207,7 +207,7 @@ def _explain(graph: Graph, node: Node, hardware: Hardware, topology: Topology, s
         descs = weight_only_descs(graph, node, hardware, ops)
         edges = tuple(_weight_edge(e, space) for e in node.edges)
     else:
-        descs = fitting if integer else hardware.float_descs(node.op, fits=bool(fitting))
+        descs = fitting if integer else hardware.float_descs(node.op, integer_fits=bool(fitting))
         edges = _integer_edges(graph, node, space, ops) if integer else ()
     safe, always = None, False
     if integer:

@@ -1,7 +1,9 @@
 """Hardware: the signatures in which a chip runs each op, and its arithmetic.
 
-Invariants: every op name is known; the dtypes of every signature exist; rounding, overflow and forms are those of
-`arithmetic.numerics`. Signatures are listed in order of preference. `hardware.file` reads and writes hardware files.
+The classes check what they need, also of objects that users construct: that ops, dtypes and schemes are known, that a
+signature does not mix integers and floats, and that an accumulator's options go together. Whether the forms, roundings
+and figures of a hardware file exist and fit each other is checked by `hardware.validation`, when `hardware.file` reads
+or writes it. Signatures are listed in order of preference.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ class OpDesc:
         accumulator: the register in which sums are computed; by default one of the output dtype that wraps.
         requantize_at: `edge` if the node emits its accumulator and each consumer requantizes it; `output` if the node
             requantizes it once, to `out_dtypes`.
-        name: the name of the signature in the hardware file; it does not count in comparisons.
+        name: the name of the signature in the hardware file; ignored by ==.
         min_bits, max_bits: the bits that a search may choose for an operand.
         form: the form of the op's arithmetic, if chips differ in it; see docs/hardware.md.
         fixed_out: the scale and zero point of the output, if the hardware fixes them.
@@ -140,6 +142,7 @@ class OpDesc:
 
     @property
     def register(self) -> Accumulator:
+        """The accumulator, given or by default. `NodePlan.register` is the QParams of the integers that it holds."""
         assert self.accumulator is not None
         return self.accumulator
 
@@ -258,8 +261,8 @@ class Hardware:
             )
         return rule.with_form(form)
 
-    def computes(self, ops: Ops) -> Ops:
-        """The given ops, each with the form in which this hardware computes it."""
+    def rules(self, ops: Ops) -> Ops:
+        """The given rules of all ops, each with the form in which this hardware computes the op."""
         named = {op for op, descs in self.ops.items() if op in ops and any(d.form for d in descs)}
         return {**ops, **{op: rule for op in named if (rule := self.rule(op, ops))}} if named else ops
 
@@ -267,17 +270,17 @@ class Hardware:
         """The integer signatures of `op`, preferred first."""
         return tuple(d for d in self.ops.get(op, ()) if d.is_integer)
 
-    def float_descs(self, op: str, fits: bool = True) -> tuple[OpDesc, ...]:
+    def float_descs(self, op: str, integer_fits: bool = True) -> tuple[OpDesc, ...]:
         """The float signatures of `op`, without those whose weight is stored in integers.
 
         If there is none and `other_ops` is `float32`, a float32 signature is returned for an op that is not listed, and
-        for a node that the listed signatures do not fit.
+        for a node that no integer signature fits.
 
         Args:
-            fits: whether the listed signatures fit the node.
+            integer_fits: whether an integer signature of the op fits the node in question.
         """
         listed = tuple(d for d in self.ops.get(op, ()) if not (d.is_integer or d.is_weight_only))
-        if listed or self.other_ops != "float32" or (fits and op in self.ops):
+        if listed or self.other_ops != "float32" or (integer_fits and op in self.ops):
             return listed
         return (OpDesc("float32", "float32", name="other_ops"),)
 

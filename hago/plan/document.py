@@ -455,7 +455,7 @@ def plan_from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor
     try:
         with _naming_place("$.hardware"):
             hardware = _hardware(document, where, ops)
-        rules, read = hardware.computes(ops), ValueReader(tensors, hardware.requantize)
+        rules, read = hardware.rules(ops), ValueReader(tensors, hardware.requantize)
         with _naming_place("$.scales, $.qparams"):
             read.read_tables(document["scales"], document["qparams"])
         with _naming_place("$.graph"):

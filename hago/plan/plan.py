@@ -35,7 +35,7 @@ class NodePlan:
         operands: the qparams in which the node reads each operand; None for operands that are not quantized.
         simqs: the requantization of each in-edge; None where the operand is read as its producer emits it.
         consts: centered integers of the constant in-edges, by slot, in their storage dtype.
-        register: the qparams of the accumulator.
+        register: the qparams of the integers in the accumulator, whose dtype and overflow are `desc.register`.
         out_simq: the requantization at the output; None where the node emits its accumulator or has a table.
         out: the qparams of the node's value.
         bound: the largest |accumulator| that any input can cause.

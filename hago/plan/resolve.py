@@ -280,7 +280,7 @@ class Resolver:
         constants: Constants | None = None,
     ) -> None:
         self.graph, self.hardware, self.topology = graph, hardware, topology
-        self.space, self.thresholds, self.ops = space, thresholds, hardware.computes(ops)
+        self.space, self.thresholds, self.ops = space, thresholds, hardware.rules(ops)
         self.constants = constants
         self.group_of = {e: g.key for g in space.groups.values() for e in g.edges}
         self._variants: LRU[frozenset[str], Resolver] = LRU(CACHED_TOPOLOGIES)

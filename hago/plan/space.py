@@ -150,7 +150,7 @@ class _Builder:
 
     def __init__(self, graph: Graph, hardware: Hardware, topology: Topology, fixed: dict[str, int], ops: Ops) -> None:
         self.graph, self.hardware, self.topology = graph, hardware, topology
-        self.fixed, self.ops = fixed, hardware.computes(ops)
+        self.fixed, self.ops = fixed, hardware.rules(ops)
         self.emits: dict[str, frozenset[DType]] = {}  # by node, the dtypes that it may emit; empty for real values
         self.scales: dict[str, Tensor] = {}  # by node, ones of the shape that its scale will have
         self.requantized: set[str] = set()  # nodes whose value has the bits of a group

@@ -131,7 +131,7 @@ def analyze(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str] = 
         UnsupportedOp: an op that the hardware refuses (`other_ops: reject`), with its node.
         HagoError: a pattern that matches neither node nor edge.
     """
-    ops, keep_float = hardware.computes(ops), as_strings(keep_float, "keep_float")
+    ops, keep_float = hardware.rules(ops), as_strings(keep_float, "keep_float")
     compute = [n for n in graph if n.op not in (INPUT, CONST)]
     check_patterns(keep_float, [*(n.name for n in compute), *(str(e) for n in compute for e in n.edges)], "keep_float")
     integer: dict[str, bool] = {}
@@ -180,7 +180,7 @@ def _decide(
         UnsupportedOp: the hardware takes the node neither in integers nor in float.
     """
     why_not = why_not_integer(graph, node, hardware, ops)
-    has_float = bool(hardware.float_descs(node.op, fits=why_not is None))
+    has_float = bool(hardware.float_descs(node.op, integer_fits=why_not is None))
     remedy = "List a signature for it, or other_ops: float32"
     if why_not is None and (why_kept := _why_kept_float(node, keep_float)):
         why_not, remedy = why_kept, "List a float signature for it, or let it be integer"

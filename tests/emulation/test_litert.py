@@ -44,7 +44,7 @@ def ours(
 ) -> Tensor:
     """The output of the op's first signature for centered integers."""
     desc = chip.integer_descs(op)[0]
-    rule, site = chip.computes(OPS)[op], Site(tuple(operands), out, chip.requantize)
+    rule, site = chip.rules(OPS)[op], Site(tuple(operands), out, chip.requantize)
     form = rule.integer
     assert form is not None
     if form.table:

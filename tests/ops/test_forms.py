@@ -85,7 +85,7 @@ def run(op: str, hardware: Hardware, ranges: list[tuple[float, float]]) -> tuple
     sources = [q for q in node.operands if q is not None]
     rounding = hardware.requantize.rounding
     operands = [quantize(x, q, rounding).to(torch.int64) for x, q in zip(reals, sources, strict=True)]
-    c = hardware.computes(OPS)[op].compute_int(node.attrs, *operands)
+    c = hardware.rules(OPS)[op].compute_int(node.attrs, *operands)
     low, high = node.out.qmin - node.out.zero_point, node.out.qmax - node.out.zero_point
     return node, operands, torch.minimum(torch.maximum(c, low), high) + node.out.zero_point
 
@@ -165,15 +165,15 @@ def test_the_default_form_has_a_name() -> None:
 def test_wrong_forms_are_refused() -> None:
     desc = OpDesc("int8", "int8", requantize_at="output", form="tflight")
     with pytest.raises(HardwareError, match="unknown form 'tflight'.*Did you mean 'tflite'"):
-        Hardware({"add": [desc]}).computes(OPS)
+        Hardware({"add": [desc]}).rules(OPS)
     with pytest.raises(HardwareError, match="known: none"):
-        Hardware({"conv2d": [replace(desc, form="tflite")]}).computes(OPS)
+        Hardware({"conv2d": [replace(desc, form="tflite")]}).rules(OPS)
     with pytest.raises(HardwareError, match="2 forms"):
         check_hardware(Hardware({"add": [replace(desc, form="tflite"), replace(desc, form="dequantize")]}))
 
 
 def test_a_chip_without_named_forms_changes_no_op() -> None:
-    assert load_hardware("vta").computes(OPS) is OPS
+    assert load_hardware("vta").rules(OPS) is OPS
     assert load_hardware("vta").rule("add", OPS) is OPS["add"]
     assert load_hardware("vta").rule("no such op", OPS) is None
     assert TensorScheme() == load_hardware("sample").activation

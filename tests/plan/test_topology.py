@@ -165,7 +165,7 @@ HARDWARE = {**SHIPPED, "floats_too": MADE_UP["floats_too"]}
 @given(st.integers(0, 10_000), st.sampled_from(sorted(HARDWARE)))
 def test_the_rule_over_random_graphs(seed: int, name: str) -> None:
     graph, chip = random_graph(seed), HARDWARE[name]
-    topology, ops = analyze(graph, chip), chip.computes(OPS)
+    topology, ops = analyze(graph, chip), chip.rules(OPS)
     assert set(topology.nodes) == {n.name for n in graph}
     assert set(topology.edges) == {e for n in graph for e in n.edges}
     for node in graph:
