@@ -5,7 +5,7 @@ for one group then excludes choices for others. Whether a point is feasible is d
 returns a Plan or raises InfeasibleBits. This module has, in order:
 
 - the groups whose bits a node's signatures limit (`groups_at`, `most_bits`, `descs_at`);
-- whether any point of a space can be infeasible (`may_refuse`);
+- whether any point of a space can be infeasible (`may_have_infeasible_points`);
 - the search for the feasible point nearest to a given one (`nearest_feasible`, `widest_feasible`);
 - feasible points that cover every feasible choice of every group (`ChoicePoints`). `search.prepare` prunes the space by
   them (`prune_infeasible_choices`); `search.guidance` and `search.sensitivity` tabulate costs and losses with them.
@@ -30,13 +30,14 @@ from hago.plan.resolve import Resolver
 from hago.plan.space import Bits, Group, Space
 from hago.plan.topology import fitting_descs, weight_only_descs
 
-#: Largest number of combinations of operand dtypes of one node that are checked; with more, `may_refuse` is true.
+#: Largest number of combinations of operand dtypes of one node that are checked; with more,
+#: `may_have_infeasible_points` is true.
 _COMBINATIONS: Final = 256
 #: Largest number of points that `nearest_feasible` tries, per group of the space.
 FEASIBILITY_ATTEMPTS: Final = 16
-#: The distance of one bit more than the start has; that of fewer bits is the squared error that they are expected to
+#: Distance per bit above the start: next to nothing. Fewer bits count by the squared error that they are expected to
 #: add.
-_MORE: Final = 1e-12
+_EXTRA_BIT_DISTANCE: Final = 1e-12
 
 
 # ---------------------------------------------------------------- the groups and signatures of a node
@@ -76,6 +77,8 @@ def most_bits(resolver: Resolver, name: str, desc: OpDesc) -> dict[str, int]:
     form = resolver.ops[node.op].integer
     for edge in node.edges:
         key = group_feeding(resolver, edge)
+        # a common operand without bits of its own is rectified in the node, so it does not limit its producer's bits; a
+        # bias or plain operand has none
         if key is not None and (key == str(edge) or form is None or form.slot(edge.slot) in ("own", "follow")):
             most[key] = min(most.get(key, desc.in_dtype(edge.slot).bits), desc.in_dtype(edge.slot).bits)
     out_key = f"{name}:out"
@@ -106,9 +109,9 @@ def choices_by_dtype(resolver: Resolver, group: Group) -> list[tuple[int, ...]]:
 
 
 # ---------------------------------------------------------------- whether any point can be infeasible
-def may_refuse(resolver: Resolver) -> bool:
+def may_have_infeasible_points(resolver: Resolver) -> bool:
     """Whether some point of the resolver's space may be infeasible. No point is resolved: the signatures of every node
-    are compared with those of its producers. False is certain, True is not."""
+    are compared with those of its producers. Conservative: False means that every point is feasible."""
     return any(not _accepts_everything(resolver, node) for node in resolver.graph if resolver.topology.nodes[node.name])
 
 
@@ -129,7 +132,7 @@ def _accepts_everything(resolver: Resolver, node: Node) -> bool:
 
 
 def _accepts(desc: OpDesc, form: IntegerForm, dtypes: Mapping[int, DType]) -> bool:
-    """Whether a signature takes operands in these dtypes, by slot; see `Operands.holds`."""
+    """Whether a signature takes operands in these dtypes, by slot, as `Operands.takes_bits` decides."""
     for slot, dtype in dtypes.items():
         taken = desc.in_dtype(slot)
         if form.slot(slot) == "common":
@@ -259,8 +262,8 @@ class _FeasibleSearch:
                         yield {**point, key: bits}
 
     def _groups_upstream(self, node: str) -> list[str]:
-        """The groups at a node and at the producers that requantize its operands, without those that keep their
-        bits."""
+        """The groups at a node and at the producers that requantize its operands, without those that keep their bits
+        and without kinds (whether a node is integer or float), which are no bits."""
         keys = dict.fromkeys(groups_at(self.resolver, node))
         for key in list(keys):
             name, _, slot = key.rpartition(":")
@@ -281,7 +284,7 @@ class _FeasibleSearch:
     def _distance(self, point: Bits) -> float:
         """How far a point is from the start: the squared error that fewer bits add, and next to nothing for more."""
         pairs = [(bits, self.bits[key]) for key, bits in point.items()]
-        return sum(4.0**-b - 4.0**-a if b < a else _MORE * (b - a) for b, a in pairs)
+        return sum(4.0**-b - 4.0**-a if b < a else _EXTRA_BIT_DISTANCE * (b - a) for b, a in pairs)
 
 
 def plan_or_refusal(resolver: Resolver, bits: Bits) -> Plan | InfeasibleBits:
@@ -313,8 +316,12 @@ def widest_feasible(resolver: Resolver) -> FeasiblePoint:
 
 # ---------------------------------------------------------------- feasible points for every choice
 def point_at_choice(space: Space, index: int) -> dict[str, int]:
-    """The point at which every group has its choice number `index`, counted from the most bits, or its last choice
-    where it has fewer; all nodes are integer."""
+    """The point at which every group has `choices[index]`, or its last choice where it has fewer, and all nodes are
+    integer.
+
+    Args:
+        index: the position in `Group.choices`, 0 for the most bits.
+    """
     return {key: g.choices[0 if g.is_kind else min(index, len(g.choices) - 1)] for key, g in space.groups.items()}
 
 
@@ -323,7 +330,7 @@ class ChoicePoint:
     """A feasible point, and the groups whose choice it represents. Made by `ChoicePoints.of`.
 
     Args:
-        keys: the groups that have the choice number that the point was made for.
+        keys: the groups that have `choices[index]` at this point, `index` being the position that it was made for.
     """
 
     bits: Bits
@@ -335,8 +342,10 @@ class ChoicePoints:
     """Feasible points that together have every feasible choice of every group.
 
     Code that tabulates losses, costs or thresholds choice by choice makes one, and reads the figures of each group off
-    the Plan of the point that represents the choice. For choice number `index` there is one point where these choices
-    of all groups are feasible together, and several points where they are not. Points are computed on first use.
+    the Plan of the point that represents the choice. For a position in `Group.choices` (0 for the most bits) there is
+    one point if the choices of all groups at this position are feasible together, and several points if they are not.
+    Kinds (whether a node is integer or float) are no choices of bits: all nodes stay integer. Points are computed on
+    first use.
     """
 
     def __init__(self, resolver: Resolver) -> None:
@@ -349,14 +358,14 @@ class ChoicePoints:
         return max((len(g.choices) for g in self.resolver.space.groups.values()), default=0)
 
     def of(self, index: int) -> list[ChoicePoint]:
-        """The points for choice number `index`. A group for whose choice no feasible point is found is in the keys of
-        none of them."""
+        """The points for position `index` in `Group.choices`. A group for whose choice no feasible point is found is in
+        the keys of none of them."""
         while len(self._points_by_index) <= index:
             self._points_by_index.append(self._points(len(self._points_by_index)))
         return self._points_by_index[index]
 
     def plan(self, index: int, key: str) -> Plan:
-        """The Plan that represents choice number `index` of a group.
+        """The Plan that represents the choice of a group at position `index`.
 
         Raises:
             InfeasibleBits: no feasible point has that choice.
@@ -381,10 +390,10 @@ class ChoicePoints:
                 points.append(ChoicePoint(*point, keys))
                 missing = [k for k in missing if k not in keys]
 
-        add_point(())
+        add_point(())  # the nearest feasible point has most of the choices, if not all
         if missing:
-            add_point(missing)
-        while missing:
+            add_point(missing)  # the other choices may be feasible together
+        while missing:  # else each by itself
             key = missing[0]
             add_point([key])
             missing = [k for k in missing if k != key]
@@ -398,11 +407,11 @@ def prune_infeasible_choices(resolver: Resolver) -> Space:
         InfeasibleBits: no feasible point was found.
     """
     space = resolver.space
-    if not may_refuse(resolver):
+    if not may_have_infeasible_points(resolver):
         return space
     widest_feasible(resolver)
     points = ChoicePoints(resolver)
-    kept: dict[str, dict[int, None]] = {key: {} for key in space.groups}
+    kept: dict[str, dict[int, None]] = {key: {} for key in space.groups}  # by group, an ordered set of choices
     for index in range(points.count):
         for choice_point in points.of(index):
             for key in choice_point.keys:

@@ -25,7 +25,7 @@ from hago.plan.feasibility import (
     choices_by_dtype,
     group_feeding,
     groups_at,
-    may_refuse,
+    may_have_infeasible_points,
     nearest_feasible,
     widest_feasible,
 )
@@ -75,7 +75,7 @@ def make_surrogate(
         limit=limit,
         constraints=[CostConstraint(name, *_terms(prepared, name, start), value) for name, value in most.items()],
         minimize=bool(metric) and goal.minimize == metric,
-        measured=_measured(goal.objective, sensitivity),
+        loss_of_score=_measured(goal.objective, sensitivity),
         gates=gates(prepared),
         widest=widest_feasible(prepared.resolver).bits,
     )
@@ -280,7 +280,7 @@ def _leaves_out(prepared: Prepared, term: Term) -> bool:
 
 def _fits(prepared: Prepared, start: Bits) -> list[Term]:
     """Terms of cost 0 that leave out infeasible combinations, for costs that do not depend on signatures."""
-    if not may_refuse(prepared.resolver):
+    if not may_have_infeasible_points(prepared.resolver):
         return []
     terms = []
     for name in prepared.topology.nodes:

@@ -151,7 +151,7 @@ def _proposals(history: EvaluationHistory, count: int, empty_gaps: set[tuple[str
     front = _measured_front(history)
     surrogate = history.surrogate.corrected(fit_factors(history.surrogate, history.scored))
     sources = [_in_gaps(history.program(), front, empty_gaps)]
-    if surrogate.measured is not None:
+    if surrogate.loss_of_score is not None:
         sources.append(front_neighbours(history.space, surrogate, front, history.accumulator_limits))
     new: dict[str, Bits] = {}
     while sources and len(new) < count:
@@ -223,4 +223,4 @@ def _measured_front(history: EvaluationHistory) -> list[MeasuredPoint]:
 
 def _merit(surrogate: Surrogate, score: Score) -> float:
     """The merit of a score, see MeasuredPoint."""
-    return score.value if surrogate.measured is None else -math.log(max(surrogate.measured(score), 1e-300))
+    return score.value if surrogate.loss_of_score is None else -math.log(max(surrogate.loss_of_score(score), 1e-300))

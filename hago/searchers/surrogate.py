@@ -25,14 +25,17 @@ import numpy as np
 from hago.plan import FLOAT, Bits, Space
 from hago.study import Score
 
+# Factors correct expected losses, see `fit_factors`. The common factor is the median ratio of measured to expected
+# losses.
 #: Standard deviation of a measured loss from what factors can explain, relative to the loss.
 _LOSS_NOISE: Final = 0.2
-#: Prior standard deviations: of a group's factor around 1, and of a choice's factor around its group's.
+#: Prior standard deviations, relative to the common factor: of a group's factor around it, and of a choice's factor
+#: around its group's.
 _GROUP_DEVIATION: Final = 0.5
 _CHOICE_DEVIATION: Final = 0.5
 #: Evaluations whose expected loss is below this fraction of the measured one, or above its inverse, are not fitted.
 _FITTED_RATIO: Final = 1e-3
-#: Factors, relative to the common one, are clamped to 1 / _LARGEST_FACTOR and _LARGEST_FACTOR.
+#: Factors, relative to the common factor, are clamped to 1 / _LARGEST_FACTOR and _LARGEST_FACTOR.
 _LARGEST_FACTOR: Final = 8.0
 #: The smallest loss that is expected of a front point's neighbour, as a fraction of the point's loss.
 _LEAST_LOSS_RATIO: Final = 0.5
@@ -116,7 +119,7 @@ class Surrogate(AdditiveCost):
         limit: the most that the cost may be.
         constraints: limits on other costs.
         minimize: whether the search minimizes the cost, and not the loss.
-        measured: reads the loss from a score, in the unit of `losses`; None where scores do not have it.
+        loss_of_score: reads the measured loss from a score, in the unit of `losses`; None where scores do not have it.
         gates: by the group that may turn a node float, the groups that lose nothing when it does.
         most: a point without overflow, whose bits limit those at each accumulator; None for the first evaluated point
             that runs.
@@ -130,7 +133,7 @@ class Surrogate(AdditiveCost):
     limit: float | None = None
     constraints: Sequence[CostConstraint] = ()
     minimize: bool = False
-    measured: Callable[[Score], float] | None = None
+    loss_of_score: Callable[[Score], float] | None = None
     gates: Mapping[str, Sequence[str]] = field(default_factory=dict)
     most: Bits | None = None
     widest: Bits | None = None
@@ -173,7 +176,8 @@ class Change:
         loss: expected loss with the change, less that without.
         cost: expected cost with the change, less that without; `inf` where the changed bits fit no signature, `-inf`
             where they do and the point's bits do not.
-        churn: the sum of the magnitudes of the groups' changes of loss.
+        churn: the sum of the magnitudes of the groups' changes of loss. Where some groups gain bits and others lose
+            them, `loss` is a small difference of large figures, and its error is in proportion to `churn`.
     """
 
     bits: Mapping[str, int]
@@ -259,7 +263,7 @@ def fit_factors(surrogate: Surrogate, scored: Sequence[tuple[Bits, Score]]) -> d
     choices = {(key, b): i for i, (key, b) in enumerate((k, b) for k, by in surrogate.losses.items() for b in by)}
     rows, choices_of_rows = [], []
     for bits, score in scored:
-        loss = math.nan if surrogate.measured is None or not score.runs else surrogate.measured(score)
+        loss = math.nan if surrogate.loss_of_score is None or not score.runs else surrogate.loss_of_score(score)
         expected = surrogate.parts(bits)
         total = math.fsum(expected.values())
         # a point with a negligible measured or expected loss says nothing about ratios

@@ -18,7 +18,7 @@ from hago.hardware.hardware import Hardware
 from hago.plan.feasibility import (
     ChoicePoints,
     choices_by_dtype,
-    may_refuse,
+    may_have_infeasible_points,
     nearest_feasible,
     plan_or_refusal,
     point_at_choice,
@@ -134,15 +134,15 @@ def test_one_shot_quantization_and_cost_range_use_feasible_points(chip: Hardware
 
 
 # ---------------------------------------------------------------- any chip
-def test_no_point_is_infeasible_unless_may_refuse_is_true() -> None:
+def test_no_point_is_infeasible_unless_the_space_may_have_some() -> None:
     """On random networks and hardware; for the three chips of this file, which refuse points, it is true."""
     for chip in CHIPS.values():
-        assert may_refuse(resolver_of(chip, {}))
+        assert may_have_infeasible_points(resolver_of(chip, {}))
     asked = 0
     for seed in range(24):
         rng = random.Random(seed)
         resolver = fuzz_exactness._prepared(seed, rng, fuzz_exactness.Counts()).resolver
-        if not may_refuse(resolver):
+        if not may_have_infeasible_points(resolver):
             asked += 1
             for point in (_random(resolver.space, rng) for _ in range(6)):
                 assert not refused(resolver, point)

@@ -120,7 +120,7 @@ def test_an_objective_needs_nothing_but_its_entry(monkeypatch: pytest.MonkeyPatc
     prepared = prepare(residual_block(), "vta", DATA)
     guide = make_surrogate(prepared, make_goal(GoalOptions("mae")), prepared.space.widest())
     score = Score(value=-0.25, results={"mae": -0.25, "sqnr": 20.0}, total_bits=1, plan_key="")
-    assert guide.measured is not None and guide.measured(score) == 0.25
+    assert guide.loss_of_score is not None and guide.loss_of_score(score) == 0.25
     log = tmp_path / "search.jsonl"
     with warnings.catch_warnings():
         warnings.simplefilter("error", HagoWarning)

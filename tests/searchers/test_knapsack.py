@@ -125,7 +125,7 @@ def measured(score: Score) -> float:
 
 def test_factors_correct_wrong_expectations() -> None:
     space = make_space({f"g{i}:0": (8, 4) for i in range(3)})
-    surrogate = Surrogate("", {k: {8: 0.01, 4: 1.0} for k in space.groups}, (), measured=measured)
+    surrogate = Surrogate("", {k: {8: 0.01, 4: 1.0} for k in space.groups}, (), loss_of_score=measured)
     truth = {k: {8: f, 4: f} for k, f in {"g0:0": 4.0, "g1:0": 1.0, "g2:0": 1.0}.items()}
 
     def score(bits: Bits) -> Score:
@@ -154,7 +154,7 @@ def toy(limit: float | None = None, minimize: bool = False) -> tuple[Space, Surr
     sizes = {k: 10 ** rng.uniform(-3, 0) for k in space.groups}
     losses = {k: {b: sizes[k] * 4.0 ** (8 - b) for b in g.choices} for k, g in space.groups.items()}
     terms = [Term((k,), {(b,): b * 10.0 for b in g.choices}) for k, g in space.groups.items()]
-    return space, Surrogate("size", losses, terms, limit=limit, minimize=minimize, measured=measured)
+    return space, Surrogate("size", losses, terms, limit=limit, minimize=minimize, loss_of_score=measured)
 
 
 def squares(space: Space, most: float) -> CostConstraint:
@@ -208,7 +208,7 @@ def test_limited_search_keeps_limits_that_some_point_keeps(seed: int, minimize: 
     here = sorted(every, key=lambda p: costs(p)["size"])[len(every) // 20]
     most = {name: value * 1.001 for name, value in costs(here).items()}
     keep = truth.loss(here) * 1.001
-    surrogate = replace(surrogate, measured=measured, minimize=minimize)
+    surrogate = replace(surrogate, loss_of_score=measured, minimize=minimize)
     if not minimize:
         surrogate = replace(surrogate, limit=most["size"], constraints=[replace(other, most=most["other"])])
 
@@ -348,7 +348,7 @@ def test_neighbours_of_a_front_are_ranked_by_the_area_that_they_add() -> None:
     space = make_space({"a:0": (8, 6, 4), "b:0": (8, 4)})
     losses = {"a:0": {8: 1.0, 6: 2.0, 4: 3.0}, "b:0": {8: 1.0, 4: 2.0}}
     terms = [Term((k,), {(b,): float(b) for b in g.choices}) for k, g in space.groups.items()]
-    surrogate = Surrogate("size", losses, terms, measured=measured)
+    surrogate = Surrogate("size", losses, terms, loss_of_score=measured)
     # the cheap point was measured to be worse than expected: what is next to the good one is worth more
     line = [
         MeasuredPoint(8.0, -math.log(20.0), {"a:0": 4, "b:0": 4}),
@@ -368,7 +368,7 @@ def test_neighbours_of_a_front_are_ranked_by_the_area_that_they_add() -> None:
 def test_overflow_lowers_the_limit_of_an_accumulator() -> None:
     space = make_space({"a:0": (8, 7, 6, 5, 4), "a:1": (8, 7, 6, 5, 4)})
     losses = {"a:0": {b: 4.0**-b for b in range(4, 9)}, "a:1": {b: 64 * 4.0**-b for b in range(4, 9)}}
-    surrogate = Surrogate("", losses, (), measured=None)
+    surrogate = Surrogate("", losses, (), loss_of_score=None)
 
     def evaluate(bits: Bits) -> Score:
         excess = sum(bits.values()) - 12

@@ -63,7 +63,7 @@ def test_neighbours_of_a_front_have_no_missing_rows() -> None:
     space = make_space({"a:0": (8, 6, 4), "b:0": (8, 4)})
     losses = {"a:0": {8: 1.0, 6: 2.0, 4: 3.0}, "b:0": {8: 1.0, 4: 2.0}}
     rows = {(a, b): float(a + b) for a in (8, 6, 4) for b in (8, 4)}
-    surrogate = Surrogate("size", losses, [Term(("a:0", "b:0"), rows)], measured=lambda score: 1.0)
+    surrogate = Surrogate("size", losses, [Term(("a:0", "b:0"), rows)], loss_of_score=lambda score: 1.0)
     line = [MeasuredPoint(8.0, -3.0, {"a:0": 4, "b:0": 4}), MeasuredPoint(16.0, 3.0, space.widest())]
     for gone in rows:
         left = replace(surrogate, terms=[Term(("a:0", "b:0"), {r: x for r, x in rows.items() if r != gone})])
