@@ -39,10 +39,10 @@ from hago.search.objective import OBJECTIVES
 from hago.simulation import AccumulatorExtremes
 from hago.study import Score
 
-#: The largest bet, as a part of the one that could lose everything.
-BOLD: Final = 0.75
+#: The largest lambda * (largest loss + mu). At 1, one sample could make K zero for ever.
+LARGEST_STAKE: Final = 0.75
 #: Number of points whose contributions on all samples are cached.
-REMEMBERED: Final = 64
+CACHED_POINTS: Final = 64
 
 
 # ---------------------------------------------------------------- the test
@@ -75,22 +75,22 @@ class RaceOptions:
             samples: number of all samples.
         """
         largest = float(rival.max())
-        evidence, total, squares = 0.0, 0.0, 0.0
+        log_k, total, squares = 0.0, 0.0, 0.0  # K, mu and lambda are those of the module's docstring
         for t, d in enumerate((losses - rival[: len(losses)]).tolist()):
-            expected = -total / (samples - t)
-            room = largest + expected
+            mu = -total / (samples - t)
+            room = largest + mu
             if room < -1e-12 * largest:
                 return True  # no values of the rest could make it as good
             if room > 0.0:
-                gain = total / (t + 1) - expected
+                gain = total / (t + 1) - mu
                 spread = (squares + largest * largest / 4) / (t + 1)
-                bet = min(max(gain / (spread + gain * gain), 0.0) if gain else 0.0, BOLD / room)
-                evidence += math.log1p(max(bet * (d - expected), -BOLD))
-            elif d > expected:
+                lambda_ = min(max(gain / (spread + gain * gain), 0.0) if gain else 0.0, LARGEST_STAKE / room)
+                log_k += math.log1p(max(lambda_ * (d - mu), -LARGEST_STAKE))
+            elif d > mu:
                 return True
             total += d
             squares += d * d
-            if evidence >= -math.log(self.alpha):
+            if log_k >= -math.log(self.alpha):
                 return True
         return False
 
@@ -171,7 +171,7 @@ class Pruner:
             )
         self.evaluator, self.race, self._loss = evaluator, race, evaluator.objective.loss
         self._looks = looks((b.size for b in evaluator.batches), race.first)
-        self._by_plan: LRU[str, Tensor] = LRU(REMEMBERED)
+        self._by_plan: LRU[str, Tensor] = LRU(CACHED_POINTS)
 
     def score(self, plan: Plan, bits: Bits, rival: Plan | None) -> Score:
         """The Score of a point; its `dropped` tells after how many samples and why, if it was dropped.

@@ -1,5 +1,7 @@
-"""Greedy search: coordinate descent over the groups, in node order; and the greedy search of the HAGO RFC, as a
-baseline.
+"""Greedy search: coordinate descent over the groups, in node order; and, as a baseline, the greedy search of the first
+implementation of the HAGO RFC.
+
+Neither draws random numbers, so `seed` has no effect. All searchers take it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class GreedyOptions:
     """Options of greedy search.
 
     Args:
-        tolerance: values that are at most so much below the highest value count as equal to it, and fewer bits win.
+        tolerance: in the unit of the objective; values that are at most so much below the highest value so far count as
+            equal to it, and fewer bits win.
         max_passes: the most passes over all groups.
     """
 
@@ -55,8 +58,8 @@ def greedy_search(space: Space, start: Bits, seed: int, options: GreedyOptions, 
         feeds: by node, the groups that decide how large its accumulator gets; by default those of its in-edges.
 
     References:
-        The HAGO RFC, section on search: one pass of the descent from the widest bits is its greedy searcher, without
-        the trials that repeat the incumbent.
+        The HAGO RFC, section on search: its text describes one pass of this descent from the widest bits. The RFC's
+        first implementation does something else, see `rfc_greedy_search`.
     """
     return GeneratorSearcher(
         "greedy", options, _steps(space, start, options, feeds_of(space) if feeds is None else feeds)
@@ -91,8 +94,8 @@ def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> S
     for number in range(1, options.max_passes + 1):
         before = incumbent.bits
         for key in space.groups:
-            if not (yield from _descend(space, incumbent, key, 1, f"pass {number}", known_scores)):
-                yield from _descend(space, incumbent, key, -1, f"pass {number}", known_scores)
+            if not (yield from _move_group(space, incumbent, key, 1, f"pass {number}", known_scores)):
+                yield from _move_group(space, incumbent, key, -1, f"pass {number}", known_scores)
         if incumbent.bits == before:
             # where no operand of an accumulator can have more bits, one may if another has fewer
             yield from _swap(space, incumbent, feeds, f"pass {number}", known_scores)
@@ -110,10 +113,14 @@ def _swap(space: Space, incumbent: _Incumbent, feeds: Feeds, why: str, known_sco
                 break
 
 
-def _descend(
+def _move_group(
     space: Space, incumbent: _Incumbent, key: str, step: int, why: str, known_scores: ScoresByPoint
 ) -> Steps[bool]:
-    """Move one group choice by choice while the result replaces the incumbent; returns whether the group moved."""
+    """Move one group choice by choice while the result replaces the incumbent; returns whether the group moved.
+
+    Args:
+        step: 1 for fewer bits, -1 for more.
+    """
     moved = False
     while (bits := shifted(space, incumbent.bits, key, step)) != incumbent.bits:
         old, new = incumbent.bits[key], bits[key]
@@ -125,7 +132,7 @@ def _descend(
     return moved
 
 
-# ---------------------------------------------------------------- the RFC's greedy search
+# ---------------------------------------------------------------- the greedy search of the RFC's first implementation
 @dataclass(frozen=True, slots=True)
 class RfcGreedyOptions:
     """Options of the RFC's greedy search, which has none."""
@@ -138,7 +145,7 @@ def rfc_greedy_search(
     their best choices and the groups after it as in `start`, and keeps the best.
 
     References:
-        The HAGO RFC and its first implementation, BatchedGreedySearchTuner; but no point is asked twice.
+        BatchedGreedySearchTuner, the first implementation of the HAGO RFC; but no point is asked twice.
     """
     return GeneratorSearcher("rfc_greedy", options, _rfc_steps(space, start))
 
