@@ -191,7 +191,7 @@ def _conclude(
     run: TrainingRun, start: Quantizer, loss: Loss, before: Mapping[str, Any], measure: Measure, log: Path | None
 ) -> Finetuned:
     """Measure and log a run at its end; its result is the trained quantizer, or `start` if training did not help."""
-    trained = from_qat(run.trained)
+    trained = from_qat(run.model)
     kept = run.validation_loss(trained.plan, loss) <= run.validation_loss(start.plan, loss)
     quantizer = trained if kept else start
     after = measure(quantizer)

@@ -1,7 +1,8 @@
 """A training run: optimizer steps of a QatModel on samples in memory, with a cosine schedule and checkpoints.
 
 A step depends only on its number and on the state of the model and the optimizer: the order of the samples of an epoch
-is drawn by a generator made of (seed, epoch). A run that is resumed therefore ends as if it had never stopped.
+is drawn by a generator made of (seed, epoch). A run that is resumed therefore ends as if it had never stopped, unless
+it has a time limit: the learning rate then depends on the time that steps take.
 
 A checkpoint is JSON and tensors in one file, which is replaced atomically, so that a run that is killed leaves the last
 one intact. Nothing is unpickled; the layout is that of safetensors, with a checksum.
@@ -43,6 +44,8 @@ from hago.study import Interrupts
 
 CHECKPOINT_VERSION: Final = 1
 _KIND: Final = "hago checkpoint"
+#: The learning rate of the first step, relative to the largest; with a rate of 0 the step would change nothing.
+_FIRST_RATE: Final = 1e-3
 #: One of so many samples is kept aside for validation: it is not trained on, and tells whether training helped.
 VALIDATION_EVERY: Final = 10
 
@@ -121,11 +124,11 @@ class TrainingSchedule:
         """The completed fraction of the run, from 0 to 1: of its steps or of its seconds, whichever is larger."""
         return min(1.0, max(step / self.steps, seconds / self.seconds))
 
-    def rate(self, part: float) -> float:
-        """The learning rate at that fraction, relative to the largest."""
-        if part < self.warm_up:
-            return part / self.warm_up + 1e-3
-        return 0.5 * (1.0 + math.cos(math.pi * (part - self.warm_up) / (1.0 - self.warm_up)))
+    def rate(self, completed: float) -> float:
+        """The learning rate, relative to the largest, after a fraction of the run is completed."""
+        if completed < self.warm_up:
+            return completed / self.warm_up + _FIRST_RATE
+        return 0.5 * (1.0 + math.cos(math.pi * (completed - self.warm_up) / (1.0 - self.warm_up)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,7 +204,7 @@ class TrainingRun:
     `validation_loss`.
 
     Args:
-        trained: the model; its parameters are trained in place.
+        model: its parameters are trained in place.
         samples: all of them; one in VALIDATION_EVERY is kept aside for validation.
         loss: the function to minimize.
         rates: the largest relative learning rates, of weights and of ranges.
@@ -216,7 +219,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        trained: QatModel,
+        model: QatModel,
         samples: Samples,
         loss: Loss,
         schedule: TrainingSchedule,
@@ -228,18 +231,18 @@ class TrainingRun:
         checkpoint: Path | None = None,
         every: int = 50,
     ) -> None:
-        self.trained, self.loss, self.schedule = trained, loss, schedule
+        self.model, self.loss, self.schedule = model, loss, schedule
         self.seed, self.settings, self.checkpoint, self.every = seed, settings, checkpoint, every
         order = torch.randperm(samples.count, generator=self._generator(-1))
         count = samples.count // VALIDATION_EVERY
         self.validation = samples.take(order[:count].sort().values) if count else samples
         self.samples = samples.take(order[count:].sort().values)
         self.batch_size = min(batch_size, self.samples.count)
-        named = [(n, p) for n, p in trained.named_parameters() if p.requires_grad]
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self.names = [n for n, _ in named]
         if not named:
             raise HagoError("nothing of the model can be trained: it has no float constants")
-        self.optimizer = RelativeAdam([(p, trained.size_of(n)) for n, p in named], lr=0.0)
+        self.optimizer = RelativeAdam([(p, model.size_of(n)) for n, p in named], lr=0.0)
         self.rates = [rates[1] if n.startswith("ranges.") else rates[0] for n in self.names]
         self.step, self.seconds = 0, 0.0
         self._consistent = True  # False while a step changes weights and optimizer
@@ -249,9 +252,9 @@ class TrainingRun:
         stored = None if self.checkpoint is None else Checkpoint.load(self.checkpoint, self.settings)
         if stored is None:
             return False
-        model = {n.removeprefix("model/"): t for n, t in stored.tensors.items() if n.startswith("model/")}
+        state = {n.removeprefix("model/"): t for n, t in stored.tensors.items() if n.startswith("model/")}
         try:
-            self.trained.load_state_dict(model)
+            self.model.load_state_dict(state)
             load_optimizer(self.optimizer, self.names, dict(stored.tensors))
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             raise ModelFileError(
@@ -264,7 +267,7 @@ class TrainingRun:
     def save(self) -> None:
         """Write the checkpoint, if the run keeps one."""
         if self.checkpoint is not None:
-            tensors = {f"model/{n}": t for n, t in self.trained.state_dict().items()}
+            tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
             tensors |= optimizer_tensors(self.optimizer, self.names)
             Checkpoint(self.settings, self.step, self.seconds, tensors).save(self.checkpoint)
 
@@ -276,7 +279,7 @@ class TrainingRun:
             KeyboardInterrupt: the user interrupted. The current step is completed and the checkpoint holds it. A second
                 interrupt aborts the step; the checkpoint then holds the one before.
         """
-        self.trained.train()
+        self.model.train()
         clock_offset = self.seconds - time.monotonic()
         hidden = None if progress else True  # with None, tqdm shows the bar only on a terminal
         bar = tqdm(total=self.schedule.steps, initial=self.step, disable=hidden, unit="step", desc="finetune")
@@ -313,7 +316,7 @@ class TrainingRun:
             rate: the learning rate relative to the largest.
         """
         batch = self.samples.take(self._indices())
-        outputs = self.trained.run(batch.inputs)
+        outputs = self.model.run(batch.inputs)
         loss = self.loss(outputs, batch.reference, batch.labels)
         value = float(loss.detach())
         if not math.isfinite(value):

@@ -1,4 +1,5 @@
-"""Training schemes: how ranges change and how gradients pass in training, each named after the system that does so.
+"""Training schemes: how ranges change and how gradients pass in training. Most are named after the system or the paper
+that does so; docs/training.md compares them.
 
 A scheme does not choose the integers. The hardware does, so that the trained model is the one that is shipped. To train
 on the grid of another system, describe a hardware with that grid.
@@ -30,6 +31,7 @@ class ZeroDebiasedAverage(Average):
 
     def __init__(self, channels: int, decay: float = 0.999) -> None:
         super().__init__()
+        # the names of attributes are in state dicts
         self.kept = MovingAvgQuantize(ema_decay=decay, channels=channels)
 
     def update(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,8 +119,9 @@ _LAST: Final = Ranges(average=last_range)
 TRAINING_SCHEMES: Final[Mapping[str, TrainingScheme]] = {
     s.name: s
     for s in (
-        TrainingScheme("hago"),
+        TrainingScheme("hago"),  # the strategy's ranges, unchanged
         TrainingScheme("lsq", Ranges(learned=True), Ranges(learned=True)),
+        # ranges learn from clipped values alone: the gradient of TensorFlow's fake quantization, which nudges ranges
         TrainingScheme("nudged", Ranges(learned=True), _LAST, Slope(residual=False)),
         TrainingScheme("tensorflow", Ranges(average=ZeroDebiasedAverage), _LAST, norms="tensorflow"),
         TrainingScheme("oneflow", Ranges(average=RestartingAverage), _LAST, Slope(masked=False), "oneflow"),

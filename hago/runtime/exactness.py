@@ -1,6 +1,7 @@
 """The exactness check: compares the simulator with the integer model, on every output, node and edge, and with the
 native engine on every output.
 
+`qat.finetuning` checks a trained model with it, `analysis.strategy_report` and scripts/check_exactness.py any Plan.
 `hago.arithmetic.equality` defines when values are equal.
 """
 
@@ -27,7 +28,9 @@ class Exactness:
 
     Args:
         compared: the number of compared values.
-        differences: the number of differing values by place ("node", "node:slot" or "output:i"), without zeros.
+        differences: the number of differing values by place, without zeros: "node", "node:slot" or "output:i" for the
+            integer model; "output:i fused" for the integer model against the simulator that fuses clamps, and
+            "output:i native" for the native engine against that simulator.
     """
 
     compared: int
@@ -41,8 +44,8 @@ class Exactness:
 def compare_plan_exactly(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
     """Run the simulator and both engines of the integer model on one batch, and compare all values.
 
-    The simulator runs a second time without observing values, since it then fuses clamps. All values of the batch are
-    held in memory, so keep the batch small.
+    The simulator runs twice: it observes values the first time, and fuses clamps, as in a search, the second time. All
+    values of the batch are held in memory, so keep the batch small.
     """
     simulated: dict[str, Tensor] = {}
     differences: dict[str, int] = {}
@@ -72,13 +75,13 @@ def compare_plan_exactly(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
 
     for i, value in enumerate(Simulator(plan).run(inputs, lambda n, v: keep(n.name, v), keep_edge)):
         keep(f"output:{i}", value)
-    for i, value in enumerate(Simulator(plan).run(inputs)):  # unwatched, with clamps fused
-        keep(f"output:{i} unwatched", value)
-        keep(f"output:{i} fast", value)
+    for i, value in enumerate(Simulator(plan).run(inputs)):
+        keep(f"output:{i} fused", value)
+        keep(f"output:{i} native", value)
     for i, value in enumerate(IntegerModel(plan).run(inputs, check_node, check_edge)):
         check(f"output:{i}", value)
-        check(f"output:{i} unwatched", value)
+        check(f"output:{i} fused", value)
     for i, value in enumerate(Executor(plan).run(inputs)):
-        check(f"output:{i} fast", value)
+        check(f"output:{i} native", value)
     assert not simulated, f"the integer model never made {sorted(simulated)}"
     return Exactness(compared, differences)
