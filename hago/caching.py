@@ -1,4 +1,4 @@
-"""Caching: `LRU`, the cache that all packages use, and the memory that is free for caches."""
+"""Caching: `LRU`, the cache that all packages use; and `free_bytes`, which bounds the cache of simulated values."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LRU(Generic[K, V]):
 
 # ---------------------------------------------------------------- free memory
 
-#: The part of the free memory that a cache takes by default.
+#: The fraction of the free memory that a cache takes by default.
 SHARE: Final = 0.25
 
 _MEMINFO: Final = Path("/proc/meminfo")
@@ -82,6 +82,7 @@ def free_bytes() -> int:
 
 
 def _machine() -> int:
+    """The free bytes of the machine."""
     try:
         for line in _MEMINFO.read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -95,6 +96,7 @@ def _machine() -> int:
 
 
 def _group(limit: Path, use: Path) -> int:
+    """The free bytes of a control group, from its files; without limit if there is no such group."""
     try:
         return int(limit.read_text(encoding="ascii")) - int(use.read_text(encoding="ascii"))
     except (OSError, ValueError):  # no such group, or "max": no limit

@@ -65,7 +65,7 @@ class Batches:
             dict (labels under one of label, labels, target, targets, y); or one tensor of samples.
         names: the names of the model's inputs, in order.
         cache_bytes: the most bytes of batches that are kept in memory.
-        like: other data of the same model; inputs in dicts are read in the order of its first batch.
+        like: Batches of the same model, whose first batch fixes the order of inputs in dicts.
 
     Attributes:
         samples: the number of samples.
@@ -96,7 +96,7 @@ class Batches:
         self.labelled = self.classed = True
         is_materialized = isinstance(dataset, (list, tuple))
         for batch in self._checked():
-            batch = batch if is_materialized else batch.copy()  # a generator may fill the same memory again
+            batch = batch if is_materialized else batch.copy()  # a generator may reuse its buffer
             used += batch.bytes
             if self._cache is not None:
                 self._cache = [*self._cache, batch] if used <= cache_bytes else None

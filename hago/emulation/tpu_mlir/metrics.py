@@ -2,6 +2,8 @@
 
 In all functions `a` is the reference and `b` the tensor that is compared to it. They have the same number of values;
 their shapes may differ. NaN counts as 0 only where a definition says so.
+
+hago itself does not call these; they are for users who compare with TPU-MLIR, and for tests.
 """
 
 from __future__ import annotations

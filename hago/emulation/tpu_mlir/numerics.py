@@ -168,6 +168,8 @@ def multiplier_and_rshift_truncated(qscale: float, max_multiplier: int = 127) ->
 def qdm_multiplier_and_rshift(qscale: float) -> tuple[int, int]:
     """A 32-bit multiplier in [2**30, 2**31) and its right shift: `qscale ~ m / 2**31 / 2**rshift`.
 
+    QDM is TPU-MLIR's name for a 32-bit multiplier with TFLite's two roundings, as convolutions on cv18xx have.
+
     A qscale of 1 or more becomes 0.999999; one below about 2**-32 gives (0, 0).
 
     Raises:
