@@ -97,7 +97,7 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("hago.serialization.json_text._validator", ".read_text"): SHIPPED,
     ("hago.serialization.json_text._without_waiting", "os.open"): OWN,
     ("hago.serialization.json_text.read_file", "open"): OWN,
-    ("hago.caching._group", ".read_text"): SYSTEM,
+    ("hago.simulation.free_memory._group", ".read_text"): SYSTEM,
     ("hago.graph.model_source._read_safetensors", "safetensors.SafetensorError"): "an error",
     ("hago.graph.model_source._read_safetensors", "safetensors.torch.load_file"): OWN,
     ("hago.graph.model_source._read_torch", "pickle.UnpicklingError"): "an error",

@@ -27,8 +27,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from hago.caching import LRU, SHARE, free_bytes
+from hago.caching import LRU
 from hago.graph.schedule import Name, Step, make_schedule, run_steps
+from hago.simulation.free_memory import SHARE, free_bytes
 
 #: The signature of a value, and the number of its batch.
 Key = tuple[bytes, int]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hago.caching import free_bytes
+from hago.simulation.free_memory import free_bytes
 from hago.simulation.value_cache import StepSignature, ValueCache, pack_value
 
 KB = 1 << 10
@@ -189,7 +189,7 @@ def test_free_bytes_is_plausible() -> None:
 def test_the_limit_of_a_control_group_counts(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "max").write_text("5000\n")
     (tmp_path / "current").write_text("3000\n")
-    monkeypatch.setattr("hago.caching._GROUPS", ((tmp_path / "max", tmp_path / "current"),))
+    monkeypatch.setattr("hago.simulation.free_memory._GROUPS", ((tmp_path / "max", tmp_path / "current"),))
     assert free_bytes() == 2000
     (tmp_path / "max").write_text("max\n")
     assert free_bytes() > 1 << 20
