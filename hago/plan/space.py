@@ -64,7 +64,8 @@ class Group:
 
     @property
     def is_kind(self) -> bool:
-        """Whether the choice is between INTEGER and FLOAT, and not of bits."""
+        """Whether the group is a kind, `node:kind`: its choice is whether the node is INTEGER or FLOAT, and not of
+        bits."""
         return self.key.endswith(f":{_KIND}")
 
 

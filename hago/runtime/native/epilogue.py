@@ -80,7 +80,7 @@ class Epilogue:
     """The epilogue of one call, while it is collected.
 
     Args:
-        channels: how many entries arrays hold; 1 if nothing varies with the channel.
+        channels: the size of the channel axis of the per-channel arrays; 1 if all are per tensor.
         nodes: the nodes that the call computes, in order.
         register: the overflow of the register that holds the kernel's own sums.
         limits: of a clamp after the sum, one integer per entry of a row; None for no clamp.
@@ -136,7 +136,7 @@ class BuiltEpilogue:
         template: the structure without the addresses of outputs.
         kept: the arrays that the structure points to.
         dtypes: of the outputs.
-        period: entries of an array.
+        period: the length of the per-channel arrays: the channels, repeated up to `native.ROW` entries.
     """
 
     template: native.EpilogueParams

@@ -164,7 +164,7 @@ class Window(ctypes.Structure):
 
 
 class Operand(ctypes.Structure):
-    """An operand of a product."""
+    """An operand of a product: its stored integers, the code of their type, and their zero point."""
 
     _fields_ = [("data", c_void_p), ("type", c_int32), ("zero", c_int32)]
 
