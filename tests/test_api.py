@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
 from dataclasses import fields
 from inspect import signature
@@ -24,6 +25,7 @@ from hago.runtime.reference import IntegerModel
 from hago.search.goal import GoalOptions
 from hago.search.preparation import QuantizationOptions
 from hago.search.session import RunOptions, SearchOptions
+from hago.searchers.registry import SEARCHERS
 from hago.simulation.simulator import Simulator
 from hago.study.log import best_trial, read_log
 from hago.study.score import Score
@@ -344,3 +346,13 @@ def test_a_log_of_version_1_is_read_for_ever(model: nn.Module) -> None:
 def golden_files(request: pytest.FixtureRequest, model: nn.Module) -> None:
     if request.config.getoption("--update-golden") and not (GOLDEN / "log_1.jsonl").exists():
         write_golden(model)
+
+
+def test_the_documentation_says_which_searchers_are_guided() -> None:
+    text = str(hago.search_quantize_strategy.__doc__)
+    (listed,) = re.findall(r"- ([\w, ]+): are not guided;", text)
+    assert not any(SEARCHERS[name].guided for name in listed.split(", "))
+    assert {name for name, entry in SEARCHERS.items() if not entry.guided} - set(listed.split(", ")) == {
+        "default",
+        "rfc_greedy",
+    }
