@@ -1,7 +1,7 @@
 """Integer nodes written with plain ONNX operators, for both forms: data movement on stored integers, and exact sums.
 
 A node that moves data is written as a Clip, a Pad or the op itself on integers, or not at all if it changes no integer.
-A sum is computed in int32 or in float32, and then requantized as in the Plan.
+A sum is computed in int32, in int64 or in float32, and then requantized as in the Plan.
 """
 
 from __future__ import annotations
