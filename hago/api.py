@@ -88,9 +88,17 @@ def search_quantize_strategy(
         hardware: a Hardware, a name in `available_hardware()`, or the path of a hardware file.
         dataset: an iterable of batches: tensors, tuples, (inputs, labels) or dicts.
         searcher: the name of a searcher, which may have options ("greedy:tolerance=0.1"); an object with `ask` and
-            `tell`; or a function of (space, start, seed) that makes such an object. The names are those of
-            `hago.searchers.SEARCHERS`, which describes each. "auto" is "limited" if a cost is minimized or
-            limited below the cost of the most bits, else "gradient".
+            `tell`; or a function of (space, start, seed) that makes such an object. The names are:
+
+            - auto: limited if a cost is minimized or limited below the cost of the most bits, else gradient;
+            - gradient: refines thresholds in a few gradient passes, then evaluates few points;
+            - limited: refines the thresholds of all choices in one pass, then evaluates few points near the limits;
+            - sensitivity: is guided by one pass over the data;
+            - pareto: is guided as well, with thresholds refined as for limited (docs/design.md);
+            - greedy, annealing, random, exhaustive: are not guided;
+            - tpe, nsga2 and gp: try a few points of the expected front, then those that Optuna's samplers propose;
+            - rfc_greedy: is the greedy search of the HAGO RFC;
+            - default: evaluates the start alone.
         estimator: estimates thresholds, e.g. "mse" or "percentile:99.9"; if it is given, no searcher refines them.
             "dorefa" and "dorefa_relative" also put weights on DoReFa-Net's levels, see docs/training.md.
         objective: the measure to maximize: a name in `hago.search.objective.OBJECTIVES`, e.g. "kl", an Objective, or a
@@ -365,7 +373,8 @@ def measure_sensitivity(
 ) -> Sensitivity:
     """Estimate the loss of every choice of bits on every edge, from one forward and one backward pass over the data.
 
-    Guided searchers, such as limited and pareto, go by these estimates (docs/searching.md).
+    The searchers sensitivity, limited and pareto are guided by these estimates; tpe, nsga2 and gp are in their first
+    trials.
 
     Args:
         objective: the objective whose loss is estimated: accuracy reads labels, kl and agreement compare class

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import hago
 from hago.errors import HagoError, ModelFileError
 from hago.hardware.file import load_hardware
-from hago.plan import consistency
+from hago.plan import document_checks
 from hago.plan.document import plan_from_document, plan_to_document
 from hago.plan.plan import Plan
 from hago.runtime.reference import IntegerModel
@@ -164,7 +164,7 @@ def test_edges_must_match_the_operands_of_their_readers(plan: Plan) -> None:
 
 def test_every_check_is_needed(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the checks of integer nodes, forged ones are let through: the law above can fail."""
-    monkeypatch.setattr(consistency, "_RULES", ())
+    monkeypatch.setattr(document_checks, "_RULES", ())
     let_through = 0
     for case in ("a stride", "parts of no whole", "a bound below zero", "no weight"):
         document, tensors = document_of(plan)
