@@ -373,11 +373,54 @@ def _multiplied_and_shifted(c: Tensor, source: QParams, target: QParams, r: Tens
     if not c.is_floating_point():
         return _clip(multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how), target)
     kept = torch.float64 if passes_float32(target) else c.dtype
+    product = _one_product(c, source.dtype, m, n, how, target)
 
     def compute(part: Tensor) -> Tensor:
-        return _clip(_multiplied_carrier(part, source.dtype, m, n, how), target).to(kept)
+        x = _multiplied_carrier(part, source.dtype, m, n, how) if product is None else product(part)
+        return _clip(x.to(kept), target)
 
     return _in_blocks(compute, c, m, n, target.scale, torch.as_tensor(target.zero_point))
+
+
+def _one_product(
+    c: Tensor, dtype: DType, m: Tensor, n: Tensor, how: Requantize, target: QParams
+) -> Callable[[Tensor], Tensor] | None:
+    """`multiply_by_quantized_multiplier` as one product in float64, for values that are clipped to `target` next.
+
+    The product x = c * m * 2**-n and its sum with a multiple of 2**-n below 1 are exact in float64 if
+    |x| + 1 <= 2**(53 - n). That holds for all c if it holds for the largest one; and for those that matter if it holds
+    for 2**b, with b the bits of the largest magnitude in the range of the target: a product that is larger may be
+    rounded, but not below 2**b, and is clipped.
+
+    In two stages, round(round(x * 2**s) * 2**-s) with s = n - 31, ties first toward +infinity and then away from zero,
+    is floor(x + 1/2 + 2**-(s+1)) for x >= 0 and floor(x + 1/2 - 2**-(s+1)) for x < 0; for s = 0, floor(x + 1/2).
+
+    Args:
+        c: integers of `dtype` on a float carrier.
+
+    Returns:
+        A function of parts of c, or None if float64 does not hold the products.
+    """
+    low, high = clip_range(target)
+    if isinstance(low, Tensor) or isinstance(high, Tensor) or dtype.bits > 32:
+        return None
+    least, bits = 31 if how.two_stage else 1, max(abs(low), abs(high)).bit_length()
+    if not _between(n, least, 52 - bits) and not (_between(n, least, 52) and _magnitude(c) < _DIRECT / 2):
+        return None
+    scale = torch.ldexp(m.to(torch.float64), -n)
+    if not how.two_stage:
+        rounding = how.shift_rounding or how.rounding
+        return lambda part: _scaled(part.to(torch.float64), scale, rounding, adds=True)
+    shift = torch.where(n > 31, torch.ldexp(torch.ones_like(scale), 30 - n), torch.zeros_like(scale))
+    if low >= 0:  # negative products are clipped to it, so that their ties do not matter
+        up = shift + 0.5
+        return lambda part: part.to(torch.float64).mul_(scale).add_(up).floor_()
+
+    def compute(part: Tensor) -> Tensor:
+        x = part.to(torch.float64).mul_(scale)
+        return x.add_(torch.copysign(shift, x)).add_(0.5).floor_()
+
+    return compute
 
 
 def multiply_carrier(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
@@ -426,8 +469,7 @@ def _in_two_products(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor
 
 def _doubling_high_product(c: Tensor, m: Tensor) -> Tensor:
     """`doubling_high_multiply` in float64, which holds products of 31 bits and fewer than 23 bits exactly."""
-    low, high = extremes(c)
-    if max(-low, high) < _DIRECT:
+    if _magnitude(c) < _DIRECT:
         return torch.mul(c.to(torch.float64), torch.ldexp(m.to(torch.float64), torch.tensor(-31))).add_(0.5).floor_()
     return _shifted_product(c.to(torch.float64), m, torch.full_like(m, 31)).clamp_max_((1 << 31) - 1)
 
@@ -453,8 +495,7 @@ def _products_fit(c: Tensor, dtype: DType, bits: int) -> bool:
     """Whether float64 holds the product of every c, centered integers of `dtype`, and a multiplier of `bits`."""
     largest = 2.0**dtype.bits
     if largest * 2.0**bits > 2.0**53:
-        low, high = extremes(c)
-        largest = max(-low, high)
+        largest = _magnitude(c)
     return largest * 2.0**bits <= 2.0**53
 
 
@@ -475,6 +516,11 @@ def _in_blocks(compute: Callable[[Tensor], Tensor], c: Tensor, *factors: Tensor)
     for start in range(rows, len(c), rows):
         out[start : start + rows] = compute(c[start : start + rows])
     return out
+
+
+def _magnitude(c: Tensor) -> float:
+    low, high = extremes(c)
+    return max(-low, high)
 
 
 def _between(n: Tensor, low: int, high: int) -> bool:

@@ -21,6 +21,7 @@ from hago.arithmetic.numerics import (
     Requantize,
     RequantizeForm,
     _in_two_products,
+    _one_product,
     apply_overflow,
     apply_simq,
     clip_range,
@@ -318,3 +319,31 @@ def test_products_of_62_bits_are_exact_in_float64(values: list[int], m: int, n: 
     if found is not None:
         assert found.to(torch.int64).tolist() == multiply_by_quantized_multiplier(c, *parts, how).tolist()
     assert (found is None) == (n < 31 if two else n > 52 or rounding not in ("half_up", "half_away"))
+
+
+@pytest.mark.parametrize("rounding", [*ROUNDINGS, "two stages"])
+@given(
+    st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5),
+    st.integers(2**30, 2**31 - 1),
+    st.integers(31, 52),
+    st.integers(-8, 260),
+    st.integers(0, 255),
+    st.booleans(),
+)
+def test_clipped_products_are_exact_on_carriers(
+    rounding: str, values: list[int], m: int, n: int, near: int, zero: int, large: bool
+) -> None:
+    """On float carriers as on integers, next to the ties of both stages, within the clipped range and beyond."""
+    two = rounding == "two stages"
+    how = Requantize("multiplier_shift", "half_up" if two else rounding, two_stage=two)
+    target = qparams(1.0, "uint8", zero)
+    tie = (near - zero) * 2**n + 2 ** (n - 1)
+    values += [(tie + side * 2**30) // m + d for side in (-1, 0, 1) for d in (-1, 0, 1)]
+    limit = 2**31 if large else 2**21
+    c = torch.tensor([v for v in (*values, 0, 1, -1) if -limit <= v < limit], dtype=torch.float64)
+    parts = torch.tensor([m]), torch.tensor([n])
+    computed = _one_product(c, INT32, *parts, how, target)
+    assert (computed is None) == (n > 44 and bool((c.abs() >= 2**21).any()))
+    if computed is not None:
+        exact = multiply_by_quantized_multiplier(c.to(torch.int64), *parts, how).clamp(-zero, 255 - zero)
+        assert computed(c).clamp(-zero, 255 - zero).tolist() == exact.tolist()
