@@ -4,6 +4,7 @@ narrow terminal cuts the line off.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -100,7 +101,8 @@ class Progress:
             self._bar.update(1)
 
     def _seconds_left(self, trials: int, seconds: float, forwards: float) -> float | None:
-        """The time until the first limit is reached at the present rate; None where there is no limit. The rate of
+        """The time until the first limit is reached at the present rate; None where there is no limit that can
+        be reached. The rate of
         trials is measured from the start of the first."""
         limit, searching = self._budget, seconds - self._seconds_before
         spent = (
@@ -113,7 +115,7 @@ class Progress:
             for maximum, used, duration in spent
             if maximum is not None and used > 0
         ]
-        return min(estimates, default=None)
+        return min((seconds for seconds in estimates if seconds < math.inf), default=None)
 
 
 def _duration(seconds: float) -> str:

@@ -66,6 +66,15 @@ def test_the_rate_of_trials_excludes_the_preparation(monkeypatch: pytest.MonkeyP
     assert " 20s left" in terminal.getvalue()
 
 
+def test_a_rate_of_almost_nothing_has_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a log whose numbers were edited gives: a duration beyond what floats hold."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress(Budget.parse("100 forwards"), 0, True) as bar:
+        bar.show(Trial(0, {"a:0": 8}, Score(1.0), seconds=1.0, elapsed=1e300), None, 1e300, 1e-300, False)
+    assert "1 trials" in terminal.getvalue() and "left" not in terminal.getvalue()
+
+
 def test_the_most_important_texts_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
