@@ -54,6 +54,8 @@ BLOCKS: Final = 8
 LEAST_GAIN: Final = 0.01
 #: Confidence with which a proposal must be better.
 CONFIDENCE: Final = 0.95
+#: Largest cost of refining the weights of one fold, in forwards. Later rounds gain little.
+MAX_FORWARDS: Final = 24.0
 #: Part of the loss by which thresholds of activations that clip more must be better: they affect values that no sample
 #: has.
 MARGIN: Final = 0.05
@@ -173,11 +175,13 @@ class Confirmation:
         sizes: of the batches.
         folds: see `folds_of`.
         is_blind: whether thresholds of activations are tested by `UnseenSamples`, too; not for older logs.
+        max_forwards: the largest cost of refining weights in one fold, in forwards; infinite for older logs.
     """
 
     sizes: tuple[int, ...]
     folds: tuple[Fold, ...]
     is_blind: bool = True
+    max_forwards: float = MAX_FORWARDS
 
     @staticmethod
     def of(sizes: Sequence[int], logged: Any = None) -> Confirmation | None:
@@ -188,7 +192,11 @@ class Confirmation:
         """
         if logged is True:
             return None
-        return Confirmation(tuple(sizes), folds_of(sizes), logged is None or bool(logged.get("blind")))
+        if logged is None:
+            return Confirmation(tuple(sizes), folds_of(sizes))
+        return Confirmation(
+            tuple(sizes), folds_of(sizes), bool(logged.get("blind")), float(logged.get("forwards", math.inf))
+        )
 
     @property
     def count(self) -> int:

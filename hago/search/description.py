@@ -19,8 +19,8 @@ from hago.study import Header, Searcher, make_header
 NOT_IN_HEADER: Final = frozenset(
     {"searcher", "goal", "race", "estimated", "topology", "weights", "refined", "confirmed"}
 )
-#: Keys of the record of refined thresholds that describe which samples were kept aside; the others are measurements.
-_ASIDE: Final = ("kept_aside", "turns", "blind")
+#: Keys of the record of refined thresholds that say how they are refined; the others are measurements.
+_SETTINGS: Final = ("kept_aside", "turns", "blind", "forwards")
 
 
 def description(scorer: GoalScorer, searcher: Searcher, seed: int, search_topology: bool) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def description(scorer: GoalScorer, searcher: Searcher, seed: int, search_topolo
     if prepared.refined is True:
         how["refined"] = True
     elif prepared.refined:
-        how["refined"] = {k: v for k, v in prepared.refined.items() if k in _ASIDE}
-        how["confirmed"] = {k: v for k, v in prepared.refined.items() if k not in _ASIDE}
+        how["refined"] = {k: v for k, v in prepared.refined.items() if k in _SETTINGS}
+        how["confirmed"] = {k: v for k, v in prepared.refined.items() if k not in _SETTINGS}
     if race is not None:
         how["race"] = asdict(race)
     return how

@@ -543,9 +543,12 @@ class _ConfirmedSteps:
     def record(self) -> dict[str, Any]:
         """The entries of the log's header on refinement, as JSON values."""
         gain = self.confirmation.gain(self.before, self.after)
+        most = self.confirmation.max_forwards
+        limit = {"forwards": most} if self.folds and most < math.inf else {}
         weights = "estimated" if not self.rounds else "refined" if self.rounds == math.inf else "refined once"
         return {
             **self.confirmation.record,
+            **limit,
             "activations": self.activations,
             "weights": weights,
             **figures_of(gain, self.clipped, self.clipped_before),

@@ -37,7 +37,7 @@ from hago.study import Header, Searcher
 
 #: Refining thresholds may cost one forward for every so many choices in the space ...
 CHOICES_A_FORWARD: Final = 14
-#: ... but at least so many forwards.
+#: ... but at least so many forwards, and at most `MAX_FORWARDS` of `hago.search.confirmation`.
 LEAST_REFINING_FORWARDS: Final = 6.0
 
 
@@ -125,6 +125,8 @@ def find_starting_point(
     task = RefinementTask.of(prepared, goal, metric, scorer.evaluator, seed)
     if refines == "start":
         max_forwards = max(LEAST_REFINING_FORWARDS, choices / CHOICES_A_FORWARD)
+        if confirmation is not None:
+            max_forwards = min(max_forwards, confirmation.max_forwards)
         return refine_at_point(task, max_forwards, confirmation)
     return refine_every_choice(task, within=refines == "within", confirmation=confirmation)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from toys import timeless
 
 import hago
 from hago.data.batches import Batches
-from hago.search import choice_refinement, confirmation
+from hago.search import choice_refinement, confirmation, searcher_choice
 from hago.search.choice_refinement import _Proposals
 from hago.search.confirmation import (
     FEW,
@@ -34,7 +35,7 @@ from hago.search.confirmation import (
 from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.objective import OBJECTIVES
-from hago.search.point_refinement import _start
+from hago.search.point_refinement import _start, refine_at_point
 from hago.search.preparation import Prepared, prepare
 from hago.search.proposed_thresholds import RefinementTask
 from hago.search.session import SearchOptions, run_search
@@ -335,7 +336,7 @@ def test_logs_that_are_not_blind_are_replayed_and_continued_as_they_were_begun(
     path = tmp_path / "log.jsonl"
     how = SearchOptions.of(progress=False, log=path, budget=4, **options)
     with monkeypatch.context() as patch:
-        older = Confirmation((8, 8), folds_of([8, 8]), is_blind=False)
+        older = Confirmation((8, 8), folds_of([8, 8]), is_blind=False, max_forwards=math.inf)
         patch.setattr(Confirmation, "of", staticmethod(lambda *_: older))
         run_search(residual_block(), "vta", DATA, how)
     content = path.read_bytes()
@@ -348,10 +349,43 @@ def test_logs_that_are_not_blind_are_replayed_and_continued_as_they_were_begun(
     assert timeless(path.read_bytes()) == timeless(content)
 
 
+@pytest.mark.parametrize("limit", [3.0, math.inf])
+def test_the_limit_on_refinement_is_that_of_the_log(
+    limit: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search that was begun with another limit, or with none, is replayed and continued with it."""
+    path, limits = tmp_path / "log.jsonl", []
+    how = SearchOptions.of(progress=False, log=path, budget=4)
+
+    def refine(task: RefinementTask, max_forwards: float, confirmed: Confirmation | None) -> Any:
+        assert confirmed is not None
+        limits.append((max_forwards, confirmed.max_forwards))
+        return refine_at_point(task, max_forwards, confirmed)
+
+    monkeypatch.setattr(searcher_choice, "refine_at_point", refine)
+    with monkeypatch.context() as patch:
+        other = Confirmation((8, 8), folds_of([8, 8]), max_forwards=limit)
+        patch.setattr(Confirmation, "of", staticmethod(lambda *_: other))
+        run_search(residual_block(), "x86_vnni", DATA, how)
+    content = path.read_bytes()
+    assert (b'"forwards": 3.0' in content.splitlines()[0]) == (limit == 3.0)
+    path.write_bytes(b"".join(content.splitlines(keepends=True)[:2]))
+    assert hago.replay(residual_block(), "x86_vnni", path, DATA).same
+    run_search(residual_block(), "x86_vnni", DATA, how)
+    assert timeless(path.read_bytes()) == timeless(content)
+    first, *others = limits
+    assert others == [first] * 2 and first[1] == limit and (first[0] == 3.0 if limit == 3.0 else first[0] >= 6.0)
+
+
 def test_the_header_says_what_was_kept_aside(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(progress=False, log=path))
     header = read_log(path).header
-    assert header is not None and header.settings["refined"] == {"kept_aside": 16, "turns": 4, "blind": True}
+    assert header is not None and header.settings["refined"] == {
+        "kept_aside": 16,
+        "turns": 4,
+        "blind": True,
+        "forwards": confirmation.MAX_FORWARDS,
+    }
     assert {"gain", "standard_errors", "clipped", "clipped_before", "activations", "weights"} == set(header.confirmed)
     assert json.loads(path.read_text("utf-8").splitlines()[0])["version"] == 2
