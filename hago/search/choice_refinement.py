@@ -23,7 +23,7 @@ from hago.calibration import Calibration
 from hago.errors import InfeasibleBits
 from hago.plan import Bits
 from hago.plan.feasibility import ChoicePoints, nearest_feasible, plan_or_refusal
-from hago.search.confirmation import Confirmation, Fold, ProposalTest, clipped_share, figures_of, losses_of
+from hago.search.confirmation import Confirmation, Fold, Gain, ProposalTest, clipped_share, figures_of, losses_of
 from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_FORWARDS, Spectrum
 from hago.search.guidance import make_surrogate
 from hago.search.preparation import Prepared
@@ -37,52 +37,52 @@ from hago.search.proposed_thresholds import (
 from hago.search.safe_bits import safe_bits
 from hago.search.sensitivity import gradients_of_choices, sensitivity_from
 from hago.search.starting_point import StartingPoint, bits_within_limits
-from hago.search.weight_scales import ThresholdPair, WeightGradients, WeightScales, of_constants, own_ends
+from hago.search.weight_scales import WeightGradients, WeightScales, WeightThresholds, of_constants, own_ends
 from hago.searchers import Knapsack, Surrogate
 
 
 def refine_every_choice(
-    task: RefinementTask, *, within: bool = False, confirmation: Confirmation | None = None
+    task: RefinementTask, *, start_within_limits: bool = False, confirmation: Confirmation | None = None
 ) -> StartingPoint:
     """Refine the thresholds of weights at every number of bits, and those of activations.
 
     Args:
-        within: start at the best expected point within the limits on costs (`limited`), instead of at the most bits
-            that accumulators hold (`pareto`).
+        start_within_limits: start at the best expected point that keeps the limits on costs (`limited`), instead of at
+            the most bits that accumulators hold (`pareto`).
         confirmation: the validation samples. None for logs of version 1: `limited` then took what was best on all
             samples, and `pareto` the refined thresholds.
     """
     if confirmation is None:
-        return _unconfirmed(task, within)
+        return _unconfirmed(task, start_within_limits)
     folds = [_Proposals.of(task, fold) for fold in confirmation.folds]
     # the confirmed proposal of several folds is made again from all samples
     final = folds[0] if len(folds) == 1 else _Proposals.of(task)
-    bits = final.first_bits(task, within)
-    if not folds:
+    bits = final.first_bits(task, start_within_limits)
+    if not folds:  # a single sample: none can be kept aside
         prepared = replace(task.estimated, refined=confirmation.record)
         return StartingPoint(prepared, final.surrogate, bits, GRADIENT_FORWARDS)
     # proposals are compared where they will be used: at the start if costs are limited; otherwise (a front, or a
     # minimized cost) halfway along the range of costs, since results have fewer bits than the start
-    is_limited = within and any(limit.is_cost for limit in task.goal.limits)
-    choice = _Choice(task, confirmation, folds, bits if is_limited else final.middle())
-    choice.choose()
-    shares = [choice.clipped_share(final.thresholds[name]) for name in (choice.name, "estimated")]
-    record = {**confirmation.record, "thresholds": choice.name, **figures_of(choice.gain, *shares)}
+    is_limited = start_within_limits and any(limit.is_cost for limit in task.goal.limits)
+    point = bits if is_limited else final.middle_of_front()
+    chosen = _choose(task, confirmation, folds, point)
+    shares = [_clipped_share(task, final.thresholds[name], point) for name in (chosen.name, "estimated")]
+    record = {**confirmation.record, "thresholds": chosen.name, **figures_of(chosen.gain, *shares)}
     passes = len(folds) + (final is not folds[0])
     return StartingPoint(
-        replace(final.thresholds[choice.name], refined=record),
+        replace(final.thresholds[chosen.name], refined=record),
         final.surrogate,
         bits,
-        GRADIENT_FORWARDS * passes + choice.test.forwards,
-        choice.simulations,
+        GRADIENT_FORWARDS * passes + chosen.test_forwards,
+        chosen.simulations,
     )
 
 
-def _unconfirmed(task: RefinementTask, within: bool) -> StartingPoint:
+def _unconfirmed(task: RefinementTask, start_within_limits: bool) -> StartingPoint:
     """The starting point of searches whose logs are of version 1."""
     proposals = _Proposals.of(task)
-    bits = proposals.first_bits(task, within)
-    if not within:
+    bits = proposals.first_bits(task, start_within_limits)
+    if not start_within_limits:
         return StartingPoint(proposals.thresholds["refined"], proposals.surrogate, bits, GRADIENT_FORWARDS)
     values = {name: _measure(task, prepared, bits)[0] for name, prepared in proposals.thresholds.items()}
     best = max(values, key=lambda name: values[name])
@@ -107,52 +107,50 @@ class _Proposals:
     surrogate: Surrogate
     start: Bits
     spectra: Mapping[Edge, Spectrum]
-    of_weights: ThresholdPair
+    of_weights: WeightThresholds
 
     @staticmethod
     def of(task: RefinementTask, fold: Fold | None = None) -> _Proposals:
         """Make the proposals from the tuning samples of a fold, or from all samples."""
-        plain, data, objective = task.least_squares, task.estimated.batches, task.goal.objective
-        probes, scaled = WeightGradients.of_probes(plain), _weights_with_own_thresholds(plain)
+        least_squares, data, objective = task.least_squares, task.estimated.batches, task.goal.objective
+        probes, scaled = WeightGradients.of_probes(least_squares), _weights_with_own_thresholds(least_squares)
         samples = data.samples - (0 if fold is None else fold.size)
         chunk = max(1, min(CHUNK_SAMPLES, samples // probes.count))
         batches = None if fold is None else fold.tuning_batches(data)
         measured = gradients_of_choices(
-            plain, objective, task.seed, chunk, batches, known=scaled, on_constant=probes.add
+            least_squares, objective, task.seed, chunk, batches, known=scaled, on_constant=probes.add
         )
-        of_weights, losses = _best_alone(plain, probes, scaled)
-        weighted = with_least_squares(plain, gradient_weighted(plain, measured.spectra))
+        of_weights, losses = _best_alone(least_squares, probes, scaled)
+        weighted = with_least_squares(least_squares, gradient_weighted(least_squares, measured.spectra))
         refined = with_refined(weighted, of_weights)
         measured = replace(measured, weights={**measured.weights, **losses})
         sensitivity = sensitivity_from(measured, refined, objective)
         start = safe_bits(refined)
         surrogate = make_surrogate(refined, task.goal, start, task.seed, task.metric, sensitivity)
-        thresholds = {"refined": refined, "mse": plain, "estimated": task.estimated}
+        thresholds = {"refined": refined, "mse": least_squares, "estimated": task.estimated}
         return _Proposals(thresholds, replace(surrogate, most=start), start, measured.spectra, of_weights)
 
     def unseen(self, name: str, calibration: Calibration) -> Prepared:
-        """The proposal of a name, with thresholds of activations made from other statistics.
+        """The proposal of a name, with thresholds of activations made from other statistics. ProposalTest calls it.
 
         Args:
             calibration: with statistics that were collected without the validation samples.
         """
         if name == "estimated":
             return with_estimates(self.thresholds[name], calibration)
-        plain = with_least_squares(self.thresholds["mse"], calibration)
+        least_squares = with_least_squares(self.thresholds["mse"], calibration)
         if name == "mse":
-            return plain
-        weighted = with_least_squares(plain, gradient_weighted(plain, self.spectra))
+            return least_squares
+        weighted = with_least_squares(least_squares, gradient_weighted(least_squares, self.spectra))
         return with_refined(weighted, self.of_weights)
 
-    def first_bits(self, task: RefinementTask, within: bool) -> Bits:
+    def first_bits(self, task: RefinementTask, start_within_limits: bool) -> Bits:
         """The best expected point that keeps the limits on costs, or the most bits."""
-        return (
-            bits_within_limits(self.thresholds["refined"], task.goal, self.surrogate, self.start)
-            if within
-            else self.start
-        )
+        if not start_within_limits:
+            return self.start
+        return bits_within_limits(self.thresholds["refined"], task.goal, self.surrogate, self.start)
 
-    def middle(self) -> Bits:
+    def middle_of_front(self) -> Bits:
         """A point halfway along the front, if the surrogate finds one, else the most bits."""
         prepared = self.thresholds["refined"]
         program = Knapsack(prepared.space, self.surrogate)
@@ -163,13 +161,13 @@ class _Proposals:
 
 def _best_alone(
     prepared: Prepared, probes: WeightGradients, scaled: Collection[Edge]
-) -> tuple[ThresholdPair, dict[Edge, list[float]]]:
+) -> tuple[WeightThresholds, dict[Edge, list[float]]]:
     """The thresholds of weights at every number of bits, and by edge the expected loss of each of its group's choices.
 
     Args:
         scaled: the weights with thresholds of their own; the gradient pass computes the losses of the others.
     """
-    thresholds: ThresholdPair = {}
+    thresholds: WeightThresholds = {}
     losses: dict[Edge, list[float]] = {}
     levels = ChoicePoints(prepared.resolver)
     for point in itertools.chain.from_iterable(map(levels.of, range(levels.count))):
@@ -193,51 +191,50 @@ def _weights_with_own_thresholds(prepared: Prepared) -> set[Edge]:
 
 
 # ---------------------------------------------------------------- what is chosen
-class _Choice:
-    """The choice of the proposal that is significantly better at one point. `refine_every_choice` makes one, calls
-    `choose`, and reads the attributes.
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The thresholds that `_choose` takes.
+
+    Args:
+        name: of the proposal; `estimated` where none is significantly better.
+        gain: theirs over the estimated ones, on validation samples.
+        test_forwards: the cost of testing them with statistics of the tuning samples.
+        simulations: number of Plans that were simulated.
+    """
+
+    name: str
+    gain: Gain
+    test_forwards: float
+    simulations: float
+
+
+def _choose(task: RefinementTask, confirmation: Confirmation, folds: Sequence[_Proposals], bits: Bits) -> _Chosen:
+    """Take the first proposal that is significantly better at a point, or any that runs where the estimated thresholds
+    do not.
 
     Args:
         folds: the proposals of the folds.
         bits: the point.
-
-    Attributes:
-        name: of the chosen thresholds; `estimated` where no proposal is significantly better.
-        gain: theirs over the estimated ones.
-        simulations: number of Plans that were simulated.
     """
+    test = ProposalTest(task.estimated, task.goal.objective, confirmation, folds, [bits] * len(folds))
+    value, losses = _measure(task, task.estimated, bits)
+    runs, before, simulations = value > -math.inf, [losses] * len(folds), 1.0
+    for name in ("refined", "mse"):
+        # the proposal `mse` is the same in every fold, and measured once
+        differing = folds[:1] if name == "mse" else folds
+        measured = [_measure(task, fold.thresholds[name], bits) for fold in differing]
+        simulations += len(measured)
+        after = [losses for _, losses in measured] * (len(folds) // len(measured))
+        if all(value > -math.inf for value, _ in measured) and (not runs or test.accepts(name, before, after)):
+            return _Chosen(name, confirmation.gain(before, after), test.forwards, simulations)
+    return _Chosen("estimated", confirmation.gain(before, before), test.forwards, simulations)
 
-    def __init__(
-        self, task: RefinementTask, confirmation: Confirmation, folds: Sequence[_Proposals], bits: Bits
-    ) -> None:
-        self.task, self.confirmation, self.folds, self.bits = task, confirmation, folds, bits
-        self.test = ProposalTest(task.estimated, task.goal.objective, confirmation, folds, [bits] * len(folds))
-        value, losses = _measure(task, task.estimated, bits)
-        self.name, self.simulations = "estimated", 1.0
-        self._runs, self._before = value > -math.inf, [losses] * len(folds)
-        self.gain = confirmation.gain(self._before, self._before)
 
-    def choose(self) -> None:
-        """Take the first proposal that is significantly better, or any that runs where the estimated thresholds do
-        not."""
-        for name in ("refined", "mse"):
-            # the proposal `mse` is the same in every fold, and measured once
-            folds = self.folds[:1] if name == "mse" else self.folds
-            measured = [_measure(self.task, fold.thresholds[name], self.bits) for fold in folds]
-            self.simulations += len(measured)
-            if name == "mse":
-                measured = measured * len(self.folds)
-            losses = [each for _, each in measured]
-            runs = all(value > -math.inf for value, _ in measured)
-            if runs and (not self._runs or self.test.accepts(name, self._before, losses)):
-                self.name, self.gain = name, self.confirmation.gain(self._before, losses)
-                return
-
-    def clipped_share(self, prepared: Prepared) -> float:
-        """The fraction of values that thresholds clip at the point."""
-        plan = plan_or_refusal(prepared.resolver, self.bits)
-        thresholds = {} if isinstance(plan, InfeasibleBits) else plan.thresholds
-        return clipped_share(self.task.estimated.calibration, self.task.estimated.space, thresholds)
+def _clipped_share(task: RefinementTask, prepared: Prepared, bits: Bits) -> float:
+    """The fraction of values that thresholds clip at a point."""
+    plan = plan_or_refusal(prepared.resolver, bits)
+    thresholds = {} if isinstance(plan, InfeasibleBits) else plan.thresholds
+    return clipped_share(task.estimated.calibration, task.estimated.space, thresholds)
 
 
 def _measure(task: RefinementTask, prepared: Prepared, bits: Bits) -> tuple[float, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hago.cost import node_macs
-from hago.data import Batches
+from hago.data import Batch, Batches
 from hago.errors import DataError
 from hago.graph import Graph, run_real
 from hago.ops import OPS, Ops
@@ -108,7 +108,7 @@ class Evaluator:
     def measure(self, plan: Plan, enough: Enough | None = None, see: See | None = None) -> Measurement:
         """Simulate a Plan over all batches, or until it is enough.
 
-        The passes over the batches are lazy: the loop below runs one per round, so that it can end early.
+        A batch is simulated when the loop below asks for its values, so that the loop can end early.
 
         Args:
             enough: called after every batch with the contributions so far; True ends the measurement.
@@ -121,8 +121,12 @@ class Evaluator:
         starts = (partial(model.begin, batch.inputs) for batch in self.batches)
         ends = self.reuse.run(model.steps(), model.ends, numbers, starts, extremes)
         contributions: dict[str, Tensor] = {}
-        for of_batch in self._each(_watched(map(model.end, ends), see)):
-            contributions = {n: torch.cat([contributions[n], t]) if contributions else t for n, t in of_batch.items()}
+        for batch, reference, values in zip(self.batches, self._reference, ends, strict=True):
+            outputs = model.end(values)
+            if see is not None:
+                see(outputs)
+            added = self._per_sample(batch, reference, outputs)
+            contributions = {n: torch.cat([contributions[n], t]) if contributions else t for n, t in added.items()}
             if enough is not None and enough(contributions, extremes):
                 break
         extremes.overflows = {n: extremes.overflows[n] for n in plan.nodes if n in extremes.overflows}
@@ -137,18 +141,18 @@ class Evaluator:
                 return executor
         return Simulator(plan, self.carriers, watch=extremes)
 
-    def contributions(self, outputs: Any) -> dict[str, Tensor]:
-        """Per-sample contributions of a model's outputs, batch by batch."""
-        parts = list(self._each(outputs))
+    def contributions(self, outputs: Iterable[Sequence[Any]]) -> dict[str, Tensor]:
+        """Per-sample contributions of a model's outputs, given batch by batch."""
+        each = zip(self.batches, self._reference, outputs, strict=True)
+        parts = [self._per_sample(batch, reference, out) for batch, reference, out in each]
         return {n: torch.cat([part[n] for part in parts]) for n in self._measures}
 
-    def _each(self, outputs: Any) -> Iterator[dict[str, Tensor]]:
-        for batch, reference, out in zip(self.batches, self._reference, outputs, strict=True):
-            yield {n: measure.per_sample(reference, out, batch.labels) for n, measure in self._measures.items()}
+    def _per_sample(self, batch: Batch, reference: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Tensor]:
+        return {n: measure.per_sample(reference, outputs, batch.labels) for n, measure in self._measures.items()}
 
     def float_contributions(self) -> dict[str, Tensor]:
         """The float model's own contributions: its accuracy, above all."""
-        return self.contributions(iter(self._reference))
+        return self.contributions(self._reference)
 
     def summary(self, contributions: Mapping[str, Tensor]) -> dict[str, Any]:
         """The measures as JSON values, by their figures; shares of correct classes with their 95 % interval."""
@@ -228,14 +232,6 @@ def _runs_on_kernels(executor: Executor) -> bool:
         if row.node in plan.nodes:
             macs[row.kernel not in _NO_KERNELS] += node_macs(plan.graph, plan.graph[row.node], plan.ops)
     return macs[True] >= macs[False]
-
-
-def _watched(outputs: Iterable[Sequence[Any]], see: See | None) -> Iterator[Sequence[Any]]:
-    """Yield the outputs, after `see` was called with them."""
-    for out in outputs:
-        if see is not None:
-            see(out)
-        yield out
 
 
 def thresholds_sha256(plan: Plan) -> str:

@@ -119,7 +119,7 @@ class Gradients:
     signal: float
 
     @staticmethod
-    def sum(parts: Sequence[Gradients]) -> Gradients:
+    def added(parts: Sequence[Gradients]) -> Gradients:
         """The sum of passes over different samples with the same ranges."""
         first = parts[0]
         masses = {e: torch.stack([p.spectra[e].mass for p in parts]).sum(0) for e in first.spectra}

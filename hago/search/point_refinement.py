@@ -50,7 +50,7 @@ from hago.search.proposed_thresholds import (
 from hago.search.safe_bits import safe_bits
 from hago.search.sensitivity import curvature_of, gradients_by_part, gradients_of_choices, sensitivity_from
 from hago.search.starting_point import StartingPoint, bits_within_limits
-from hago.search.weight_scales import KEPT_ERROR_BYTES, Chosen, WeightGradients, WeightScales
+from hago.search.weight_scales import KEPT_ERROR_BYTES, FactorIndices, Products, WeightGradients, WeightScales
 from hago.searchers import Surrogate
 
 #: Largest number of samples that are differentiated; rounds are measured on all tuning samples.
@@ -98,50 +98,88 @@ def refine_at_point(
 def _start(task: RefinementTask, confirmation: Confirmation) -> tuple[list[_Refinement], _Refinement]:
     """Make the refinement of each fold, and the final one, whose thresholds the search begins with.
 
-    The final refinement uses all samples; with a single fold, it is that fold's. One gradient pass serves all: each
-    fold takes the gradients of its tuning samples.
+    The final refinement uses all samples. With a single fold it is that fold's; without folds, of a single sample,
+    there is no other. One gradient pass serves all: each fold takes the gradients of its tuning samples.
     """
-    folds, plain = confirmation.folds, task.least_squares
-    final_samples = _TuningSamples.of(task, folds[0] if len(folds) == 1 else None)
-    bits = safe_bits(plain)
-    scales = WeightScales.of(plain, plain.resolver(bits), bits, KEPT_ERROR_BYTES)
-    if not plain.hardware.requantize.power_of_two:
-        scales.bar_large_errors(MAX_ERROR_RATIO)
-    if len(folds) > 1:
-        # there are several folds only of few samples, all of which are differentiated, so that rows are samples
-        assert final_samples.step == 1
-        parts = [final_samples.batch.rows(fold.first, fold.last) for fold in folds]
-    else:
-        parts = [final_samples.batch]
-    probes = WeightGradients.of_probes(plain, max(-(-part.size // CHUNK_SAMPLES) for part in parts), len(parts))
-    choices = COMPUTED_CHOICES if not task.metric and bits == widest_feasible(plain.resolver).bits else None
-    by_part = gradients_by_part(plain, task.goal.objective, task.seed, parts, CHUNK_SAMPLES, probes, choices)
-    products = scales.products(probes)
-    probes.sums.clear()
-    measurements: dict[str, _Measured] = {}
-
-    def make(samples: _TuningSamples, tuning: Sequence[int], scales: WeightScales, **options: Any) -> _Refinement:
-        scales.set_sketches(products, probes.columns(tuning))
-        measured = Gradients.sum([by_part[i] for i in tuning])
-        return _Refinement(task, samples, scales, measured, measurements, choices=choices, **options)
-
-    everything = range(len(parts))
-    if len(folds) == 1:
-        final = make(final_samples, everything, scales)
-        final.count_gradients(GRADIENT_FORWARDS * parts[0].size / task.evaluator.batches.samples)
-        return [final], final
+    folds = confirmation.folds
+    samples = _TuningSamples.of(task, folds[0] if len(folds) == 1 else None)
+    if len(folds) < 2:
+        final = _SharedPass.over(task, [samples.batch]).refinement(samples, [0])
+        final.count_gradients(final.gradient_pass_forwards)
+        return [final] * len(folds), final
+    # there are several folds only of few samples, all of which are differentiated, so that rows are samples
+    assert samples.step == 1
+    parts = [samples.batch.rows(fold.first, fold.last) for fold in folds]
+    shared = _SharedPass.over(task, parts)
     refinements = []
     for index, fold in enumerate(folds):
-        others = [i for i in everything if i != index]
-        copied = scales.copy_without_slopes()
-        refinement = make(_TuningSamples.of(task, fold), others, copied, needs_surrogate=False)
+        others = [i for i in range(len(parts)) if i != index]
+        refinement = shared.refinement(_TuningSamples.of(task, fold), others, needs_surrogate=False)
         # each part is differentiated once, and counted with the fold that does not use it
         refinement.count_gradients(GRADIENT_FORWARDS * parts[index].size / task.evaluator.batches.samples)
         refinements.append(refinement)
-    final = make(final_samples, everything, scales)
-    if not folds:
-        final.count_gradients(GRADIENT_FORWARDS * parts[0].size / task.evaluator.batches.samples)
-    return refinements, final
+    return refinements, shared.refinement(samples, range(len(parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedPass:
+    """A gradient pass over parts of the samples, from which `_start` makes every refinement.
+
+    Args:
+        scales: of the weights at the safe bits, without gradients.
+        probes: random vectors, of which only the layout of columns is used.
+        products: of the errors of weights with the gradients.
+        by_part: the gradients of each part.
+        choices: see `sensitivity_from`.
+        measurements: that the refinements share, by the key of their Plan.
+    """
+
+    task: RefinementTask
+    scales: WeightScales
+    probes: WeightGradients
+    products: Products
+    by_part: Sequence[Gradients]
+    choices: int | None
+    measurements: dict[str, _Measured]
+
+    @staticmethod
+    def over(task: RefinementTask, parts: Sequence[Batch]) -> _SharedPass:
+        """Differentiate the parts."""
+        least_squares = task.least_squares
+        bits = safe_bits(least_squares)
+        scales = WeightScales.of(least_squares, least_squares.resolver(bits), bits, KEPT_ERROR_BYTES)
+        if not least_squares.hardware.requantize.power_of_two:
+            scales.bar_large_errors(MAX_ERROR_RATIO)
+        chunks = max(-(-part.size // CHUNK_SAMPLES) for part in parts)
+        probes = WeightGradients.of_probes(least_squares, chunks, len(parts))
+        has_most_bits = bits == widest_feasible(least_squares.resolver).bits
+        choices = COMPUTED_CHOICES if not task.metric and has_most_bits else None
+        by_part = gradients_by_part(
+            least_squares, task.goal.objective, task.seed, parts, CHUNK_SAMPLES, probes, choices
+        )
+        products = scales.products(probes)
+        probes.sums.clear()
+        return _SharedPass(task, scales, probes, products, by_part, choices, {})
+
+    def refinement(self, samples: _TuningSamples, parts: Sequence[int], *, needs_surrogate: bool = True) -> _Refinement:
+        """Make the refinement by some samples.
+
+        Args:
+            parts: the indices of the parts that the samples are in.
+            needs_surrogate: see `_Refinement`.
+        """
+        scales = self.scales.copy()
+        scales.set_sketches(self.products, self.probes.columns(parts))
+        measured = Gradients.added([self.by_part[i] for i in parts])
+        return _Refinement(
+            self.task,
+            samples,
+            scales,
+            measured,
+            self.measurements,
+            needs_surrogate=needs_surrogate,
+            choices=self.choices,
+        )
 
 
 # ---------------------------------------------------------------- one refinement
@@ -252,11 +290,12 @@ class _Refinement:
     @staticmethod
     def for_first_version(task: RefinementTask) -> _Refinement:
         """Make a refinement by all samples, as searches whose logs are of version 1 did."""
-        samples, plain, bits = _TuningSamples.of(task, None), task.least_squares, safe_bits(task.least_squares)
-        scales = WeightScales.of(plain, plain.resolver(bits), bits, KEPT_ERROR_BYTES)
-        probes = WeightGradients.of_probes(plain)
+        samples, least_squares = _TuningSamples.of(task, None), task.least_squares
+        bits = safe_bits(least_squares)
+        scales = WeightScales.of(least_squares, least_squares.resolver(bits), bits, KEPT_ERROR_BYTES)
+        probes = WeightGradients.of_probes(least_squares)
         measured = gradients_of_choices(
-            plain, task.goal.objective, task.seed, CHUNK_SAMPLES, [samples.batch], on_constant=probes.add
+            least_squares, task.goal.objective, task.seed, CHUNK_SAMPLES, [samples.batch], on_constant=probes.add
         )
         scales.set_sketches_from_gradients(probes)
         refinement = _Refinement(task, samples, scales, measured, {}, is_first_version=True)
@@ -284,15 +323,15 @@ class _Refinement:
         self.prepared = self.proposals.get(name, self.task.estimated)
 
     def unseen(self, name: str, calibration: Calibration) -> Prepared:
-        """The same thresholds as `use_activations` uses, made from other statistics.
+        """The same thresholds as `use_activations` uses, made from other statistics. ProposalTest calls it.
 
         Args:
             calibration: with statistics that were collected without the validation samples.
         """
         if name not in self.proposals:
             return with_estimates(self.task.estimated, calibration)
-        plain = with_least_squares(self.proposals["mse"], calibration)
-        return plain if name == "mse" else with_least_squares(plain, gradient_weighted(plain, self._spectra))
+        mse = with_least_squares(self.proposals["mse"], calibration)
+        return mse if name == "mse" else with_least_squares(mse, gradient_weighted(mse, self._spectra))
 
     # ------------------------------------------------------------ cost
     @property
@@ -306,11 +345,11 @@ class _Refinement:
         self.gradient_forwards += forwards
 
     # ------------------------------------------------------------ measuring
-    def measure(self, prepared: Prepared, *, share: bool = False) -> _Measured:
+    def measure(self, prepared: Prepared, *, keep: bool = False) -> _Measured:
         """Simulate thresholds at the point.
 
         Args:
-            share: whether to keep the measurement for other refinements, too.
+            keep: whether to keep the measurement for other refinements, too.
         """
         plan = plan_or_refusal(prepared.resolver, self.bits)
         if isinstance(plan, InfeasibleBits):
@@ -324,7 +363,7 @@ class _Refinement:
         overflowing = frozenset(name for name, count in measurement.extremes.overflows.items() if count)
         contributions = None if overflowing else measurement.contributions[self.objective.name]
         measured = _Measured(contributions, losses_of(self.objective, measurement), outputs, overflowing)
-        if share:
+        if keep:
             self.measurements[plan.key] = measured
         return measured
 
@@ -362,7 +401,7 @@ class _Refinement:
         best = self.measure(self.prepared)
         has_slopes, loss = False, 0.0
         best_alone = self.scales.best_factors_alone(self.prepared.resolver(self.bits))
-        proposed: Chosen | None = None if _same(best_alone, factors) else best_alone
+        proposed: FactorIndices | None = None if _same(best_alone, factors) else best_alone
         while (
             best.contributions is not None
             and failed < MAX_FAILED_ROUNDS
@@ -440,7 +479,7 @@ class _Refinement:
         return sum(losses)
 
 
-def _same(one: Chosen, other: Chosen) -> bool:
+def _same(one: FactorIndices, other: FactorIndices) -> bool:
     return all(torch.equal(one[edge], other[edge]) for edge in other)
 
 
@@ -453,7 +492,7 @@ class _ConfirmedSteps:
         folds: the refinements of the folds.
 
     Attributes:
-        activations: the thresholds of activations that were chosen; see `_Refinement.use_activations`.
+        activations: the thresholds of activations that were chosen: `estimated`, `mse` or `weighted`.
         rounds: number of rounds for weights that were confirmed; inf for all of them.
         before, after: the losses of all samples with the estimated thresholds and with the chosen ones, by fold.
         clipped_before, clipped: the shares of values that these thresholds clip.
@@ -472,13 +511,14 @@ class _ConfirmedSteps:
         """Choose the thresholds of activations, the same for all folds: `weighted` if it is better in every fold and
         significantly better on the validation samples, else `mse` if that is, else the estimated ones. Where these
         overflow or are infeasible in some fold, a proposal need not be significantly better."""
-        estimated = [refinement.measure(self.task.estimated, share=True) for refinement in self.folds]
+        # the first Plans that a search simulates
+        estimated = [refinement.measure(self.task.estimated, keep=True) for refinement in self.folds]
         self.before = self.after = [measured.losses for measured in estimated]
         runs = all(measured.contributions is not None for measured in estimated)
         for name in ("weighted", "mse"):
             if name == "mse" and self.task.estimated.estimator == Mse():
                 continue  # these are the estimated ones
-            proposed = [refinement.measure(refinement.proposals[name], share=True) for refinement in self.folds]
+            proposed = [refinement.measure(refinement.proposals[name], keep=True) for refinement in self.folds]
             losses, clipped = [measured.losses for measured in proposed], self._clipped(name)
             # thresholds that clip more also clip values that no sample has: they must win by a margin
             margin = MARGIN if clipped > self.clipped else 0.0

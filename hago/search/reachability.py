@@ -13,6 +13,7 @@ from hago.search.goal import Goal
 from hago.search.intervals import wilson_interval
 from hago.search.objective import Objective
 from hago.search.preparation import Prepared
+from hago.search.safe_bits import safe_bits
 from hago.search.scoring import GoalScorer
 from hago.study import StudyResult
 
@@ -21,14 +22,12 @@ from hago.study import StudyResult
 _CANCELLED: Final = 1e-3
 
 
-def check_costs_reachable(goal: Goal, prepared: Prepared, start: Bits) -> None:
+def check_costs_reachable(goal: Goal, prepared: Prepared) -> None:
     """Refuse limits on costs that no point can keep, before anything is simulated.
 
-    A cost is least at the fewest bits or at the start. There are two exceptions, where only a search finds how little
-    it can be: a roofline where nodes may be float, and fewest bits that are infeasible together.
-
-    Args:
-        start: the most bits that accumulators hold.
+    A cost is least at the fewest bits or at the most bits that accumulators hold. There are two exceptions, where only
+    a search finds how little it can be: a roofline where nodes may be float, and fewest bits that are infeasible
+    together.
 
     Raises:
         InfeasibleBits: which limit, and the nearest value that can be reached.
@@ -38,7 +37,7 @@ def check_costs_reachable(goal: Goal, prepared: Prepared, start: Bits) -> None:
         return
     least = prepared.space.narrowest()
     fewest = nearest_feasible(prepared.resolver, least)
-    ends = [plan_cost(plan) for plan in (*([fewest.plan] if fewest else []), prepared.resolver(start))]
+    ends = [plan_cost(plan) for plan in (*([fewest.plan] if fewest else []), prepared.resolver(safe_bits(prepared)))]
     goal.check(ends[0])
     for limit in (x for x in goal.limits if x.is_cost):
         nearest = min(cost[limit.figure] for cost in ends)

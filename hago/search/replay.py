@@ -222,7 +222,7 @@ def _with_refined_thresholds(prepared: Prepared, header: Header, measure: Object
     confirmation = Confirmation.of([b.size for b in scorer.evaluator.batches], settings.get("refined"))
     start = find_starting_point(
         name,
-        SEARCHERS[name].refines or "start",
+        SEARCHERS[name].refines or "at_point",
         scorer,
         costs=costs,
         choices=prepared.space.size,

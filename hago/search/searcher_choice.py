@@ -123,12 +123,13 @@ def find_starting_point(
         surrogate = make_surrogate(prepared, goal, bits, seed, metric)
         return StartingPoint(prepared, surrogate, bits, GRADIENT_FORWARDS)
     task = RefinementTask.of(prepared, goal, metric, scorer.evaluator, seed)
-    if refines == "start":
+    if refines == "at_point":
         max_forwards = max(LEAST_REFINING_FORWARDS, choices / CHOICES_A_FORWARD)
         if confirmation is not None:
             max_forwards = min(max_forwards, confirmation.max_forwards)
         return refine_at_point(task, max_forwards, confirmation)
-    return refine_every_choice(task, within=refines == "within", confirmation=confirmation)
+    within_limits = refines == "every_choice_within_limits"
+    return refine_every_choice(task, start_within_limits=within_limits, confirmation=confirmation)
 
 
 def build_searcher(searcher: str | Searcher | Any, start: StartingPoint, seed: int) -> Searcher:

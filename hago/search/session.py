@@ -29,7 +29,6 @@ from hago.search.preparation import Prepared, QuantizationOptions, held_out_batc
 from hago.search.racing import RaceOptions, as_race
 from hago.search.reachability import check_costs_reachable, check_measures_reachable, explain_missed_limits
 from hago.search.redundancy import prune_redundant_choices
-from hago.search.safe_bits import safe_bits
 from hago.search.scoring import GoalScorer
 from hago.search.searcher_choice import (
     build_searcher,
@@ -149,9 +148,10 @@ def run_search(
     """Search for the best strategy.
 
     Before any Plan is simulated, the float model runs for calibration, for the outputs that Plans are compared with
-    (`Evaluator`) and, if the searcher is guided, for gradients. The first simulated batch is one on which refined
-    thresholds are confirmed, else one on which a limit on a measure is checked, else one of the first trial. All go
-    through `Evaluator.measure`, which runs a Plan on the simulator or on native kernels.
+    (`Evaluator`) and, if the searcher is guided, for gradients. The first simulated batch has the estimated thresholds:
+    refinement measures them to compare with. Without refinement it is one on which a limit on a measure is checked,
+    else one of the first trial. All go through `Evaluator.measure`, which runs a Plan on the simulator or on native
+    kernels.
 
     Raises:
         HagoError: as `hago.search_quantize_strategy` does.
@@ -175,7 +175,7 @@ def run_search(
         scorer = make_scorer(options, goal, prepared)
         announce("finding thresholds and what every choice may lose")
         searcher, refines = choose_searcher(options.searcher, scorer, options.quantization)
-        check_costs_reachable(goal, prepared, safe_bits(prepared))
+        check_costs_reachable(goal, prepared)
         confirmation = choose_confirmation(scorer, logged) if refines else None
         start = find_starting_point(
             searcher,

@@ -61,14 +61,14 @@ def bits_within_limits(prepared: Prepared, goal: Goal, surrogate: Surrogate, sta
 
     left = shortfall(point)
     while left > 0.0:
-        steps = []
+        loss, steps = surrogate.loss(point), []
         for key, group in space.groups.items():
             fewer = [b for b in group.choices if b < point[key]]
-            if fewer and not group.is_kind:
-                lowered = {**point, key: fewer[0]}
+            if fewer and not group.is_kind:  # a kind chooses between integers and float, not bits
+                lowered = {**point, key: max(fewer)}
                 saved = left - shortfall(lowered)
                 if saved > 0.0:
-                    steps.append(((surrogate.loss(lowered) - surrogate.loss(point)) / saved, key, lowered))
+                    steps.append(((surrogate.loss(lowered) - loss) / saved, key, lowered))
         if not steps:
             break
         point = min(steps, key=lambda step: step[:2])[2]

@@ -13,10 +13,12 @@ changes is the sum of their sketches, so that interactions between channels are 
 error of each threshold against the float weight: the sketch of a change is the difference of two of these, and a single
 one gives the loss of the channel alone, at any Plan.
 
-Refinement makes one WeightScales per point. In this order, it adds the gradients of random vectors (`set_sketches` or
-`set_sketches_from_gradients`), asks for the best factor of each channel alone (`best_factors_alone`), adds the
-gradients of the present error (`set_slopes`), asks for better factors of several channels together
-(`improve_factors`), and has `thresholds` convert factors to thresholds.
+`hago.search.point_refinement` makes one WeightScales for its point, and a copy for each fold. In this order, it adds
+the gradients of random vectors (`set_sketches`), asks for the best factor of each channel alone (`best_factors_alone`),
+adds the gradients of the present error (`set_slopes`), asks for better factors of several channels together
+(`improve_factors`), and has `thresholds` convert factors to thresholds. `hago.search.choice_refinement` makes one for
+each point of `ChoicePoints`, and does without slopes. `hago.search.sensitivity` uses the functions on errors of
+constants alone.
 
 References:
     Rounding errors of weights do not cancel, so the nearest integers are not the best: M. Nagel et al., "Up or Down?
@@ -55,19 +57,19 @@ ERROR_BLOCK: Final = 1 << 15
 KEPT_ERROR_BYTES: Final = 1 << 28
 #: Bytes of gradients that are kept while a pass runs.
 GRADIENT_BYTES: Final = 1 << 29
-#: Factor of the second term of a change, since the change with the lowest estimate is likely one whose estimate is too
-#: low.
+#: The second term of a change is multiplied by this: of many changes, the one with the lowest estimate is made, and its
+#: estimate is likely too low.
 DOUBT: Final = 1.25
-#: Weight, relative to that of one entry of a sketch, of the loss that a channel has if errors of its values are
-#: independent.
+#: The estimate of a channel's loss that takes the errors of its values for independent (`_Weight.apart`) counts as much
+#: as this many entries of its sketch.
 APART: Final = 4
 #: Changes whose expected gain is less than this part of the loss are not made.
 LEAST_GAIN_OF_SCALES: Final = 2e-3
 
 #: By edge of a weight, the index of the factor of each channel.
-Chosen = Mapping[Edge, Tensor]
+FactorIndices = Mapping[Edge, Tensor]
 #: By key of the group and grid, the thresholds (lo, hi).
-ThresholdPair = dict[tuple[str, Grid], tuple[Tensor, Tensor]]
+WeightThresholds = dict[tuple[str, Grid], tuple[Tensor, Tensor]]
 
 
 # ---------------------------------------------------------------- gradients of weights
@@ -95,7 +97,7 @@ class WeightGradients:
 
     @staticmethod
     def of_probes(prepared: Prepared, chunks: int = SKETCHES, parts: int = 1) -> WeightGradients:
-        """An empty one for a pass with random vectors on the outputs.
+        """Empty sums for a pass with random vectors on the outputs.
 
         Args:
             chunks: the largest number of chunks of a part.
@@ -271,9 +273,9 @@ class WeightScales:
             chosen[edge] = losses.argmin(1)
         return chosen
 
-    def losses(self, chosen: Chosen) -> dict[Edge, float]:
-        """The expected loss of every weight, as the sum of the losses of its channels alone over all samples:
-        E[<J^T v, d>^2]."""
+    def losses(self, chosen: FactorIndices) -> dict[Edge, float]:
+        """Twice the expected loss of every weight, as `Gradients.weights` has it: the sum over its channels, each
+        alone, and all samples of E[<J^T v, d>^2]."""
         return {
             edge: float(weight.sketch[torch.arange(len(chosen[edge])), chosen[edge]].square().sum())
             for edge, weight in self.weights.items()
@@ -283,14 +285,14 @@ class WeightScales:
         """Drop the weights that have other bits at the point `bits` than at the Plan."""
         self.weights = {edge: w for edge, w in self.weights.items() if w.grid.bits == bits[w.key]}
 
-    def set_sketches_from_gradients(self, seen: WeightGradients) -> None:
+    def set_sketches_from_gradients(self, gradients: WeightGradients) -> None:
         """Set the sketches from the gradients of random vectors on the outputs."""
-        self.set_sketches(self.products(seen), range(seen.count))
+        self.set_sketches(self.products(gradients), range(gradients.count))
 
-    def products(self, seen: WeightGradients) -> Products:
+    def products(self, gradients: WeightGradients) -> Products:
         """The products of the errors of every weight with the gradients of random vectors on the outputs."""
-        reached = {edge: w for edge, w in self.weights.items() if edge in seen.sums}
-        return {e: error_products(self.errors(e, w), by_channel(seen.sums[e], w.axis)) for e, w in reached.items()}
+        reached = {edge: w for edge, w in self.weights.items() if edge in gradients.sums}
+        return {e: error_products(self.errors(e, w), by_channel(gradients.sums[e], w.axis)) for e, w in reached.items()}
 
     def set_sketches(self, products: Products, columns: Sequence[int]) -> None:
         """Set the sketches to the products with the sums of gradients at some columns."""
@@ -301,11 +303,11 @@ class WeightScales:
             else:
                 weight.sketch = weight.slopes.new_zeros(*weight.slopes.shape, len(columns))
 
-    def set_slopes(self, seen: WeightGradients) -> None:
+    def set_slopes(self, gradients: WeightGradients) -> None:
         """Set the slopes from the gradients of the present error of the outputs."""
         for edge, weight in self.weights.items():
-            if edge in seen.sums:
-                sums = by_channel(seen.sums[edge], weight.axis)
+            if edge in gradients.sums:
+                sums = by_channel(gradients.sums[edge], weight.axis)
                 weight.slopes = error_products(self.errors(edge, weight), sums, squares=False)[0][:, :, 0]
 
     def bar_large_errors(self, limit: float) -> None:
@@ -320,15 +322,12 @@ class WeightScales:
             errors = error_products(self.errors(edge, weight), ones)[1][:, :, 0]
             weight.barred |= errors > limit * errors[:, :1]
 
-    def copy_without_slopes(self) -> WeightScales:
-        """A copy without slopes, which shares the cache of errors."""
-        weights = {
-            edge: replace(w, slopes=torch.zeros_like(w.slopes), barred=w.barred.clone())
-            for edge, w in self.weights.items()
-        }
+    def copy(self) -> WeightScales:
+        """A copy with gradients and barred factors of its own, which shares the cache of errors."""
+        weights = {edge: replace(w, barred=w.barred.clone()) for edge, w in self.weights.items()}
         return replace(self, weights=weights)
 
-    def bar_smaller_thresholds(self, nodes: Collection[str], now: Chosen) -> None:
+    def bar_smaller_thresholds(self, nodes: Collection[str], now: FactorIndices) -> None:
         """At nodes whose accumulators overflowed, bar thresholds below the present ones, since these make integers
         larger."""
         factors = torch.tensor(self.factors, dtype=torch.float64)
@@ -336,7 +335,7 @@ class WeightScales:
             if edge.dst in nodes:
                 weight.barred |= factors < factors[now[edge]].unsqueeze(1)
 
-    def improve_factors(self, now: Chosen, loss: float, share: float) -> dict[Edge, Tensor]:
+    def improve_factors(self, now: FactorIndices, loss: float, share: float) -> dict[Edge, Tensor]:
         """Change the factors of some channels greedily: each step changes the channel that gains most given the changes
         before it.
 
@@ -346,21 +345,9 @@ class WeightScales:
             share: the largest part of the loss to gain, since the expansion in gradients is only valid for small
                 changes.
         """
-        edges = list(self.weights)
-        sketches, slopes, places, barred = [], [], [], []
-        for number, edge in enumerate(edges):
-            weight, index = self.weights[edge], now[edge]
-            row = torch.arange(len(index))
-            sketches.append((weight.sketch - weight.sketch[row, index].unsqueeze(1)).flatten(0, 1))
-            slopes.append((weight.slopes - weight.slopes[row, index].unsqueeze(1)).flatten())
-            barred.append(weight.barred.flatten())
-            channel = row.repeat_interleave(len(self.factors))
-            places.append(torch.stack([torch.full_like(channel, number), channel], 1))
-        if not edges:
+        if not self.weights:
             return dict(now)
-        sketch, slope, place = torch.cat(sketches), torch.cat(slopes), torch.cat(places)
-        alone = slope + sketch.square().sum(1) * (DOUBT / 2)
-        alone[torch.cat(barred)] = torch.inf
+        sketch, alone, channels = self._changes(now)
         chosen = {edge: index.clone() for edge, index in now.items()}
         total, gained = torch.zeros(sketch.shape[1], dtype=torch.float64), 0.0
         while gained < share * loss:
@@ -370,14 +357,33 @@ class WeightScales:
                 break
             gained -= float(expected[best])
             total = total + sketch[best]
-            number, channel = place[best].tolist()
-            chosen[edges[number]][channel] = best % len(self.factors)
+            row, factor = divmod(best, len(self.factors))
+            edge, channel = channels[row]
+            chosen[edge][channel] = factor
             # every channel changes once
-            first = best - best % len(self.factors)
-            alone[first : first + len(self.factors)] = torch.inf
+            alone[best - factor : best - factor + len(self.factors)] = torch.inf
         return chosen
 
-    def thresholds(self, chosen: Chosen) -> ThresholdPair:
+    def _changes(self, now: FactorIndices) -> tuple[Tensor, Tensor, list[tuple[Edge, int]]]:
+        """Every change of one channel from the present factors.
+
+        Returns:
+            The sketches of all changes, the expected change of the loss by each alone, infinite for a barred factor,
+            and the channels. The changes of one channel, one per factor, are neighbours.
+        """
+        sketches, slopes, barred, channels = [], [], [], []
+        for edge, weight in self.weights.items():
+            row, index = torch.arange(len(now[edge])), now[edge]
+            sketches.append((weight.sketch - weight.sketch[row, index].unsqueeze(1)).flatten(0, 1))
+            slopes.append((weight.slopes - weight.slopes[row, index].unsqueeze(1)).flatten())
+            barred.append(weight.barred.flatten())
+            channels += [(edge, channel) for channel in range(len(index))]
+        sketch = torch.cat(sketches)
+        alone = torch.cat(slopes) + sketch.square().sum(1) * (DOUBT / 2)
+        alone[torch.cat(barred)] = torch.inf
+        return sketch, alone, channels
+
+    def thresholds(self, chosen: FactorIndices) -> WeightThresholds:
         """The thresholds of the weights that have a channel with another factor than 1."""
         factors = torch.tensor(self.factors, dtype=torch.float64)
         return {
@@ -478,11 +484,20 @@ def _weight(prepared: Prepared, plan: Plan, group: Group, bits: Bits, count: int
     lo, hi = (end.reshape(-1).clone() for end in ends)
     axes = [i for i, size in enumerate(qparams.scale.shape) if size > 1]
     exact = prepared.graph.consts[group.source].to(torch.float64)
-    sketch = torch.zeros(len(lo), count, SKETCHES, dtype=torch.float64)
-    slopes = torch.zeros(len(lo), count, dtype=torch.float64)
     axis = axes[0] if axes else None
-    barred = torch.zeros(len(lo), count, dtype=torch.bool)
     node, floor = plan.nodes.get(group.edges[0].dst), torch.zeros_like(qparams.scale)
     for channel in () if node is None else node.raised:
         floor.view(-1)[channel] = qparams.scale.reshape(-1)[channel]
-    return _Weight(group.key, exact, grid, qparams, (lo, hi), axis, sketch, slopes.clone(), slopes, barred, floor)
+    return _Weight(
+        group.key,
+        exact,
+        grid,
+        qparams,
+        (lo, hi),
+        axis,
+        sketch=torch.zeros(len(lo), count, 0, dtype=torch.float64),
+        apart=torch.zeros(len(lo), count, dtype=torch.float64),
+        slopes=torch.zeros(len(lo), count, dtype=torch.float64),
+        barred=torch.zeros(len(lo), count, dtype=torch.bool),
+        floor=floor,
+    )

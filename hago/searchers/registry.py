@@ -33,7 +33,7 @@ from hago.searchers.surrogate_search import (
 )
 from hago.study import Feeds, Searcher
 
-Refines = Literal["", "start", "choices", "within"]
+Refines = Literal["", "at_point", "every_choice", "every_choice_within_limits"]
 
 #: In place of a searcher's name: the one that is best for the goal, see `searcher_for`.
 AUTO: Final = "auto"
@@ -51,8 +51,7 @@ class SearcherEntry:
         options: the dataclass of its options.
         guided: whether it reads expected losses and costs.
         refines: the thresholds that are refined before it starts, unless the user decides: those of the point that it
-            starts from ("start"), or those of every choice, for a start with the most bits ("choices") or within the
-            limits ("within"); empty for none.
+            starts from, or those of every choice, for a start with the most bits or within the limits; empty for none.
         front: whether it searches for a Pareto front, to which points that are worse than the best may belong.
     """
 
@@ -69,7 +68,7 @@ SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
         # evaluates the start alone
         "default": SearcherEntry(start_only_search, StartOnlyOptions),
         # refines thresholds in a few gradient passes, then evaluates few points
-        "gradient": SearcherEntry(gradient_search, GradientOptions, guided=True, refines="start"),
+        "gradient": SearcherEntry(gradient_search, GradientOptions, guided=True, refines="at_point"),
         # not guided: by chance, by one bit fewer at a time, by annealing, every point
         "random": SearcherEntry(random_search, RandomOptions),
         "greedy": SearcherEntry(greedy_search, GreedyOptions),
@@ -78,9 +77,9 @@ SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
         # goes by losses that one pass over the data estimates
         "sensitivity": SearcherEntry(sensitivity_search, SensitivityOptions, guided=True, front=True),
         # refines the thresholds of all choices in one pass, then evaluates few points near the limits
-        "limited": SearcherEntry(limited_search, LimitedOptions, guided=True, refines="within"),
+        "limited": SearcherEntry(limited_search, LimitedOptions, guided=True, refines="every_choice_within_limits"),
         # searches for the front of the objective and a cost, with thresholds refined as for limited
-        "pareto": SearcherEntry(pareto_search, ParetoOptions, guided=True, refines="choices", front=True),
+        "pareto": SearcherEntry(pareto_search, ParetoOptions, guided=True, refines="every_choice", front=True),
         # of Optuna: a tree of Parzen estimators, an evolutionary search for a front, a Gaussian process
         "tpe": SearcherEntry(tpe, OptunaOptions, guided=True),
         "nsga2": SearcherEntry(nsga2, OptunaOptions, guided=True, front=True),

@@ -97,7 +97,7 @@ def test_a_channel_alone_takes_what_loses_the_least(monkeypatch: pytest.MonkeyPa
 def test_integers_do_not_grow_where_an_accumulator_may_be_full() -> None:
     prepared, scales, _ = one_row()
     ((edge, weight),) = scales.weights.items()
-    weight.sketch[:] = 1.0
+    weight.sketch = torch.ones(*weight.slopes.shape, 1, dtype=torch.float64)
     weight.sketch[0, FACTORS.index(0.9)], weight.sketch[0, FACTORS.index(1.04)] = 0.1, 0.5
     plan = prepared.resolver(prepared.space.widest())
     full = replace(plan, nodes={**plan.nodes, "fc": replace(plan.nodes["fc"], bound=math.inf)})
@@ -157,6 +157,7 @@ def test_the_best_change_of_one_channel_is_found_and_bars_are_kept() -> None:
     (edge,) = scales.weights
     weight = scales.weights[edge]
     weight.slopes[0] = torch.linspace(0.0, -1.0, len(scales.factors), dtype=torch.float64)
+    weight.sketch = torch.zeros(*weight.slopes.shape, 1, dtype=torch.float64)
     weight.sketch[0, -1, 0] = 2.0  # the last would gain 1 and lose 2
     found = scales.improve_factors(scales.estimated_factors, 10.0, 0.5)
     assert int(found[edge][0]) == len(scales.factors) - 2
@@ -180,6 +181,7 @@ def test_channels_are_chosen_together() -> None:
     (edge,) = scales.weights
     weight = scales.weights[edge]
     weight.slopes[:, 1] = -1.0
+    weight.sketch = torch.zeros(*weight.slopes.shape, 1, dtype=torch.float64)
     weight.sketch[:, 1, 0] = math.sqrt(0.8 / DOUBT)
     # alone each gains 0.6; both together turn the output the same way, and the second gains nothing
     found = scales.improve_factors(scales.estimated_factors, 2.0, 1.0)[edge]
