@@ -121,7 +121,8 @@ class Site:
         return self.out
 
 
-def _first_scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
+def first_scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
+    """The scale of an op that keeps that of its first input."""
     return scales[0]
 
 
@@ -175,7 +176,7 @@ class IntegerForm:
     """
 
     slots: tuple[Slot, ...]
-    scale: Callable[[Attrs, Sequence[Tensor]], Tensor] = _first_scale
+    scale: Callable[[Attrs, Sequence[Tensor]], Tensor] = first_scale
     compute: Callable[..., Tensor] | None = None
     attrs: Callable[[Attrs, Sequence[Tensor]], Attrs] = _same_attrs
     attrs_at: Callable[[Attrs, Site], Attrs] | None = None

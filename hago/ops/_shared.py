@@ -62,14 +62,14 @@ def joined(call: Call) -> Parsed | None:
     return Parsed(tuple(tensors), {"axis": call["dim"]})
 
 
-def axis_of(call: Call, argument: str = "dim", tensor: str = "self") -> int:
-    """The axis that an argument names, counted from the front."""
-    return int(call[argument]) % len(call.shape_of(tensor))
+def axis_of(call: Call, argument: str = "dim") -> int:
+    """The axis of `self` that an argument names, counted from the front."""
+    return int(call[argument]) % len(call.shape_of("self"))
 
 
-def axes_of(call: Call, argument: str = "dim", tensor: str = "self") -> list[int]:
-    """The axes that an argument (a number, a list, or None for all) names, counted from the front."""
-    rank, given = len(call.shape_of(tensor)), call[argument]
+def axes_of(call: Call) -> list[int]:
+    """The axes of `self` that `dim` (a number, a list, or None for all) names, counted from the front."""
+    rank, given = len(call.shape_of("self")), call["dim"]
     named = [given] if isinstance(given, int) else given or range(rank)
     return sorted(int(a) % rank for a in named)
 

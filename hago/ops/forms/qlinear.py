@@ -6,17 +6,16 @@ even *stored* integer. Every operation is one float32 operation, in the order of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hago.arithmetic.numerics import clip_range
 from hago.arithmetic.rounding import ROUNDINGS
 from hago.arithmetic.types import QParams
-from hago.ops._rule import Attrs, IntegerForm, Operand, Site
+from hago.ops._rule import Attrs, IntegerForm, Site
+from hago.ops.forms.requantizing import largest_out, requantizing
 
 
 def _float32(t: Tensor) -> Tensor:
@@ -31,17 +30,7 @@ def _requantized(stored: Tensor, attrs: Attrs, like: Tensor) -> Tensor:
 
 
 def _attrs_at(attrs: Attrs, site: Site) -> Attrs:
-    assert site.target is not None
     return {**attrs, "operands": site.operands, "out": site.target, "rounding": site.how.rounding}
-
-
-def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
-    """The largest |c| in the output's range, to which the form clips."""
-    low, high = (torch.as_tensor(v, dtype=torch.float64).abs().max() for v in clip_range(attrs["out"]))
-    return torch.maximum(low, high)
-
-
-_SHARED: dict[str, Any] = {"attrs_at": _attrs_at, "requantizes_output": True, "bound": _bound}
 
 
 def _sum(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:
@@ -64,7 +53,7 @@ def qlinear_sum() -> IntegerForm:
     References:
         ONNX Runtime, onnxruntime/core/mlas/lib/qladd.cpp, MlasQLinearAddKernelHelper.
     """
-    return IntegerForm(slots=("own", "own"), compute=_sum, **_SHARED)
+    return requantizing(_sum, _attrs_at, slots=("own", "own"), bound=largest_out)
 
 
 def qlinear_product() -> IntegerForm:
@@ -73,7 +62,7 @@ def qlinear_product() -> IntegerForm:
     References:
         ONNX Runtime, onnxruntime/core/mlas/lib/qlmul.cpp.
     """
-    return IntegerForm(slots=("own", "own"), compute=_product, **_SHARED)
+    return requantizing(_product, _attrs_at, slots=("own", "own"), bound=largest_out)
 
 
 def qlinear_average(form: IntegerForm, count: Callable[[Attrs], int], whole: Callable[[Attrs], bool]) -> IntegerForm:
@@ -98,4 +87,4 @@ def qlinear_average(form: IntegerForm, count: Callable[[Attrs], int], whole: Cal
             return _requantized(rounded + out.zero_point, attrs, x)
         return _requantized(sums * scale / count(attrs) / _float32(out.scale) + out.zero_point, attrs, x)
 
-    return replace(form, compute=compute, addends=None, **_SHARED)
+    return replace(form, compute=compute, attrs_at=_attrs_at, requantizes_output=True, bound=largest_out, addends=None)

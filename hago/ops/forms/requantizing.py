@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.numerics import clip_range, dequantize, quantize
-from hago.ops._rule import Attrs, IntegerForm, Operand, Site, Slot
+from hago.ops._rule import Attrs, IntegerForm, Operand, Site
 
 
 def requantizing(compute: Callable[..., Tensor], attrs_at: Callable[[Attrs, Site], Attrs], **rest: Any) -> IntegerForm:
@@ -27,12 +27,11 @@ def largest_out(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
     return torch.maximum(low, high)
 
 
-def dequantized(compute: Callable[..., Tensor], slots: tuple[Slot, ...] = ("own",)) -> IntegerForm:
+def dequantized(compute: Callable[..., Tensor]) -> IntegerForm:
     """A form that dequantizes every operand (N2), computes in float32 and quantizes the result (N1).
 
     Args:
         compute: the rule's own, on real values.
-        slots: as in IntegerForm; the last repeats.
 
     References:
         ONNX's DequantizeLinear, the float op, QuantizeLinear.
@@ -47,4 +46,4 @@ def dequantized(compute: Callable[..., Tensor], slots: tuple[Slot, ...] = ("own"
         out = quantize(compute(attrs["real"], *real), attrs["out"], attrs["rounding"])
         return out.to(values[0].dtype)
 
-    return requantizing(compute_int, attrs_at, slots=slots, bound=largest_out)
+    return requantizing(compute_int, attrs_at, slots=("own",), bound=largest_out)
