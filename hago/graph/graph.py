@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -160,11 +160,22 @@ class Graph:
         head = f"graph({', '.join(self.inputs)}) -> {', '.join(self.outputs)}"
         return "\n".join([head, *(f"  {n}" for n in self.nodes)])
 
-    def with_nodes(self, nodes: tuple[Node, ...], **changes: Any) -> Graph:
-        """This graph with other nodes; constants that no node reads are dropped."""
-        consts = changes.pop("consts", self.consts)
-        kept = {n.name for n in nodes if n.op == CONST}
-        return replace(self, nodes=nodes, consts={k: v for k, v in consts.items() if k in kept}, **changes)
+    def with_nodes(
+        self,
+        nodes: Iterable[Node],
+        *,
+        outputs: tuple[str, ...] | None = None,
+        consts: Mapping[str, Tensor] | None = None,
+    ) -> Graph:
+        """This graph with other nodes, and with other outputs and constant tensors where they are given; constants that
+        neither a node nor an output reads are dropped."""
+        nodes = tuple(nodes)
+        outputs = self.outputs if outputs is None else outputs
+        consts = self.consts if consts is None else consts
+        read = {source for n in nodes for source in n.inputs} | set(outputs)
+        kept = tuple(n for n in nodes if n.op != CONST or n.name in read)
+        names = {n.name for n in kept}
+        return replace(self, nodes=kept, outputs=outputs, consts={k: v for k, v in consts.items() if k in names})
 
 
 def _with_stated_dtype(node: Node, consts: Mapping[str, Tensor]) -> Node:

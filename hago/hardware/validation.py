@@ -348,7 +348,7 @@ def _op_takes(path: Path, op: str, signature: Document, known_ops: Ops, how: Doc
 def _weight_only(path: Path, op: str, signature: Document, rule: OpRule) -> Iterator[Finding]:
     """The integer operand of a float signature must be the weight of the op."""
     integers = [slot for slot, n in enumerate(signature["in"]) if (d := DTYPES.get(n)) is not None and d.is_int]
-    weight = None if rule.integer is None else rule.integer.weight
+    weight = rule.weight
     if integers and weight is None:
         yield Finding(path, f"hago knows no weight of {op}; expected a signature of floats alone, or of integers alone")
     elif weight is not None and integers not in ([], [weight.slot]):

@@ -341,6 +341,11 @@ class OpRule:
     clips_or_averages: bool = False
     any_layout: bool = False
 
+    @property
+    def weight(self) -> Weight | None:
+        """The operand that may have a scale per output channel; None where the op has none, or no integer side."""
+        return None if self.integer is None else self.integer.weight
+
     def with_form(self, form: str | None) -> OpRule:
         """The rule with the named form as its integer side; itself if `form` is None."""
         return self if form is None else replace(self, integer=self.forms[form])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hago.errors import HagoError
 from hago.graph import Graph, Node
-from hago.graph.passes.fold_batch_norms import CHANNEL_AXIS, scale_channels
+from hago.graph.passes.fold_batch_norms import FOLDABLE, scale_channels
 
 NormStyle = Literal["frozen", "tensorflow", "oneflow"]
 #: Quantizes the weight of a layer before a batch norm is folded in: (weight, multiplier per channel) -> weight.
@@ -53,7 +53,7 @@ def folded_sites(unfolded: Graph, folded: Graph) -> list[FoldedSite]:
         if norm.op != "batch_norm" or norm.name in folded.by_name:
             continue
         before, after = unfolded[norm.inputs[0]], folded.by_name.get(norm.inputs[0])
-        if before.op in CHANNEL_AXIS and after is not None:
+        if before.op in FOLDABLE and after is not None:
             bias = before.inputs[2] if len(before.inputs) > 2 else None
             site = FoldedSite(before, norm, (before.inputs[1], bias), (after.inputs[1], after.inputs[2]))
             by_layer.setdefault(before.name, []).append(site)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hago.emulation.dorefa import DoReFa
 from hago.emulation.tensorflow import Schedule
 from hago.graph import OUTPUT, Graph, channels_last, check_finite, flatten_inputs, nest_outputs, run_graph
-from hago.graph.passes.fold_batch_norms import CHANNEL_AXIS
+from hago.graph.passes.fold_batch_norms import channel_axis
 from hago.plan import Plan, Resolver, Space, Strategy, Topology, fuse_clamps
 from hago.qat.batch_norm import FoldedNorm
 from hago.qat.dorefa import DoReFaWeight, dorefa_weights, set_norm_quantizers
@@ -133,7 +133,7 @@ class QatModel(nn.Module):
         if name.startswith("norms."):
             norm = self.get_submodule(name.rpartition(".")[0])
             assert isinstance(norm, FoldedNorm)
-            return channel_sizes(value, CHANNEL_AXIS[norm.site.layer.op])
+            return channel_sizes(value, channel_axis(norm.site.layer))
         const = next(n for n, key in self.names.items() if name == f"weights.{key}")
         return channel_sizes(value, self._channel_axis(const))
 
@@ -142,7 +142,7 @@ class QatModel(nn.Module):
         plan = self.training_plan.plan
         for edge in self.graph.out_edges[const]:
             rule = None if edge.dst == OUTPUT else plan.ops.get(self.graph[edge.dst].op)
-            weight = None if rule is None or rule.integer is None else rule.integer.weight
+            weight = None if rule is None else rule.weight
             if weight is not None and weight.slot == edge.slot:
                 return weight.axis
         return None

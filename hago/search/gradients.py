@@ -228,5 +228,5 @@ class _Pass:
 def channel_axis(graph: Graph, edge: Edge, ops: Ops = OPS) -> int:
     """The axis of a constant along which the output channels of its reader run; 0 if its rule has none."""
     rule = ops.get(graph[edge.dst].op)
-    weight = None if rule is None or rule.integer is None else rule.integer.weight
+    weight = None if rule is None else rule.weight
     return weight.axis if weight is not None and weight.slot == edge.slot else 0

@@ -5,6 +5,7 @@ Done in float64 and rounded once. Training needs the unfolded form, so passes be
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -13,16 +14,10 @@ from torch import Tensor
 
 from hago.errors import GraphError
 from hago.graph.graph import CONST, Graph, Node
+from hago.ops import OPS
 
-#: Along which axis of the weight the output channels lie.
-CHANNEL_AXIS: Final = {
-    "conv1d": 0,
-    "conv2d": 0,
-    "conv3d": 0,
-    "linear": 0,
-    "conv_transpose1d": 1,
-    "conv_transpose2d": 1,
-}
+#: The ops into whose weight and bias a batch norm is folded.
+FOLDABLE: Final = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "linear"})
 
 
 def fold_batch_norms(graph: Graph) -> Graph:
@@ -52,9 +47,16 @@ def multiplier_and_offset(graph: Graph, norm: Node) -> tuple[Tensor, Tensor]:
     return m, o
 
 
+def channel_axis(layer: Node) -> int:
+    """The axis of the layer's weight along which the output channels lie."""
+    weight = OPS[layer.op].weight
+    assert weight is not None
+    return weight.axis
+
+
 def scale_channels(weight: Tensor, m: Tensor, layer: Node) -> Tensor:
     """A layer's weight with output channel i multiplied by `m[i]`."""
-    axis, groups = CHANNEL_AXIS[layer.op], layer.attrs.get("groups", 1)
+    axis, groups = channel_axis(layer), layer.attrs.get("groups", 1)
     if axis == 1 and groups > 1:  # (groups * in, out) with one scale per (group, out)
         blocks = weight.reshape(groups, -1, *weight.shape[1:])
         scale = m.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))
@@ -66,59 +68,53 @@ def _fold_one(graph: Graph, norm: Node) -> Graph:
     if any(s not in graph.consts for s in norm.inputs[1:]):
         return graph
     m, o = multiplier_and_offset(graph, norm)
-    before = graph[norm.inputs[0]]
-    if not _can_fold(graph, before, norm):
-        return _as_affine(graph, norm, m, o)
-    weight = graph.consts[before.inputs[1]].to(torch.float64)
-    bias = graph.consts[before.inputs[2]].to(torch.float64) if len(before.inputs) > 2 else torch.zeros_like(m)
-    folded = scale_channels(weight, m, before)
-    tensors = (folded.to(torch.float32), (bias * m + o).to(torch.float32))
-    names = (_const_name(graph, before, 1, "weight"), _const_name(graph, before, 2, "bias"))
-    made = [Node(n, CONST, (), {}, tuple(t.shape)) for n, t in zip(names, tensors, strict=True)]
-    new = replace(before, inputs=(before.inputs[0], *names))
-    return _substitute(
-        graph, {before.name: [*made, new]}, {norm.name: before.name}, dict(zip(names, tensors, strict=True))
-    )
+    layer = graph[norm.inputs[0]]
+    if not _can_fold(graph, layer):
+        affine = replace(norm, op="affine", attrs={"rank": len(norm.shape or ())})
+        multiplier, offset = (_free_name(graph, f"{norm.name}.{role}") for role in ("multiplier", "offset"))
+        return _replaced(graph, norm, affine, {multiplier: m, offset: o})
+    weight = graph.consts[layer.inputs[1]].to(torch.float64)
+    bias = graph.consts[layer.inputs[2]].to(torch.float64) if len(layer.inputs) > 2 else torch.zeros_like(m)
+    names = (_folded_name(graph, layer, 1, "weight"), _folded_name(graph, layer, 2, "bias"))
+    return _replaced(graph, norm, layer, {names[0]: scale_channels(weight, m, layer), names[1]: bias * m + o})
 
 
-def _can_fold(graph: Graph, before: Node, norm: Node) -> bool:
-    if before.op not in CHANNEL_AXIS or any(s not in graph.consts for s in before.inputs[1:]):
+def _can_fold(graph: Graph, layer: Node) -> bool:
+    """Whether a batch norm behind this node becomes part of its weight and bias."""
+    if layer.op not in FOLDABLE or any(s not in graph.consts for s in layer.inputs[1:]):
         return False
-    if before.op == "linear" and len(before.shape or ()) != 2:
+    if layer.op == "linear" and len(layer.shape or ()) != 2:
         return False  # batch norm acts on axis 1, linear on the last
-    return len(graph.out_edges[before.name]) == 1
+    return len(graph.out_edges[layer.name]) == 1
 
 
-def _const_name(graph: Graph, node: Node, slot: int, role: str) -> str:
-    """The constant's own name where only this node reads it, else a new one."""
-    if slot < len(node.inputs) and len(graph.out_edges[node.inputs[slot]]) == 1:
-        return node.inputs[slot]
-    name = f"{node.name}.{role}"
+def _folded_name(graph: Graph, layer: Node, slot: int, role: str) -> str:
+    """The name of a folded constant: that of the layer's own where only the layer reads it, else a new one."""
+    if slot < len(layer.inputs) and len(graph.out_edges[layer.inputs[slot]]) == 1:
+        return layer.inputs[slot]
+    return _free_name(graph, f"{layer.name}.{role}")
+
+
+def _free_name(graph: Graph, name: str) -> str:
     while name in graph.by_name:
         name += "_folded"
     return name
 
 
-def _as_affine(graph: Graph, norm: Node, m: Tensor, o: Tensor) -> Graph:
-    names = (f"{norm.name}.multiplier", f"{norm.name}.offset")
-    tensors = (m.to(torch.float32), o.to(torch.float32))
-    made = [Node(n, CONST, (), {}, tuple(t.shape)) for n, t in zip(names, tensors, strict=True)]
-    attrs = {"rank": len(norm.shape or ())}
-    new = replace(norm, op="affine", inputs=(norm.inputs[0], *names), attrs=attrs)
-    return _substitute(graph, {norm.name: [*made, new]}, {}, dict(zip(names, tensors, strict=True)))
+def _replaced(graph: Graph, norm: Node, new: Node, consts: Mapping[str, Tensor]) -> Graph:
+    """The graph with a node in place of a batch norm.
 
-
-def _substitute(
-    graph: Graph, replaced: dict[str, list[Node]], renamed: dict[str, str], consts: dict[str, Tensor]
-) -> Graph:
-    """Nodes replaced in place, nodes renamed away dropped, constants that nothing reads dropped."""
+    Args:
+        new: the layer before the batch norm, or an affine with its name; it reads `consts` behind its first input.
+        consts: float64; they take the place of nodes with their names.
+    """
+    made = {name: t.to(torch.float32) for name, t in consts.items()}
     nodes: list[Node] = []
     for node in graph:
-        if node.name in renamed or node.name in consts:
-            continue
-        for new in replaced.get(node.name, [node]):
-            nodes.append(replace(new, inputs=tuple(renamed.get(s, s) for s in new.inputs)))
-    outputs = tuple(renamed.get(o, o) for o in graph.outputs)
-    read = {s for n in nodes for s in n.inputs} | set(outputs)
-    kept = tuple(n for n in nodes if n.op != CONST or n.name in read)
-    return graph.with_nodes(kept, outputs=outputs, consts={**graph.consts, **consts})
+        if node.name == new.name:
+            nodes += [Node(name, CONST, (), {}, tuple(t.shape)) for name, t in made.items()]
+            nodes.append(replace(new, inputs=(new.inputs[0], *made)))
+        elif node.name != norm.name and node.name not in made:
+            nodes.append(replace(node, inputs=tuple(new.name if s == norm.name else s for s in node.inputs)))
+    outputs = tuple(new.name if o == norm.name else o for o in graph.outputs)
+    return graph.with_nodes(nodes, outputs=outputs, consts={**graph.consts, **made})

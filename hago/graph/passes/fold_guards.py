@@ -43,6 +43,4 @@ def _fold_one(graph: Graph, division: Node) -> Graph:
     changed = {reader.name: reads}
     divides = changed.get(division.name, division)
     changed[division.name] = replace(divides, attrs={**division.attrs, "plus": plus})
-    nodes = [changed.get(n.name, n) for n in graph if n.name != node.name]
-    read = {s for n in nodes for s in n.inputs} | {*graph.outputs}
-    return graph.with_nodes(tuple(n for n in nodes if n.op != CONST or n.name in read))
+    return graph.with_nodes(changed.get(n.name, n) for n in graph if n.name != node.name)

@@ -37,7 +37,7 @@ def open_attention(graph: Graph, open_axes: Mapping[str, Sequence[int]], ops: Op
     for node in graph:
         opened = _Opening(graph, node, open_axes, ops).nodes() if node.op == ATTENTION else None
         nodes += [node] if opened is None else opened
-    return graph.with_nodes(tuple(nodes))
+    return graph.with_nodes(nodes)
 
 
 class _Opening:
