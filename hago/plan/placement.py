@@ -448,9 +448,8 @@ def topology_of(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str
     patterns: list[str] = []
     for pattern in as_strings(keep_float, "keep_float"):
         if pattern.startswith(POLICY_PREFIX):
-            patterns += map(
-                glob.escape, place_policy(pattern.removeprefix(POLICY_PREFIX), graph, hardware, ops).keep_float
-            )
+            placement = place_policy(pattern.removeprefix(POLICY_PREFIX), graph, hardware, ops)
+            patterns += map(glob.escape, placement.keep_float)
         else:
             patterns.append(pattern)
     return analyze(graph, hardware, patterns, ops)

@@ -16,6 +16,7 @@ point that differs from an earlier one in one edge, only the nodes that the edge
 
 from __future__ import annotations
 
+import glob
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from hago.plan.accumulators import Bounds, ProductPairs, additions_of, largest_c
 from hago.plan.operands import OperandContext, Operands, ThresholdSource
 from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.plan.space import Bits, Group, Space, build_space
-from hago.plan.topology import Topology, analyze, escape, fitting_descs, weight_only_descs
+from hago.plan.topology import Topology, analyze, fitting_descs, weight_only_descs
 
 #: The most node plans, and the most bytes of integer constants, that the Resolvers of one graph cache.
 CACHED_NODE_PLANS: Final = 1 << 16
@@ -302,7 +303,7 @@ class Resolver:
         base, graph, ops = self.topology, self.graph, self.ops
         float_nodes = [n for n in graph if n.op not in (INPUT, CONST) and not base.nodes[n.name]]
         kept_float = [name for node in float_nodes for name in _names_kept_float(node, base)]
-        patterns = [escape(name) for name in (*kept_float, *sorted(floats))]
+        patterns = [glob.escape(name) for name in (*kept_float, *sorted(floats))]
         topology = analyze(graph, self.hardware, patterns, ops) if floats else base
         space = build_space(graph, self.hardware, topology, None, ops)
         return Resolver(graph, self.hardware, topology, space, self.thresholds, ops, self, self.constants)

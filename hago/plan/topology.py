@@ -13,7 +13,6 @@ The second half of the module has the rules by which scales and ranges pass thro
 
 from __future__ import annotations
 
-import glob
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,11 +54,6 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, p) for p in patterns)
 
 
-def escape(name: str) -> str:
-    """The pattern that matches one name only."""
-    return glob.escape(name)
-
-
 def check_patterns(patterns: Sequence[str], names: Sequence[str], what: str) -> None:
     """Check that every pattern matches a name.
 
@@ -91,7 +85,7 @@ def weight_only_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = O
 def weight_edge(node: Node, ops: Ops = OPS) -> Edge | None:
     """The edge on which a node reads its weight; None where its op has none."""
     rule = ops.get(node.op)
-    weight = None if rule is None or rule.integer is None else rule.integer.weight
+    weight = None if rule is None else rule.weight
     return None if weight is None else node.edges[weight.slot]
 
 
@@ -248,7 +242,7 @@ def warn_of_unknown(graph: Graph, hardware: Hardware) -> None:
         else:
             # an embedding makes real values of indices
             rule = hardware.known_ops.get(node.op)
-            reads_weight = rule is not None and rule.integer is not None and rule.integer.weight is not None
+            reads_weight = rule is not None and rule.weight is not None
             is_real = node.op != CONST and (reads_weight or any(source in real_nodes for source in node.inputs))
         if is_real:
             real_nodes.add(node.name)

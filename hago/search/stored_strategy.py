@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,7 +24,6 @@ from hago.plan import (
     topology_of,
 )
 from hago.plan.dorefa_weights import DoReFaWeights, dorefa_scheme_of
-from hago.plan.topology import escape
 from hago.search.preparation import Prepared
 
 
@@ -32,7 +32,7 @@ def make_strategy(prepared: Prepared, plan: Plan, bits: Mapping[str, int], made_
     resolver, own = prepared.resolver.variant_at(bits)
     floats = sorted(prepared.space.floats(bits))
     if floats:
-        made_by = {**made_by, "keep_float": [*made_by.get("keep_float", ()), *map(escape, floats)]}
+        made_by = {**made_by, "keep_float": [*made_by.get("keep_float", ()), *map(glob.escape, floats)]}
     return Strategy(
         model_hash=prepared.graph.model_hash,
         hardware=HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware)),
