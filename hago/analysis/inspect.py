@@ -453,7 +453,7 @@ class Lockstep:
         self._inputs = dict(zip(self.graph.inputs, inputs, strict=True))
         self._simulator.run(inputs, self._on_value)
 
-    def _on_accumulator(self, node: Node, accumulator: Tensor, lost: Lost | None = None) -> None:
+    def _on_accumulator(self, node: Node, accumulator: Tensor, lost: Lost | None) -> None:
         self._accumulators[node.name] = accumulator
         if lost is not None:
             self._lost[node.name] = lost

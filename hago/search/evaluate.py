@@ -25,7 +25,7 @@ from hago.plan import Bits, Plan
 from hago.runtime.native import Executor, KernelConstantCache, exact_kernels
 from hago.search.intervals import jackknife_interval, quick_interval, wilson_interval
 from hago.search.objective import OBJECTIVES, Objective, check_rows, unfit_labels, warn_of_labels
-from hago.simulation import AccumulatorExtremes, Carriers, Reuse, SeenAccumulators, Simulator, ValueCache
+from hago.simulation import AccumulatorExtremes, Carriers, Reuse, Simulator, ValueCache
 from hago.study import Score
 
 
@@ -88,7 +88,7 @@ class Evaluator:
                     "pass (inputs, labels) batches"
                 )
         self.carriers, self.constant_cache, self.engine = Carriers(), KernelConstantCache(), engine
-        self.reuse: Reuse[SeenAccumulators] = Reuse(ValueCache(cache_bytes))
+        self.reuse = Reuse(ValueCache(cache_bytes))
         self._best: Score | None = None
         begun = time.perf_counter()
         self._reference = [run_real(graph, b.inputs, ops=ops) for b in batches]

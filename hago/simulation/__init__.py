@@ -1,6 +1,6 @@
 """Simulation: a Plan computed on floats that hold integers, and the reuse of values of earlier trials."""
 
-from hago.simulation.overflow import AccumulatorExtremes, SeenAccumulators
+from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Carriers, Simulator
 from hago.simulation.value_cache import Reuse, ValueCache
 
@@ -8,7 +8,6 @@ __all__ = [
     "AccumulatorExtremes",
     "Carriers",
     "Reuse",
-    "SeenAccumulators",
     "Simulator",
     "ValueCache",
 ]

@@ -39,9 +39,9 @@ class AccumulatorExtremes:
     overflows: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
     accumulators: dict[str, int] = field(default_factory=dict)
-    latest: SeenAccumulators = field(default_factory=SeenAccumulators)
+    latest: SeenAccumulators = field(default_factory=SeenAccumulators)  # of the node that was observed last
 
-    def __call__(self, node: Node, c: Tensor, lost: Lost | None = None) -> None:
+    def __call__(self, node: Node, c: Tensor, lost: Lost | None) -> None:
         """Count the accumulators of a batch that leave their register, or of which a partial sum overflowed.
 
         Args:

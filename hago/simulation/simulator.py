@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hago.arithmetic.numerics import apply_simq, clip_range, dequantize
+from hago.arithmetic.numerics import Lost, apply_simq, clip_range, dequantize
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.caching import LRU
 from hago.graph import (
@@ -38,9 +38,9 @@ from hago.plan import NodePlan, Plan, fuse_clamps
 #: Bytes of constants as floats that one Carriers keeps.
 CARRIER_BYTES: Final = 1 << 30
 
-#: Called with an integer node and its accumulators before overflow; and, where partial sums may overflow, with what
-#: these lose (`Lost`).
-Watch = Callable[..., None]
+#: Called with an integer node, its accumulators before overflow, and what these lose where partial sums overflow (None
+#: where none can).
+Watch = Callable[[Node, Tensor, Lost | None], None]
 #: Called with a node and its value.
 OnValue = Callable[[Node, Any], None]
 #: Called with an edge of an integer node and the operand that arrives on it: centered integers, or real values.
@@ -222,7 +222,7 @@ class _Stepping:
             c = self.plan.ops[node.op].compute_int_in_parts(plan.attrs, operands, plan.parts)
             lost = plan.lost(operands)
             if self.watch is not None:
-                self.watch(node, c, *([] if lost is None else [lost]))
+                self.watch(node, c, lost)
             return (apply_simq(plan.apply_register(c, lost), plan.out_simq, self.plan.hardware.requantize),)
 
         watched = self.watch is not None and plan.table is None and not plan.proved

@@ -1,9 +1,9 @@
 """Reuse of values between passes: a trial runs only the steps whose results no earlier trial has left in a cache.
 
-A search evaluates many Plans that differ on a few edges. The signature of a value is a digest of the step that makes it
-and of the signatures of the step's inputs, so a change on one edge gives new signatures to the values that it can reach
+A search evaluates many Plans that differ on a few edges. The digest of a value is made of the digest of its step and of
+the digests of the step's inputs, so a change on one edge gives new digests to the values that it can reach
 and to no others. `Reuse`, which the evaluator makes once per search and calls once per trial, keeps values in a
-`ValueCache` under their signature and the number of their batch, and runs only the steps that are missing. Values come
+`ValueCache` under their digest and the number of their batch, and runs only the steps that are missing. Values come
 back bit for bit; integers are kept in the smallest dtype that holds them.
 
 Admission: a value is kept the second time that it is made, if a step that is new reads it: there two passes diverge,
@@ -22,7 +22,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -30,18 +30,18 @@ from torch import Tensor
 from hago.caching import LRU
 from hago.graph.schedule import Name, Step, make_schedule, run_steps
 from hago.simulation.free_memory import SHARE, free_bytes
+from hago.simulation.overflow import AccumulatorExtremes, SeenAccumulators
 
-#: The signature of a value, and the number of its batch.
+#: The digest of a value, and the number of its batch.
 Key = tuple[bytes, int]
-S = TypeVar("S")
 #: Gives the values that the steps of a batch start from.
 Start = Callable[[], Mapping[Name, Any]]
 
-#: How many signatures are remembered as made before.
+#: How many digests are remembered as made before.
 MET: Final = 1 << 18
 #: How many observations of watched steps are remembered; a step without its observation runs again.
 OBSERVATIONS: Final = 1 << 20
-#: Bytes of a signature, without the index of the output.
+#: Bytes of a digest, without the index of the output.
 _BYTES: Final = 16
 
 _SMALL: Final = (torch.int8, torch.uint8, torch.int16, torch.int32)
@@ -85,8 +85,8 @@ def pack_value(value: Tensor, span: tuple[int, int] | None) -> PackedValue:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSignature:
-    """The signatures of the values that a step makes and of those that it reads."""
+class StepDigests:
+    """The digests of the values that a step makes and of those that it reads."""
 
     makes: tuple[bytes, ...]
     reads: tuple[bytes, ...]
@@ -122,7 +122,7 @@ class ValueCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def begin(self, steps: Sequence[StepSignature]) -> None:
+    def begin(self, steps: Sequence[StepDigests]) -> None:
         """Start a turn of these steps."""
         self._turn += 1
         self._measure()
@@ -132,12 +132,12 @@ class ValueCache:
         read_by_new = {s for step in new for s in step.reads if self._met.get(s)}
         self._admitted = self._preferred | read_by_new
         for step in steps:
-            for signature in step.makes:
-                self._met.put(signature, True)
+            for digest in step.makes:
+                self._met.put(digest, True)
 
-    def prefer(self, signatures: frozenset[bytes]) -> None:
+    def prefer(self, digests: frozenset[bytes]) -> None:
         """Keep these values, those of the best point, the next time that they are made."""
-        self._preferred = signatures
+        self._preferred = digests
 
     def touch(self, key: Key) -> PackedValue | None:
         """The value of a key, which is then kept until the turn ends; None where there is none."""
@@ -173,19 +173,6 @@ class ValueCache:
 
 
 # ---------------------------------------------------------------- running what is missing
-class Watches(Protocol[S]):
-    """Collects the observations of watched steps, e.g. `overflow.AccumulatorExtremes`."""
-
-    @property
-    def latest(self) -> S:
-        """The observation of the watched step that ran last."""
-        ...
-
-    def add(self, name: Name, seen: S) -> None:
-        """Add the remembered observation of a step that does not run."""
-        ...
-
-
 @dataclass(slots=True)
 class StepsRun:
     """Counts of steps over all passes so far.
@@ -224,10 +211,10 @@ class _BatchPlan:
 
     steps: tuple[Step, ...]
     cached: Mapping[Name, PackedValue]
-    observations: tuple[tuple[Name, Any], ...]
+    observations: tuple[tuple[Name, SeenAccumulators], ...]
 
 
-class Reuse(Generic[S]):
+class Reuse:
     """Runs passes over the same batches, reusing values of earlier passes. The evaluator makes one per search, and
     calls `run` for each trial.
 
@@ -238,7 +225,7 @@ class Reuse(Generic[S]):
     def __init__(self, cache: ValueCache) -> None:
         self.cache = cache
         self.spent = StepsRun()
-        self._observations: LRU[Key, S] = LRU(OBSERVATIONS)
+        self._observations: LRU[Key, SeenAccumulators] = LRU(OBSERVATIONS)
         self._latest: frozenset[bytes] = frozenset()
 
     def prefer_latest(self) -> None:
@@ -251,7 +238,7 @@ class Reuse(Generic[S]):
         ends: Sequence[Name],
         batches: Sequence[int],
         starts: Iterable[Start],
-        watch: Watches[S],
+        watch: AccumulatorExtremes,
     ) -> Iterator[dict[Name, Any]]:
         """The values at `ends`, batch by batch.
 
@@ -260,28 +247,28 @@ class Reuse(Generic[S]):
             starts: for each batch, a function that gives the values that its steps start from; called if needed.
             watch: gets the observation of every watched step, whether or not the step runs.
         """
-        signed = signatures(steps)
-        self._latest = frozenset(signed.values())
-        self.cache.begin([_step_signature(step, signed) for step in steps])
+        digests = value_digests(steps)
+        self._latest = frozenset(digests.values())
+        self.cache.begin([_step_digests(step, digests) for step in steps])
         # every batch touches the values that it will use before any batch makes new ones, which might evict them
-        plans = [self._plan(steps, ends, signed, number) for number in batches]
+        plans = [self._plan(steps, ends, digests, number) for number in batches]
         for number, plan, start in zip(batches, plans, starts, strict=True):
             for name, observation in plan.observations:
                 watch.add(name, observation)
             self.spent.add(len(plan.steps), len(steps), len(batches))
-            yield self._run_batch(plan, ends, signed, number, start, watch)
+            yield self._run_batch(plan, ends, digests, number, start, watch)
 
     def _plan(
-        self, steps: Sequence[Step], ends: Sequence[Name], signed: Mapping[Name, bytes], number: int
+        self, steps: Sequence[Step], ends: Sequence[Name], digests: Mapping[Name, bytes], number: int
     ) -> _BatchPlan:
         """Go back from the ends, and stop at values that are cached."""
         needed = set(ends)
         to_run: list[Step] = []
         cached: dict[Name, PackedValue] = {}
-        observations: list[tuple[Name, S]] = []
+        observations: list[tuple[Name, SeenAccumulators]] = []
         for step in reversed(steps):
-            observation = self._observations.get((signed[step.name], number)) if step.watched else None
-            outputs = {n: self.cache.touch((signed[n], number)) for n in step.outputs if n in needed}
+            observation = self._observations.get((digests[step.name], number)) if step.watched else None
+            outputs = {n: self.cache.touch((digests[n], number)) for n in step.outputs if n in needed}
             if (step.watched and observation is None) or any(packed is None for packed in outputs.values()):
                 to_run.append(step)
                 needed.update(step.inputs)
@@ -295,16 +282,16 @@ class Reuse(Generic[S]):
         self,
         plan: _BatchPlan,
         ends: Sequence[Name],
-        signed: Mapping[Name, bytes],
+        digests: Mapping[Name, bytes],
         number: int,
         start: Start,
-        watch: Watches[S],
+        watch: AccumulatorExtremes,
     ) -> dict[Name, Any]:
         def keep(step: Step, outputs: Sequence[Any]) -> None:
             if step.watched:
-                self._observations.put((signed[step.name], number), watch.latest)
+                self._observations.put((digests[step.name], number), watch.latest)
             for name, value, span in zip(step.outputs, outputs, step.spans, strict=True):
-                self.cache.put((signed[name], number), value, span)
+                self.cache.put((digests[name], number), value, span)
 
         values = _Values(plan.cached, start)
         with torch.no_grad():
@@ -329,20 +316,19 @@ class _Values(dict[Name, Any]):
         return self[name]
 
 
-def _step_signature(step: Step, signed: Mapping[Name, bytes]) -> StepSignature:
-    return StepSignature(tuple(signed[n] for n in step.outputs), tuple(signed[n] for n in step.inputs if n in signed))
+def _step_digests(step: Step, digests: Mapping[Name, bytes]) -> StepDigests:
+    return StepDigests(tuple(digests[n] for n in step.outputs), tuple(digests[n] for n in step.inputs if n in digests))
 
 
-def signatures(steps: Sequence[Step]) -> dict[Name, bytes]:
-    """The signature of every value that the steps make: a digest of all steps that it depends on."""
-    signed: dict[Name, bytes] = {}
+def value_digests(steps: Sequence[Step]) -> dict[Name, bytes]:
+    """The digest of every value that the steps make, which covers all steps that it depends on."""
+    digests: dict[Name, bytes] = {}
     for step in steps:
-        digest = hashlib.blake2b(step.digest, digest_size=_BYTES)
+        hashed = hashlib.blake2b(step.digest, digest_size=_BYTES)
         for name in step.inputs:
             # a value that no step makes is the same in every pass over a batch, so that its name stands for it
-            part = signed.get(name) or b"=" + name.encode()
-            digest.update(len(part).to_bytes(4, "little") + part)
-        signature = digest.digest()
+            part = digests.get(name) or b"=" + name.encode()
+            hashed.update(len(part).to_bytes(4, "little") + part)
         for index, name in enumerate(step.outputs):
-            signed[name] = signature + index.to_bytes(2, "little")
-    return signed
+            digests[name] = hashed.digest() + index.to_bytes(2, "little")
+    return digests

@@ -91,7 +91,7 @@ def accumulators_outside(plan, name: str, x: Tensor, limit: int) -> int:  # type
     """The number of accumulators outside [-limit, limit), counted in int64, where nothing overflows."""
     accumulators: dict[str, Tensor] = {}
 
-    def watch(node: Node, c: Tensor) -> None:
+    def watch(node: Node, c: Tensor, lost: object) -> None:
         accumulators[node.name] = c.to(torch.int64)
 
     Simulator(plan, watch=watch).run([x])

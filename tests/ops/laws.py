@@ -203,7 +203,7 @@ def register_holds(c: int, low: int, high: int, overflow: str) -> int:
 def accumulators(plan: Plan, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
     """What every integer node computed before its register cut it, by the simulator."""
     seen: dict[str, Tensor] = {}
-    Simulator(plan, watch=lambda node, c, *_: seen.__setitem__(node.name, c.clone())).run(inputs)
+    Simulator(plan, watch=lambda node, c, lost: seen.__setitem__(node.name, c.clone())).run(inputs)
     return seen
 
 

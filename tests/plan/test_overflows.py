@@ -40,7 +40,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
 def test_both_models_compute_a_new_overflow(plan: Plan) -> None:
     x = seeded(2, 3, 8, 8)
     sums: dict[str, Tensor] = {}
-    Simulator(plan, watch=lambda node, c, *_: sums.__setitem__(node.name, c.clone())).run([x])
+    Simulator(plan, watch=lambda node, c, lost: sums.__setitem__(node.name, c.clone())).run([x])
     past = sums["conv"].abs() > 2**15
     assert past.any() and not past.all()
     (output,) = Simulator(plan).run([x])

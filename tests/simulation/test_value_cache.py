@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hago.simulation.free_memory import free_bytes
-from hago.simulation.value_cache import StepSignature, ValueCache, pack_value
+from hago.simulation.value_cache import StepDigests, ValueCache, pack_value
 
 KB = 1 << 10
 
 
-def signature(name: str) -> bytes:
+def digest(name: str) -> bytes:
     return name.encode()
 
 
@@ -24,16 +24,16 @@ def block(kilobytes: int = 1) -> torch.Tensor:
     return torch.zeros(kilobytes * KB // 4)
 
 
-def chain(*names: str) -> list[StepSignature]:
+def chain(*names: str) -> list[StepDigests]:
     """Steps that each read what the one before made."""
-    made = [*map(signature, names)]
-    return [StepSignature((one,), tuple(made[max(0, i - 1) : i])) for i, one in enumerate(made)]
+    made = [*map(digest, names)]
+    return [StepDigests((one,), tuple(made[max(0, i - 1) : i])) for i, one in enumerate(made)]
 
 
-def parts(*names: str) -> list[StepSignature]:
+def parts(*names: str) -> list[StepDigests]:
     """Steps without inputs, and one that reads all that they made, and was never seen before."""
-    made = tuple(map(signature, names))
-    return [*(StepSignature((one,), ()) for one in made), StepSignature((os.urandom(8),), made)]
+    made = tuple(map(digest, names))
+    return [*(StepDigests((one,), ()) for one in made), StepDigests((os.urandom(8),), made)]
 
 
 def turn(cache: ValueCache, *names: str, times: int = 1) -> None:
@@ -41,12 +41,12 @@ def turn(cache: ValueCache, *names: str, times: int = 1) -> None:
     for _ in range(times):
         cache.begin(parts(*names))
         for name in names:
-            cache.put((signature(name), 0), block())
+            cache.put((digest(name), 0), block())
 
 
 def held(cache: ValueCache, *names: str) -> set[str]:
     """Which of `names` the cache has; looks without touching."""
-    return {n for n in names if (signature(n), 0) in cache._entries}
+    return {n for n in names if (digest(n), 0) in cache._entries}
 
 
 # ---------------------------------------------------------------- what comes back
@@ -94,7 +94,7 @@ def test_values_are_kept_where_two_passes_diverge() -> None:
     for names in ("abcd", "abxy", "apqr"):
         cache.begin(chain(*names))
         for name in names:
-            cache.put((signature(name), 0), block())
+            cache.put((digest(name), 0), block())
     assert held(cache, *"abcdxypqr") == {"a", "b"}
 
 
@@ -102,7 +102,7 @@ def test_a_value_is_kept_if_any_of_its_readers_is_new() -> None:
     """A residual: a's reader b was seen before, and c, which reads both, was not."""
     cache = ValueCache(9 * KB)
     for last in (b"c", b"d"):
-        cache.begin([StepSignature((b"a",), ()), StepSignature((b"b",), (b"a",)), StepSignature((last,), (b"a", b"b"))])
+        cache.begin([StepDigests((b"a",), ()), StepDigests((b"b",), (b"a",)), StepDigests((last,), (b"a", b"b"))])
         for name in (b"a", b"b", last):
             cache.put((name, 0), block())
     assert held(cache, *"abcd") == {"a", "b"}
@@ -130,9 +130,9 @@ def test_used_bytes_never_exceed_the_capacity() -> None:
     for _ in range(50):
         cache.begin(parts(*names))
         for name in draw.sample(names, 6):
-            cache.touch((signature(name), 0))
+            cache.touch((digest(name), 0))
         for name in draw.sample(names, 6):
-            cache.put((signature(name), 0), block(draw.choice([1, 2, 5, 20])))
+            cache.put((digest(name), 0), block(draw.choice([1, 2, 5, 20])))
             assert cache.used <= 10 * KB
         assert cache.used == sum(e.packed.bytes for e in cache._entries.values()) and len(cache) == len(cache._entries)
 
@@ -149,7 +149,7 @@ def test_the_least_recently_used_value_is_evicted_first() -> None:
 def test_values_that_the_turn_uses_are_not_evicted() -> None:
     """Values used in a cycle longer than the cache are kept in part, where least-recently-used alone
     would lose every one of them just before its next use."""
-    cache, names, found = ValueCache(3 * KB), [*map(signature, "abcdef")], []
+    cache, names, found = ValueCache(3 * KB), [*map(digest, "abcdef")], []
     for _ in range(5):
         cache.begin(parts(*"abcdef"))
         found.append(sum(cache.touch((n, 0)) is not None for n in names))
