@@ -9,6 +9,7 @@ add to their accumulators.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -28,7 +29,7 @@ MOST_PARTS: Final = 16
 ADDENDS_AT_ONCE: Final = 1 << 21
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bounds:
     """Computes the bounds of one integer node from its quantized weights; lives while the node's plan is built.
 
@@ -47,6 +48,7 @@ class Bounds:
     consts: Mapping[int, Tensor]
     limits: Sequence[float]
 
+    @functools.cached_property
     def centered(self) -> float:
         """The largest |accumulator| of centered integers; 0 for a table, which has none."""
         if self.form.table:
@@ -57,13 +59,13 @@ class Bounds:
         """The largest |accumulator| on a chip that multiplies stored integers, zero points included, and corrects for
         the zero points at the end."""
         if self.form.table or all(t is None or not bool(t.zero_point.any()) for t in self.targets):
-            return self.centered()
+            return self.centered
         return self._bound([self._raw(s, t) for s, t in enumerate(self.targets)])
 
     def parts(self) -> int:
         """The least number of parts of K such that the sum of each is exact in float32; 1 where the whole sum is exact,
         or where no number up to MOST_PARTS is enough."""
-        if self.centered() < EXACT_FLOAT32 or self.form.split is None:
+        if self.centered < EXACT_FLOAT32 or self.form.split is None:
             return 1
         shapes = [self.graph[s].shape or () for s in self.node.inputs]
         operands = [self.consts.get(s, torch.empty(shape, device="meta")) for s, shape in enumerate(shapes)]

@@ -96,7 +96,6 @@ class NodeBuilder:
         register = self.operands.register(site, self.desc)
         attrs = self.form.integer_attrs(self.node.attrs, site)
         bounds = Bounds(self.owner.graph, self.node, self.form, attrs, targets, consts, self._limits(targets))
-        bound = bounds.centered()
         out = register if output is None else output
         table = self._table(targets[0], out) if self.form.table else None
         out_simq = None if output is None or table is not None else SimQ(register, out)
@@ -109,7 +108,7 @@ class NodeBuilder:
             register=register,
             out_simq=out_simq,
             out=out,
-            bound=bound,
+            bound=bounds.centered,
             raw_bound=bounds.raw(),
             keeps_input_dtype=self.form.outputs_fit_input_dtype and register.dtype == self.desc.in_dtype(0),
             parts=bounds.parts(),
@@ -118,7 +117,7 @@ class NodeBuilder:
             saturated_biases=self._saturated_biases(targets),
             digest=self._digest(simqs, out_simq, out),
             pairs=self._pairs(targets, consts),
-            additions=additions_of(self.owner.ops[self.node.op], attrs, self.desc.register, bound),
+            additions=additions_of(self.owner.ops[self.node.op], attrs, self.desc.register, bounds.centered),
             raised=self.operands.raised,
         )
 
