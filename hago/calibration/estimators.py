@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.numerics import power_of_two_at_least
-from hago.arithmetic.schemes import SCHEMES, Grid, Scheme
+from hago.arithmetic.schemes import SCHEMES, TWO_SIDED, Grid, Scheme
 from hago.arithmetic.types import DType
 from hago.calibration.statistics import Estimator, TensorStatistics
 from hago.emulation.dorefa import DOREFAS
@@ -44,11 +44,7 @@ def levels(grid: Grid, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor, int]:
 
 def two_sided(grid: Grid) -> bool:
     """Whether both lo and hi determine the scale, as in the affine scheme."""
-    if grid.power_of_two or not grid.signed:
-        return False
-    lo, hi = torch.tensor([-1.0, -3.0], dtype=torch.float64), torch.full((2,), 3.0, dtype=torch.float64)
-    scale, _, _ = levels(grid, lo, hi)
-    return bool(scale[0] != scale[1])
+    return grid.signed and not grid.power_of_two and grid.scheme in TWO_SIDED
 
 
 def observed(statistics: TensorStatistics) -> tuple[Tensor, Tensor]:

@@ -119,19 +119,6 @@ class Observer:
         name: the name of the node, for errors.
     """
 
-    __slots__ = (
-        "_axis",
-        "_batches",
-        "_count",
-        "_histogram",
-        "_limit",
-        "_maximum",
-        "_minimum",
-        "_name",
-        "_sum_maximum",
-        "_sum_minimum",
-    )
-
     def __init__(self, channel_axis: int | None = None, name: str = "tensor") -> None:
         self._axis = channel_axis
         self._name = name
