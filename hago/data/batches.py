@@ -90,7 +90,7 @@ class Batches:
         if not isinstance(dataset, Iterable):
             raise DataError(f"the data set is a {type(dataset).__name__}; expected an iterable of batches")
         self._source, self._names = dataset, tuple(names)
-        self._cache: list[Batch] | None = []
+        self._cache: list[Batch] | None = []  # None where the batches exceed `cache_bytes`
         self.example: tuple[Any, ...] = () if like is None else like.example
         self.samples, digest, used = 0, hashlib.sha256(), 0
         self.labelled = self.classed = True
@@ -98,13 +98,15 @@ class Batches:
         for batch in self._checked():
             batch = batch if is_materialized else batch.copy()  # a generator may reuse its buffer
             used += batch.bytes
-            if self._cache is not None:
-                self._cache = [*self._cache, batch] if used <= cache_bytes else None
-            if self._cache is None and isinstance(dataset, Iterator):
+            if self._cache is not None and used <= cache_bytes:
+                self._cache.append(batch)
+            elif isinstance(dataset, Iterator):
                 raise DataError(
                     f"the data set is an iterator of more than {cache_bytes} bytes, which can be read only once; "
                     "pass a list, a DataLoader, or fewer batches"
                 )
+            else:
+                self._cache = None
             self.samples += batch.size
             self.labelled &= batch.labels is not None
             self.classed &= batch.labels is not None and are_whole(batch.labels)
