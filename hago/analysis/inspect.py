@@ -283,7 +283,7 @@ def _verdict(node_plan: NodePlan | None, tally: Tally) -> Verdict:
         return "float"
     if tally.overflows:
         return "overflows"
-    return "proved" if node_plan.proved else "possible"
+    return node_plan.verdict
 
 
 def _bound(node_plan: NodePlan) -> float:

@@ -105,9 +105,10 @@ class Operands:
     def passes(self, slot: int, desc: OpDesc) -> bool:
         """Whether a `follow` operand needs no requantization."""
         source = self.sources[slot]
+        if source is None or self.form.slot(slot) != "follow":
+            return False
         ndim = len(self.owner.graph[self.node.inputs[slot]].shape or ())
-        follows = self.form.slot(slot) == "follow" and source is not None
-        return follows and source is not None and passes_through(self.form, source, desc.in_dtype(slot), ndim)
+        return passes_through(self.form, source, desc.in_dtype(slot), ndim)
 
     def takes_bits(self, slot: int, desc: OpDesc) -> bool:
         """Whether a signature takes an operand with its bits."""
@@ -147,16 +148,11 @@ class Operands:
 
     def targets(self, desc: OpDesc) -> list[QParams | None]:
         """The qparams in which the node reads each operand; None for `plain` operands, which are not quantized."""
-        targets: list[QParams | None] = []
-        for slot in range(len(self.node.inputs)):
-            kind = self.form.slot(slot)
-            if kind in ("bias", "plain"):
-                targets.append(None)
-            else:
-                targets.append(self._operand(slot, desc))
+        slots = range(len(self.node.inputs))
+        targets = [None if self.form.slot(s) in ("bias", "plain") else self._operand(s, desc) for s in slots]
         if "common" in self.form.slots:
             targets = self._rectify(targets, desc)
-        for slot in range(len(self.node.inputs)):
+        for slot in slots:
             if self.form.slot(slot) == "bias":
                 x, w = targets[0], targets[1]
                 assert x is not None and w is not None
@@ -252,7 +248,7 @@ class Operands:
                     self.owner.hardware.activation.scheme, *quantizable_ends(source), dtype.bits, dtype
                 )
             return source
-        return self.quantized(slot, bits, desc.in_dtype(slot))
+        return self.quantized(slot, bits, dtype)
 
     def quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
         """The qparams of an operand that has a threshold of its own."""

@@ -85,6 +85,11 @@ class NodePlan:
         return self.desc.register.dtype.signed and self.largest_sum <= self.desc.register.dtype.max
 
     @property
+    def verdict(self) -> Verdict:
+        """`proved` or `possible`."""
+        return "proved" if self.proved else "possible"
+
+    @property
     def largest_sum(self) -> float:
         """The largest |sum| that its register must hold: of stored integers where what they lose cannot be corrected
         at the end, else of centered ones."""
@@ -194,15 +199,15 @@ class Plan:
     @property
     def verdicts(self) -> dict[str, Verdict]:
         """`proved` or `possible` for every integer node."""
-        return {name: "proved" if n.proved else "possible" for name, n in self.nodes.items()}
+        return {name: n.verdict for name, n in self.nodes.items()}
 
     def __str__(self) -> str:
         lines = [f"plan for {self.hardware.name}"]
         for node in self.graph:
             if node.name in self.nodes:
                 node_plan = self.nodes[node.name]
-                verdict = "proved" if node_plan.proved else "possible"
-                lines.append(f"  {node.name}: {node.op} {node_plan.desc}; |acc| <= {node_plan.bound:.0f} {verdict}")
+                bound = f"|acc| <= {node_plan.bound:.0f} {node_plan.verdict}"
+                lines.append(f"  {node.name}: {node.op} {node_plan.desc}; {bound}")
             for edge in (*node.edges, *self._output_edges(node.name)):
                 simq = self.edges.get(edge)
                 if simq is not None:

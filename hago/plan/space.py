@@ -182,16 +182,16 @@ class _Builder:
         for edge in node.edges:
             if form.slot(edge.slot) in ("own", "common", "follow") and self._can_change_plan(edge, form, descs):
                 self._add(edge, descs)
-        self.scales[node.name] = form.scale(node.attrs, [self._scale(e, form, descs) for e in node.edges])
+        self.scales[node.name] = form.scale(node.attrs, [self._scale(e, form) for e in node.edges])
         at_output = descs[0].requantize_at == "output"
-        follows = form.slots == ("follow",) and not at_output and not any(str(e) in self.groups for e in node.edges)
+        has_choice = any(str(e) in self.groups for e in node.edges)
+        follows = form.slots == ("follow",) and not at_output and not has_choice
         if follows:  # the dtype passes through
             source = self.emits[node.inputs[0]]
             emitted = {d.out_dtype for d in descs if d.in_dtype(0) in source}
         else:
             emitted = {d.out_dtype for d in descs}
         self.emits[node.name] = frozenset(emitted)
-        has_choice = any(str(e) in self.groups for e in node.edges)
         if at_output:
             self.requantized.add(node.name)
             if any(d.fixed_out is None for d in descs):
@@ -204,7 +204,8 @@ class _Builder:
             self.requantized.add(node.name)
             self.passed_nodes[node.name] = self.passed_nodes.get(node.inputs[0], frozenset())
 
-    def _scale(self, edge: Edge, form: IntegerForm, descs: Sequence[OpDesc]) -> Tensor:
+    def _scale(self, edge: Edge, form: IntegerForm) -> Tensor:
+        """Ones of the shape that the scale of an operand will have."""
         source = self.graph[self.graph.source(edge)]
         ndim, weight = len(source.shape or ()), form.weight
         per_channel = self.hardware.weight.granularity == "per_channel"

@@ -69,17 +69,14 @@ class EstimatedThresholds:
             return refined[0].clone(), refined[1].clone()
         row = self._name_of_given_range(key, source)
         ends = self._thresholds(source, grid, channel_axis) if row is None else self._given.thresholds(row, grid)
-        return self._negligible(key, grid, ends) if key in self._sharing_scale and not bool(ends[1].any()) else ends
+        was_always_zero = not bool(ends[0].any()) and not bool(ends[1].any())
+        return self._negligible(key, grid, ends[1]) if was_always_zero and key in self._sharing_scale else ends
 
-    def _negligible(self, key: str, grid: Grid, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Replace the range of an operand that was always 0 by one that is negligible beside those of the operands that
-        share its scale; other ranges are returned as they are."""
-        lo, hi = ends
-        if bool(lo.any()):
-            return ends
+    def _negligible(self, key: str, grid: Grid, zeros: Tensor) -> tuple[Tensor, Tensor]:
+        """A range of the shape of `zeros` that is negligible beside those of the operands that share its scale."""
         ranges = [self._thresholds.range_of(s) for s in self._sharing_scale[key] if self._thresholds.knows(s)]
         largest = max((max(map(abs, pair)) for pair in ranges), default=0.0)
-        hi = torch.full_like(hi, _NEGLIGIBLE * largest)
+        hi = torch.full_like(zeros, _NEGLIGIBLE * largest)
         return -hi if grid.signed else torch.zeros_like(hi), hi
 
 
