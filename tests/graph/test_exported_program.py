@@ -170,6 +170,22 @@ def test_weights_that_are_shared_stay_shared() -> None:
     assert graph["a"].inputs[1] == graph["b"].inputs[1]
 
 
+@pytest.mark.parametrize("name", ["output", "a:b"])
+def test_a_shared_weight_whose_name_no_node_can_have(name: str) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_parameter(name, nn.Parameter(torch.zeros(4, 4)))
+            self.tied = getattr(self, name)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x @ getattr(self, name)) @ self.tied
+
+    graph = check(randomized(Tied()), (4,))
+    assert len(graph.consts) == 1
+    assert graph["matmul"].inputs[1] == graph["matmul_1"].inputs[1]
+
+
 def test_the_same_model_has_the_same_hash() -> None:
     model, x = randomized(Small()), (images(2, 1, 6, 6),)
     first, again = from_torch(model, x), from_torch(model, (images(5, 1, 6, 6, seed=3),))

@@ -266,7 +266,7 @@ class Importer:
     def _placeholders(self) -> list[str]:
         tensors = {**self.program.state_dict, **self.program.constants}
         inputs: list[str] = []
-        shared: dict[tuple[Any, ...], str] = {}
+        shared: dict[tuple[Any, ...], Ref] = {}
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
         for fx, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
             if spec.kind == InputKind.USER_INPUT:
@@ -282,8 +282,10 @@ class Importer:
             if spec.kind == InputKind.PARAMETER:
                 check_finite(spec.target, tensor)
             # parameters that share storage are one constant: shared weights stay shared
-            same = shared.setdefault(identity(tensor), spec.target)
-            self.values[fx] = Ref(same) if same != spec.target else self._const(spec.target, tensor)
+            key = identity(tensor)
+            if key not in shared:
+                shared[key] = self._const(spec.target, tensor)
+            self.values[fx] = shared[key]
         return inputs
 
     def _input(self, fx: FxNode) -> Ref:
