@@ -1,4 +1,4 @@
-"""Nesting: how a model's arguments and results are nested, as torch's pytree writes it, read safely.
+"""Nesting: how a model's arguments and results are nested, written as torch's pytree writes it, and read safely.
 
 torch reads such a text by importing what it names (`defaultdict` factories, enums). hago reads it here, so that
 nothing is imported because a file says so.
@@ -78,6 +78,35 @@ class Nesting:
         if self.results is not None:
             return pytree.tree_unflatten(list(values), self.results)
         return values[0] if len(values) == 1 else tuple(values)
+
+
+def write_tree(spec: pytree.TreeSpec | None, verb: str) -> str | None:
+    """The nesting of arguments or results as text; named tuples (torch.topk's result, say) as plain ones.
+
+    Args:
+        verb: what the model does with it, `takes` or `returns`, for the message.
+
+    Raises:
+        GraphError: torch has no text for it.
+    """
+    if spec is None:
+        return None
+    plain = pytree.tree_structure(_plain_tuples(pytree.tree_unflatten(range(spec.num_leaves), spec)))
+    try:
+        return pytree.treespec_dumps(plain)
+    except NotImplementedError:
+        kind = " ".join(str(plain).split())
+        raise GraphError(
+            f"the model {verb} {kind}, which hago cannot write down; use tuples, lists and dicts"
+        ) from None
+
+
+def _plain_tuples(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_plain_tuples, value))
+    if type(value) is list:
+        return [_plain_tuples(v) for v in value]
+    return {k: _plain_tuples(v) for k, v in value.items()} if type(value) is dict else value
 
 
 def read_tree(text: str) -> pytree.TreeSpec:

@@ -29,6 +29,7 @@ from hago.data import as_tensor
 from hago.errors import GraphError, as_strings
 from hago.graph.frontend.composites import Decompositions, any_short, decompositions
 from hago.graph.graph import CONST, INPUT, Graph, Node
+from hago.graph.nesting import write_tree
 from hago.graph.passes import PassOptions, apply_before_folding, apply_from_folding, import_versions
 from hago.ops import OPS, Call, OpRule, Ops, Parsed, Ref, has_ref, opaque, parsers
 from hago.serialization.tensor_file import dtype_name
@@ -46,28 +47,6 @@ _AS_THEY_ARE: Final = frozenset(
         "slice.Tensor", "dropout.default",
     )
 )  # fmt: skip
-
-
-def nesting(spec: pytree.TreeSpec | None, verb: str) -> str | None:
-    """How arguments or results are nested, as text; named tuples (torch.topk's result, say) as plain ones."""
-    if spec is None:
-        return None
-    plain = pytree.tree_structure(_plain_tuples(pytree.tree_unflatten(range(spec.num_leaves), spec)))
-    try:
-        return pytree.treespec_dumps(plain)
-    except NotImplementedError:
-        kind = " ".join(str(plain).split())
-        raise GraphError(
-            f"the model {verb} {kind}, which hago cannot write down; use tuples, lists and dicts"
-        ) from None
-
-
-def _plain_tuples(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_plain_tuples, value))
-    if type(value) is list:
-        return [_plain_tuples(v) for v in value]
-    return {k: _plain_tuples(v) for k, v in value.items()} if type(value) is dict else value
 
 
 def reads_as_it_is(program: ExportedProgram, known: Collection[str]) -> bool:
@@ -258,8 +237,8 @@ class Importer:
             tuple(inputs),
             outputs,
             {k: v for k, v in self.consts.items() if k in kept},
-            nesting(spec.in_spec, "takes"),
-            nesting(spec.out_spec, "returns"),
+            write_tree(spec.in_spec, "takes"),
+            write_tree(spec.out_spec, "returns"),
         )
 
     # ------------------------------------------------------------ inputs, constants, outputs
