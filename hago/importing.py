@@ -31,10 +31,7 @@ from hago.plan import Strategy
 #: The most entries that an input remembered in a strategy may have.
 LARGEST_INPUT: Final = 1 << 31
 
-
 HardwareLike = Hardware | str | PathLike[str]
-
-
 StrategyLike = Strategy | str | PathLike[str]
 
 

@@ -19,7 +19,7 @@ from hago.graph.execute import (
     run_without_values,
 )
 from hago.graph.frontend.exported_program import Attention, ModelLike, check_finite, from_torch
-from hago.graph.graph import CONST, INPUT, OUTPUT, Attrs, Graph, Node
+from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.graph.nesting import read_tree
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "INPUT",
     "OUTPUT",
     "Attention",
-    "Attrs",
     "Graph",
     "ModelLike",
     "Node",

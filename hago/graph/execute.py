@@ -51,13 +51,9 @@ def run_graph(
     if on_value is not None:
         for name in graph.inputs:
             on_value(graph[name], values[name])
-    on_outputs = None if on_value is None else _given_outputs(on_value)
+    on_outputs = None if on_value is None else lambda node, outputs: on_value(node, outputs[0])
     run_schedule(graph.schedule, values, lambda node, read: (step(node, read),), on_outputs)
     return [values[name] for name in graph.outputs]
-
-
-def _given_outputs(on_value: Callable[[Node, Any], None]) -> Callable[[Node, Sequence[Any]], None]:
-    return lambda node, outputs: on_value(node, outputs[0])
 
 
 def compute_real(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
@@ -200,7 +196,16 @@ def check_kinds(graph: Graph, tensors: Sequence[Tensor]) -> None:
         GraphError: another shape than the input's, integers for a float input, or the other way round.
     """
     for name, tensor in zip(graph.inputs, tensors, strict=True):
-        _check_input(graph[name], tensor)
+        node = graph[name]
+        if node.shape is not None and tuple(tensor.shape[1:]) != tuple(node.shape[1:]):
+            sizes = ", ".join(map(str, node.shape[1:]))
+            raise GraphError(f"input {name!r} has shape {tuple(tensor.shape)}; expected (batch, {sizes})")
+        expected = node.torch_dtype
+        if tensor.dtype != expected and (tensor.is_floating_point() or expected.is_floating_point):
+            raise GraphError(
+                f"input {name!r} is {tensor.dtype}; the model takes {expected}: convert it as the calibration data "
+                f"was, e.g. {'images.float() / 255' if expected.is_floating_point else f'.to({expected})'}"
+            )
 
 
 def check_batches(graph: Graph, batches: Batches) -> None:
@@ -214,18 +219,6 @@ def check_batches(graph: Graph, batches: Batches) -> None:
         check_kinds(graph, next(iter(batches)).inputs)
     except GraphError as error:
         raise DataError(f"the data is not what the model takes: {error}") from None
-
-
-def _check_input(node: Node, tensor: Tensor) -> None:
-    if node.shape is not None and tuple(tensor.shape[1:]) != tuple(node.shape[1:]):
-        sizes = ", ".join(map(str, node.shape[1:]))
-        raise GraphError(f"input {node.name!r} has shape {tuple(tensor.shape)}; expected (batch, {sizes})")
-    expected = node.torch_dtype
-    if tensor.dtype != expected and (tensor.is_floating_point() or expected.is_floating_point):
-        raise GraphError(
-            f"input {node.name!r} is {tensor.dtype}; the model takes {expected}: convert it as the calibration data "
-            f"was, e.g. {'images.float() / 255' if expected.is_floating_point else f'.to({expected})'}"
-        )
 
 
 def nesting_of(graph: Graph) -> Nesting:

@@ -28,8 +28,6 @@ CONST: Final = "const"
 #: The name that a graph's outputs consume under: the i-th output is the edge `output:i`.
 OUTPUT: Final = "output"
 
-Attrs = Mapping[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -45,7 +43,7 @@ class Node:
     name: str
     op: str
     inputs: tuple[str, ...] = ()
-    attrs: Attrs = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
 

@@ -5,12 +5,12 @@ from hago.plan.document import plan_from_document, plan_to_document, user_rules
 from hago.plan.fusion import fuse_clamps
 from hago.plan.operands import Operands, ThresholdSource
 from hago.plan.placement import POLICY_PREFIX, topology_of
-from hago.plan.plan import NodePlan, Plan, StoredWeight, Verdict
+from hago.plan.plan import NodePlan, Plan, Verdict
 from hago.plan.resolve import Resolver
 from hago.plan.space import FLOAT, INTEGER, Bits, Group, Space, build_space, kind_key, with_kinds
 from hago.plan.strategy import Conditions, HardwareId, Strategy
 from hago.plan.threshold_sources import EstimatedThresholds, StoredThresholds, estimated_resolver, store_thresholds
-from hago.plan.topology import Topology, analyze
+from hago.plan.topology import Topology
 
 __all__ = [
     "FLOAT",
@@ -27,12 +27,10 @@ __all__ = [
     "Resolver",
     "Space",
     "StoredThresholds",
-    "StoredWeight",
     "Strategy",
     "ThresholdSource",
     "Topology",
     "Verdict",
-    "analyze",
     "build_space",
     "dorefa_weights",
     "estimated_resolver",

@@ -94,7 +94,7 @@ class Simulator(nn.Module):
         """
         graph = self.plan.graph
         watched = on_value is not None or on_edge is not None
-        scheduled = self._scheduled(self.steps(fuse=False, on_edge=on_edge)) if watched else self._unwatched
+        scheduled = make_schedule(self.steps(fuse=False, on_edge=on_edge), self.ends) if watched else self._unwatched
         values = self.begin(inputs)
 
         def report(step: Step, outputs: Sequence[Any]) -> None:
@@ -110,10 +110,7 @@ class Simulator(nn.Module):
 
     @functools.cached_property
     def _unwatched(self) -> Schedule[Step]:
-        return self._scheduled(self.steps())
-
-    def _scheduled(self, steps: Sequence[Step]) -> Schedule[Step]:
-        return make_schedule(steps, self.ends)
+        return make_schedule(self.steps(), self.ends)
 
     @property
     def ends(self) -> tuple[str, ...]:
