@@ -518,16 +518,14 @@ def from_torch(
     importer = Importer(program, ops)
     imported = importer.run()
     options = PassOptions(ops=ops, opens_attention=attention == "opened", open_axes=importer.open_axes)
-    *earlier, newest = import_versions(made_for)
-    for version in earlier:
+    for version in import_versions(made_for):
         is_other = version == 1 and importer.converted
         unfolded = Importer(program, ops, converts=False).run() if is_other else imported
         unfolded = apply_before_folding(unfolded, options, version)
-        graph = apply_from_folding(unfolded, options, version)
-        if graph.model_hash in made_for:
-            return graph if fold else unfolded
-    unfolded = apply_before_folding(imported, options, newest)
-    return apply_from_folding(unfolded, options, newest) if fold else unfolded
+        graph = apply_from_folding(unfolded, options, version) if fold or made_for else unfolded
+        if made_for and graph.model_hash in made_for:
+            break
+    return graph if fold else unfolded
 
 
 def _export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> ExportedProgram:

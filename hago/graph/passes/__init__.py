@@ -84,7 +84,7 @@ PASSES: Final[tuple[Pass, ...]] = (
 
 
 def import_versions(made_for: Collection[str]) -> Sequence[int]:
-    """The versions of the import to try: all from the first on where files name hashes, else the newest alone."""
+    """The versions of the import to try, the newest last: all where files name hashes, else the newest alone."""
     newest = max(p.since for p in PASSES)
     return range(1 if made_for else newest, newest + 1)
 
@@ -106,12 +106,11 @@ def fold_for(graph: Graph, ops: Ops = OPS, made_for: Collection[str] = ()) -> Gr
         made_for: as `from_torch` was given.
     """
     options = PassOptions(ops=ops)
-    *earlier, newest = import_versions(made_for)
-    for version in earlier:
+    for version in import_versions(made_for):
         folded = apply_from_folding(graph, options, version)
-        if folded.model_hash in made_for:
-            return folded
-    return apply_from_folding(graph, options, newest)
+        if made_for and folded.model_hash in made_for:
+            break
+    return folded
 
 
 def passes_after_folding() -> list[str]:
