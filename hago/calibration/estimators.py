@@ -1,8 +1,8 @@
 """Estimators: from the statistics of a tensor to the thresholds of a grid.
 
 An estimator is a frozen dataclass that a `ThresholdCache` calls with the statistics of a node and the grid of integers
-that will represent it. `estimator` makes one of a text such as "mse" or "percentile:99.9". Shared functions come first,
-then one section per estimator, then the table.
+that will represent it. `named_estimator` makes one of a text such as "mse" or "percentile:99.9". Shared functions
+come first, then one section per estimator, then the table.
 
 Invariants: every range contains 0; it lies inside the observed range, unless a power of two is asked for or the
 estimator uses the headroom of the scheme; a range without negative values has lo = 0.

@@ -52,9 +52,13 @@ class Batch:
         return Batch(tuple(t.clone() for t in self.inputs), None if self.labels is None else self.labels.clone())
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The inputs, and the labels if there are any."""
+        return self.inputs if self.labels is None else (*self.inputs, self.labels)
+
+    @property
     def bytes(self) -> int:
-        kept = [*self.inputs, *([] if self.labels is None else [self.labels])]
-        return sum(t.numel() * t.element_size() for t in kept)
+        return sum(t.numel() * t.element_size() for t in self.tensors)
 
 
 class Batches:
@@ -143,8 +147,10 @@ class Batches:
         first: list[tuple[int, ...]] | None = None
         real: list[bool] | None = None
         for index, item in enumerate(self._source):
-            read = (item, item.inputs) if isinstance(item, Batch) else _read(item, self._names, index, self.example)
-            batch, args = read
+            if isinstance(item, Batch):
+                batch, args = item, item.inputs
+            else:
+                batch, args = _read(item, self._names, index, self.example)
             self.example = self.example or args
             shapes = [tuple(t.shape[1:]) for t in batch.inputs]
             first = first or shapes
@@ -167,7 +173,7 @@ def are_whole(labels: Tensor) -> bool:
 
 
 def _digest(digest: Any, batch: Batch) -> None:
-    for tensor in [*batch.inputs, *([] if batch.labels is None else [batch.labels])]:
+    for tensor in batch.tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
 

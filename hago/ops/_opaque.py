@@ -33,69 +33,50 @@ _BUILTINS: Final[Mapping[str, Callable[..., Any]]] = {
 #: files, devices and generators. A test tries each with hostile arguments.
 PORTABLE: Final = frozenset(
     """
-    abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
-    bitwise_not
+    abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not
     bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip copysign cos cosh deg2rad
-    digamma
-    div divide elu eq erf erfc erfinv exp exp2 expm1 float_power floor floor_divide fmax fmin fmod frac ge gelu
-    glu greater
-    greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot isfinite isinf isnan isneginf
-    isposinf
-    leaky_relu le lerp less less_equal lgamma log log10 log1p log2 log_sigmoid logaddexp logaddexp2 logical_and
-    logical_not
-    logical_or logical_xor logit lt masked_fill maximum minimum mish mul multiply nan_to_num ne neg negative
-    not_equal pow
-    prelu rad2deg reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc
-    sinh softplus
-    softshrink sqrt square sub subtract tan tanh threshold true_divide trunc where xlogy isclose special_expit
-    special_log1p
-    special_expm1 special_xlogy special_erf special_erfc special_i0 special_entr
+    digamma div divide elu eq erf erfc erfinv exp exp2 expm1 float_power floor floor_divide fmax fmin fmod frac ge
+    gelu glu greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot isfinite isinf isnan
+    isneginf isposinf leaky_relu le lerp less less_equal lgamma log log10 log1p log2 log_sigmoid logaddexp logaddexp2
+    logical_and logical_not logical_or logical_xor logit lt masked_fill maximum minimum mish mul multiply nan_to_num
+    ne neg negative not_equal pow prelu rad2deg reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign
+    signbit silu sin sinc sinh softplus softshrink sqrt square sub subtract tan tanh threshold true_divide trunc where
+    xlogy isclose special_expit special_log1p special_expm1 special_xlogy special_erf special_erfc special_i0
+    special_entr
     all amax amin aminmax any argmax argmin argsort count_nonzero cummax cummin cumprod cumsum diff kthvalue
-    logcumsumexp
-    logsumexp max mean median min mode nanmean nansum norm prod sort std std_mean sum topk trace var var_mean
-    linalg_vector_norm cosine_similarity pairwise_distance cdist msort nanmedian
+    logcumsumexp logsumexp max mean median min mode nanmean nansum norm prod sort std std_mean sum topk trace var
+    var_mean linalg_vector_norm cosine_similarity pairwise_distance cdist msort nanmedian
     _log_softmax _softmax log_softmax softmax _safe_softmax
-    addbmm addmm addmv baddbmm bilinear bmm chain_matmul dot einsum inner kron linalg_matmul linear matmul mm mv
-    outer
+    addbmm addmm addmv baddbmm bilinear bmm chain_matmul dot einsum inner kron linalg_matmul linear matmul mm mv outer
     tensordot vdot linalg_vecdot linalg_cross cross
     _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
     adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool1d
     max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution
     _native_batch_norm_legit_no_training batch_norm group_norm instance_norm layer_norm native_group_norm
-    native_layer_norm
-    rms_norm _fused_rms_norm _weight_norm
+    native_layer_norm rms_norm _fused_rms_norm _weight_norm
     scaled_dot_product_attention
     gru lstm rnn_relu rnn_tanh
     _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d
-    _upsample_nearest_exact3d affine_grid_generator grid_sampler grid_sampler_2d grid_sampler_3d
-    upsample_bicubic2d
+    _upsample_nearest_exact3d affine_grid_generator grid_sampler grid_sampler_2d grid_sampler_3d upsample_bicubic2d
     upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
     upsample_trilinear3d
     _to_copy _unsafe_view alias alias_copy atleast_1d atleast_2d atleast_3d broadcast_tensors broadcast_to cat
-    channel_shuffle
-    chunk clone col2im concat concatenate constant_pad_nd contiguous detach diag diag_embed diagonal dsplit dstack
-    expand expand_as flatten flip fliplr flipud hsplit hstack im2col lift_fresh_copy meshgrid movedim moveaxis
-    narrow
-    native_channel_shuffle numpy_T pad permute pixel_shuffle pixel_unshuffle ravel reflection_pad1d
-    reflection_pad2d
-    reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d reshape
-    reshape_as roll
-    rot90 row_stack column_stack select slice split split_with_sizes squeeze stack swapaxes swapdims t
-    tile to
-    transpose tril triu type_as unbind unflatten unfold unsafe_chunk unsafe_split unsqueeze view view_as vsplit
-    vstack
+    channel_shuffle chunk clone col2im concat concatenate constant_pad_nd contiguous detach diag diag_embed diagonal
+    dsplit dstack expand expand_as flatten flip fliplr flipud hsplit hstack im2col lift_fresh_copy meshgrid movedim
+    moveaxis narrow native_channel_shuffle numpy_T pad permute pixel_shuffle pixel_unshuffle ravel reflection_pad1d
+    reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d
+    reshape reshape_as roll rot90 row_stack column_stack select slice split split_with_sizes squeeze stack swapaxes
+    swapdims t tile to transpose tril triu type_as unbind unflatten unfold unsafe_chunk unsafe_split unsqueeze view
+    view_as vsplit vstack
     diagonal_scatter select_scatter slice_scatter masked_scatter
     bucketize embedding gather index index_add index_copy index_fill index_put index_select isin one_hot scatter
-    scatter_add
-    scatter_reduce searchsorted take take_along_dim tril_indices triu_indices
-    arange eye full full_like linspace new_full new_ones new_zeros ones ones_like scalar_tensor zeros zeros_like
-    fill
+    scatter_add scatter_reduce searchsorted take take_along_dim tril_indices triu_indices
+    arange eye full full_like linspace new_full new_ones new_zeros ones ones_like scalar_tensor zeros zeros_like fill
     rand rand_like randn randn_like
     _fft_c2c _fft_c2r _fft_r2c fft_fft fft_fft2 fft_fftn fft_fftshift fft_ifft fft_ifft2 fft_ifftn fft_ifftshift
-    fft_irfft
-    fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn complex conj imag polar real resolve_conj resolve_neg stft
-    view_as_complex view_as_real
+    fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn complex conj imag polar real resolve_conj resolve_neg
+    stft view_as_complex view_as_real
     sym_numel sym_size
     """.split()  # noqa: SIM905
 )

@@ -1,6 +1,6 @@
 """batch_norm: inference form, from running statistics; inputs x, weight, bias, mean, var.
 
-Float as it is: `fold` moves it into the weights before it, or leaves an `affine`.
+Float as it is: the pass `fold_batch_norms` moves it into the weights before it, or leaves an `affine`.
 """
 
 import torch

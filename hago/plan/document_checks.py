@@ -36,7 +36,7 @@ def check_plan(plan: Plan) -> None:
     _check_inputs_and_outputs(plan.graph)
     for node in plan.graph:
         _check_node(plan, node)
-    check_opaque(plan.graph, plan.ops)
+    _check_opaque_calls(plan.graph, plan.ops)
     for name, node_plan in plan.nodes.items():
         _check_integer(plan, plan.graph[name], node_plan)
     for edge in plan.graph.edges:
@@ -77,7 +77,7 @@ def _check_node(plan: Plan, node: Node) -> None:
         raise HagoError(f"node {node.name!r} ({node.op}) has the shape {node.shape}; its attributes give {shape}")
 
 
-def check_opaque(graph: Graph, ops: Ops) -> None:
+def _check_opaque_calls(graph: Graph, ops: Ops) -> None:
     """Check that opaque calls accept their operands, and give values of the shapes that the graph states.
 
     They are run on fake tensors, at batch 1, with all nodes that they depend on. So a file cannot make hago allocate
