@@ -57,7 +57,7 @@ class ThresholdSource(Protocol):
 
 
 class OperandContext(Protocol):
-    """The owner of Operands and NodeBuilders: a Resolver, or a `qat.forward.LivePass` in training."""
+    """The owner of Operands: a Resolver, or a `qat.forward.LivePass` in training."""
 
     graph: Graph
     hardware: Hardware
@@ -67,10 +67,6 @@ class OperandContext(Protocol):
 
     def intern(self, qparams: QParams) -> QParams:
         """The one object for equal qparams, so that equal qparams can be told by identity."""
-        ...
-
-    def const(self, name: str, target: QParams) -> Tensor:
-        """The centered integers of the constant `name`, quantized to `target`."""
         ...
 
 

@@ -33,7 +33,7 @@ from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import OPS, Ops, Site
 from hago.plan.accumulators import Bounds, ProductPairs, additions_of, largest_centered, pairs_of
-from hago.plan.operands import OperandContext, Operands, ThresholdSource
+from hago.plan.operands import Operands, ThresholdSource
 from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.plan.space import Bits, Group, Space, build_space
 from hago.plan.topology import Topology, analyze, fitting_descs, weight_only_descs
@@ -51,10 +51,10 @@ Constants = Callable[[str, QParams], Tensor | None]
 # ---------------------------------------------------------------- one integer node
 class NodeBuilder:
     """Builds the plan of one integer node. A Resolver makes one for every node plan that is not in its cache, and calls
-    `build` once. Training makes one per node and pass.
+    `build` once.
 
     Args:
-        owner: the Resolver, or the pass in training.
+        resolver: has the graph, the hardware, the thresholds and the integers of constants.
         bits: bits of each in-edge; None where the edge has no choice of bits.
         out_bits: bits of the output, where the node requantizes it.
         sources: qparams of each producer; None where its value is real.
@@ -63,19 +63,19 @@ class NodeBuilder:
 
     def __init__(
         self,
-        owner: OperandContext,
+        resolver: Resolver,
         node: Node,
         bits: Sequence[int | None],
         out_bits: int | None,
         sources: Sequence[QParams | None],
         magnitudes: Sequence[float],
     ) -> None:
-        form = owner.ops[node.op].integer
+        form = resolver.ops[node.op].integer
         assert form is not None
-        self.owner, self.node, self.form = owner, node, form
+        self.resolver, self.node, self.form = resolver, node, form
         self.bits, self.out_bits = bits, out_bits
         self.sources, self.magnitudes = sources, magnitudes
-        self.operands = Operands(owner, node, form, bits, sources)
+        self.operands = Operands(resolver, node, form, bits, sources)
         self.desc = self._select_signature()
 
     def build(self) -> NodePlan:
@@ -87,15 +87,15 @@ class NodeBuilder:
         targets = self.operands.targets(self.desc)
         simqs = tuple(self._simq(slot, t) for slot, t in enumerate(targets))
         output = self._output_qparams()
-        site = Site(tuple(targets), output, self.owner.hardware.requantize)
+        site = Site(tuple(targets), output, self.resolver.hardware.requantize)
         consts = {
-            s: self.owner.const(self.node.inputs[s], t)
+            s: self.resolver.const(self.node.inputs[s], t)
             for s, t in enumerate(targets)
             if t and self.operands.is_const(s)
         }
         register = self.operands.register(site, self.desc)
         attrs = self.form.integer_attrs(self.node.attrs, site)
-        bounds = Bounds(self.owner.graph, self.node, self.form, attrs, targets, consts, self._limits(targets))
+        bounds = Bounds(self.resolver.graph, self.node, self.form, attrs, targets, consts, self._limits(targets))
         out = register if output is None else output
         table = self._table(targets[0], out) if self.form.table else None
         out_simq = None if output is None or table is not None else SimQ(register, out)
@@ -117,13 +117,13 @@ class NodeBuilder:
             saturated_biases=self._saturated_biases(targets),
             digest=self._digest(simqs, out_simq, out),
             pairs=self._pairs(targets, consts),
-            additions=additions_of(self.owner.ops[self.node.op], attrs, self.desc.register, bounds.centered),
+            additions=additions_of(self.resolver.ops[self.node.op], attrs, self.desc.register, bounds.centered),
             raised=self.operands.raised,
         )
 
     # ------------------------------------------------------------ signature
     def _select_signature(self) -> OpDesc:
-        descs = fitting_descs(self.owner.graph, self.node, self.owner.hardware, self.owner.ops)
+        descs = fitting_descs(self.resolver.graph, self.node, self.resolver.hardware, self.resolver.ops)
         feasible = [d for d in descs if self._takes_bits(d)]
         # prefer signatures that read values in the dtype in which they are stored
         feasible = [d for d in feasible if self.operands.reads_as_stored(d)] or feasible
@@ -136,7 +136,7 @@ class NodeBuilder:
         requested = {name: bits_or_dtype for name, bits_or_dtype in bits_or_dtypes.items() if bits_or_dtype is not None}
         out = "" if self.out_bits is None else f" and {self.out_bits} of its output"
         raise InfeasibleBits(
-            f"no signature of {self.owner.hardware.name} for node {self.node.name!r} ({self.node.op}) holds bits "
+            f"no signature of {self.resolver.hardware.name} for node {self.node.name!r} ({self.node.op}) holds bits "
             f"{requested}{out}; it has {'; '.join(map(str, descs))}",
             self.node.name,
         )
@@ -167,9 +167,9 @@ class NodeBuilder:
         """The centered output of every input integer q from qmin to qmax."""
         assert source is not None
         q = torch.arange(source.qmin, source.qmax + 1, dtype=torch.float64) - source.zero_point
-        others = [self.owner.graph.consts[name] for name in self.node.inputs[1:]]
-        real = self.owner.ops[self.node.op].compute(self.node.attrs, dequantize(q, source), *others)
-        return apply_simq(real, SimQ(None, target), self.owner.hardware.requantize).to(torch.int64)
+        others = [self.resolver.graph.consts[name] for name in self.node.inputs[1:]]
+        real = self.resolver.ops[self.node.op].compute(self.node.attrs, dequantize(q, source), *others)
+        return apply_simq(real, SimQ(None, target), self.resolver.hardware.requantize).to(torch.int64)
 
     def _limits(self, targets: Sequence[QParams | None]) -> list[float]:
         """The largest |c| of each operand: bounded by its clipping, and by its producer where nothing is clipped."""
@@ -183,7 +183,7 @@ class NodeBuilder:
         product, overflow = self.form.product, self.desc.register.overflow
         if product is None or OVERFLOWS[overflow].of_pair is None:
             return None
-        shapes = [self.owner.graph[s].shape or () for s in self.node.inputs]
+        shapes = [self.resolver.graph[s].shape or () for s in self.node.inputs]
         return pairs_of(product, self.node.attrs, targets, consts.get(1), shapes, overflow)
 
     def _saturated_biases(self, targets: Sequence[QParams | None]) -> int:
@@ -191,7 +191,7 @@ class NodeBuilder:
         count = 0
         for slot, target in enumerate(targets):
             if target is not None and self.form.slot(slot) == "bias" and self.operands.is_const(slot):
-                q = self.owner.graph.consts[self.node.inputs[slot]].to(torch.float64) / target.scale
+                q = self.resolver.graph.consts[self.node.inputs[slot]].to(torch.float64) / target.scale
                 count += int(((q > target.qmax + 0.5) | (q < target.qmin - 0.5)).sum())
         return count
 
@@ -202,34 +202,33 @@ class NodeBuilder:
 
 
 # ---------------------------------------------------------------- the weight of a float node
-def stored_weight(owner: OperandContext, node: Node, edge: Edge, bits: int) -> StoredWeight:
+def stored_weight(resolver: Resolver, node: Node, edge: Edge, bits: int) -> StoredWeight:
     """The weight of a float node as integers: in the first signature that holds its bits, and of signatures that
     differ in the sign only, in the first that holds its values.
 
     Args:
-        owner: the Resolver.
         edge: the edge on which the node reads the weight.
 
     Raises:
         InfeasibleBits: no signature holds the bits.
     """
-    descs = weight_only_descs(owner.graph, node, owner.hardware, owner.ops)
+    descs = weight_only_descs(resolver.graph, node, resolver.hardware, resolver.ops)
     wide_enough = [d for d in descs if bits <= d.in_dtype(edge.slot).bits]
     if not wide_enough:
         raise InfeasibleBits(
-            f"no signature of {owner.hardware.name} holds {bits} bits for edge {str(edge)!r}; it has "
+            f"no signature of {resolver.hardware.name} holds {bits} bits for edge {str(edge)!r}; it has "
             f"{'; '.join(map(str, descs))}",
             node.name,
         )
-    form, source = owner.ops[node.op].integer, node.inputs[edge.slot]
+    form, source = resolver.ops[node.op].integer, node.inputs[edge.slot]
     assert form is not None
     same_widths = [d for d in wide_enough if d.widths == wide_enough[0].widths]
-    signed = owner.thresholds.signed(str(edge), source)
+    signed = resolver.thresholds.signed(str(edge), source)
     desc = next((d for d in same_widths if d.in_dtype(edge.slot).signed or not signed), wide_enough[0])
     all_real = [None] * len(node.inputs)
-    operands = Operands(owner, node, form, all_real, all_real)
+    operands = Operands(resolver, node, form, all_real, all_real)
     qparams = operands.quantized(edge.slot, bits, desc.in_dtype(edge.slot))
-    return StoredWeight(desc, qparams, owner.const(source, qparams), operands.thresholds[str(edge)])
+    return StoredWeight(desc, qparams, resolver.const(source, qparams), operands.thresholds[str(edge)])
 
 
 # ---------------------------------------------------------------- all nodes

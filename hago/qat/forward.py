@@ -22,7 +22,6 @@ from hago.arithmetic.numerics import Lost, apply_simq
 from hago.arithmetic.schemes import TWO_SIDED, Grid, make_qparams
 from hago.arithmetic.straight_through import straight_through
 from hago.arithmetic.types import DType, Edge, QParams, SimQ
-from hago.errors import HagoError
 from hago.graph import Graph, Node, compute_real
 from hago.hardware import Hardware, OpDesc
 from hago.ops import IntegerForm, Ops, Site, Weight
@@ -211,14 +210,6 @@ class LivePass:
         """
         self._interned.append(qparams)
         return qparams
-
-    def const(self, name: str, target: QParams) -> Tensor:
-        """Never called: in training, constants are operands like others.
-
-        Raises:
-            HagoError: always.
-        """
-        raise HagoError(f"constant {name!r} is being trained; it has no integers yet")
 
     # ------------------------------------------------------------ one node
     def __call__(self, node: Node, values: Sequence[Any]) -> Any:
