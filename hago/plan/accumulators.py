@@ -19,7 +19,6 @@ from torch import Tensor
 
 from hago.arithmetic.numerics import EXACT_FLOAT32, OVERFLOWS, Lost, Overflow, extremes, saturate_each
 from hago.arithmetic.types import INT16, QParams
-from hago.graph import Graph, Node
 from hago.hardware import Accumulator
 from hago.ops import Addends, IntegerForm, MatrixProduct, Operand, OpRule, TermsAt
 
@@ -38,22 +37,23 @@ class Bounds:
         targets: qparams of the operands.
         consts: centered integers of constant operands, by slot.
         limits: the largest |c| of each operand.
+        shapes: of the operands at batch 1.
     """
 
-    graph: Graph
-    node: Node
     form: IntegerForm
     attrs: Mapping[str, Any]
     targets: Sequence[QParams | None]
     consts: Mapping[int, Tensor]
     limits: Sequence[float]
+    shapes: Sequence[tuple[int, ...]]
 
     @functools.cached_property
     def centered(self) -> float:
         """The largest |accumulator| of centered integers; 0 for a table, which has none."""
         if self.form.table:
             return 0.0
-        return self._bound([self._operand(s, self.consts.get(s)) for s in range(len(self.targets))])
+        operands = enumerate(zip(self.limits, self.shapes, strict=True))
+        return self._bound([_operand(self.consts.get(slot), limit, shape) for slot, (limit, shape) in operands])
 
     def raw(self) -> float:
         """The largest |accumulator| on a chip that multiplies stored integers, zero points included, and corrects for
@@ -67,8 +67,7 @@ class Bounds:
         or where no number up to MOST_PARTS is enough."""
         if self.centered < EXACT_FLOAT32 or self.form.split is None:
             return 1
-        shapes = [self.graph[s].shape or () for s in self.node.inputs]
-        operands = [self.consts.get(s, torch.empty(shape, device="meta")) for s, shape in enumerate(shapes)]
+        operands = [self.consts.get(s, torch.empty(shape, device="meta")) for s, shape in enumerate(self.shapes)]
         for parts in range(2, MOST_PARTS + 1):
             chunks = self.form.split(self.attrs, operands, parts)
             if len(chunks) > 1 and all(self._chunk(c) < EXACT_FLOAT32 for c in chunks):
@@ -78,28 +77,23 @@ class Bounds:
     def _bound(self, operands: Sequence[Operand]) -> float:
         return float(self.form.bound(self.attrs, operands).max())
 
-    def _operand(self, slot: int, values: Tensor | None) -> Operand:
-        largest = self.limits[slot]
-        if values is not None:
-            largest = max(map(abs, extremes(values)))
-        shape = self.graph[self.node.inputs[slot]].shape or ()
-        return Operand(values, torch.tensor(largest, dtype=torch.float64), shape)
-
     def _raw(self, slot: int, target: QParams | None) -> Operand:
-        if target is None:
-            return self._operand(slot, None)
-        if slot in self.consts:
-            c, zero = self.consts[slot], target.zero_point
-            # in int64, since the small type that holds c need not hold q
-            return self._operand(slot, c.to(torch.int64) + zero if bool(zero.any()) else c)
-        largest = torch.tensor(float(max(abs(target.qmin), abs(target.qmax))), dtype=torch.float64)
-        return replace(self._operand(slot, None), magnitude=largest)
+        values, limit = self.consts.get(slot), self.limits[slot]
+        if target is not None and values is None:
+            limit = float(max(abs(target.qmin), abs(target.qmax)))
+        elif target is not None and values is not None and bool(target.zero_point.any()):
+            values = values.to(torch.int64) + target.zero_point  # the small type that holds c need not hold q
+        return _operand(values, limit, self.shapes[slot])
 
     def _chunk(self, chunk: Sequence[Tensor]) -> float:
-        operands = [
-            replace(self._operand(slot, None if t.is_meta else t), shape=tuple(t.shape)) for slot, t in enumerate(chunk)
-        ]
-        return self._bound(operands)
+        operands = zip(chunk, self.limits, strict=False)  # the bias is in the first chunk alone
+        return self._bound([_operand(None if t.is_meta else t, limit, tuple(t.shape)) for t, limit in operands])
+
+
+def _operand(values: Tensor | None, limit: float, shape: tuple[int, ...]) -> Operand:
+    """An operand with the values of a constant, or with this largest magnitude."""
+    largest = limit if values is None else max(map(abs, extremes(values)))
+    return Operand(values, torch.tensor(largest, dtype=torch.float64), shape)
 
 
 def largest_centered(qparams: QParams) -> float:
@@ -173,20 +167,25 @@ class ProductPairs:
 
 
 def pairs_of(
-    product: MatrixProduct,
+    form: IntegerForm,
     attrs: Mapping[str, Any],
     targets: Sequence[QParams | None],
     weight: Tensor | None,
     shapes: Sequence[tuple[int, ...]],
     overflow: Overflow,
 ) -> ProductPairs | None:
-    """The pairs of a node, or None where no input can make one exceed 16 bits.
+    """The pairs of a node; None where its register adds no pairs, its op is no product of matrices, or no input can
+    make a pair exceed 16 bits.
 
     Args:
         targets: qparams of the operands.
         weight: centered integers of the second operand where it is constant.
-        shapes: shapes of both operands at batch 1.
+        shapes: shapes of the operands at batch 1.
+        overflow: of the register.
     """
+    product = form.product
+    if product is None or OVERFLOWS[overflow].of_pair is None:
+        return None
     x, w = targets[0], targets[1]
     assert x is not None and w is not None
     if weight is None:

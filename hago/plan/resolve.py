@@ -18,21 +18,21 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from hago.arithmetic.numerics import OVERFLOWS, apply_simq, dequantize, quantize
+from hago.arithmetic.numerics import apply_simq, dequantize, quantize
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.caching import LRU
 from hago.errors import InfeasibleBits
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import OPS, Ops, Site
-from hago.plan.accumulators import Bounds, ProductPairs, additions_of, largest_centered, pairs_of
+from hago.plan.accumulators import Bounds, additions_of, largest_centered, pairs_of
 from hago.plan.operands import Operands, ThresholdSource
 from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.plan.space import Bits, Group, Space, build_space
@@ -95,7 +95,8 @@ class NodeBuilder:
         }
         register = self.operands.register(site, self.desc)
         attrs = self.form.integer_attrs(self.node.attrs, site)
-        bounds = Bounds(self.resolver.graph, self.node, self.form, attrs, targets, consts, self._limits(targets))
+        shapes = [self.resolver.graph[s].shape or () for s in self.node.inputs]
+        bounds = Bounds(self.form, attrs, targets, consts, self._limits(targets), shapes)
         out = register if output is None else output
         table = self._table(targets[0], out) if self.form.table else None
         out_simq = None if output is None or table is not None else SimQ(register, out)
@@ -116,7 +117,7 @@ class NodeBuilder:
             thresholds=self.operands.thresholds,
             saturated_biases=self._saturated_biases(targets),
             digest=self._digest(simqs, out_simq, out),
-            pairs=self._pairs(targets, consts),
+            pairs=pairs_of(self.form, self.node.attrs, targets, consts.get(1), shapes, self.desc.register.overflow),
             additions=additions_of(self.resolver.ops[self.node.op], attrs, self.desc.register, bounds.centered),
             raised=self.operands.raised,
         )
@@ -178,13 +179,6 @@ class NodeBuilder:
             clip = 0.0 if target is None else largest_centered(target)
             limits.append(min(clip, magnitude) if source is target else clip)
         return limits
-
-    def _pairs(self, targets: Sequence[QParams | None], consts: Mapping[int, Tensor]) -> ProductPairs | None:
-        product, overflow = self.form.product, self.desc.register.overflow
-        if product is None or OVERFLOWS[overflow].of_pair is None:
-            return None
-        shapes = [self.resolver.graph[s].shape or () for s in self.node.inputs]
-        return pairs_of(product, self.node.attrs, targets, consts.get(1), shapes, overflow)
 
     def _saturated_biases(self, targets: Sequence[QParams | None]) -> int:
         """The number of entries of constant biases that exceed the integers of their slot."""
