@@ -78,7 +78,7 @@ def is_reading(fx: FxNode) -> bool:
     return fx.target is operator.getitem or str(fx.target) == "aten.sym_size.int"
 
 
-def counts(fx: FxNode) -> bool:
+def is_integral(fx: FxNode) -> bool:
     """Whether a call gives indices, sizes or conditions, whose arithmetic is torch's own."""
     value = first_of(fx.meta.get("val"))
     return isinstance(value, Tensor) and not value.is_floating_point()
@@ -302,7 +302,7 @@ class Importer:
             op, parts = self.parts[whole]
             return self._fold_constant(self._node(fx, op, parts[fx.args[1]]))
         rule = self.parsers.get(target)
-        if rule is not None and counts(fx) and rule.name not in _OF_ANY_DTYPE:
+        if rule is not None and is_integral(fx) and rule.name not in _OF_ANY_DTYPE:
             rule = None
         if isinstance(fx.meta.get("val"), (tuple, list)):
             read = self._parse_parts(fx, target, rule)
@@ -383,12 +383,10 @@ class Importer:
         self.converted = True
         if operand.name in self.consts:
             return self._const(f"{name}.{slot}", self.consts[operand.name].to(result))
-        made = self._unique(f"{name}.{slot}")
-        self.shapes[made], self.open_axes[made] = self.shapes[operand.name], self.open_axes[operand.name]
-        self.dtypes[made] = result
         dtype = dtype_name(result)
-        self.nodes.append(Node(made, "to", (operand.name,), {"dtype": dtype}, self.shapes[made], dtype))
-        return Ref(made)
+        made = self._unique(f"{name}.{slot}")
+        node = Node(made, "to", (operand.name,), {"dtype": dtype}, self.shapes[operand.name], dtype)
+        return self._append(node, result, self.open_axes[operand.name])
 
     def opaque(self, fx: FxNode, target: str) -> Ref:
         if target in _FILLED_LIKE and not has_ref(sizes := self._value(fx.args[1])):
@@ -451,11 +449,13 @@ class Importer:
         return found
 
     def _add(self, name: str, op: str, inputs: tuple[str, ...], attrs: Any, value: Any) -> Ref:
-        self.shapes[name], self.open_axes[name] = shape_of(value), open_axes_of(value)
-        self.dtypes[name] = dtype_of(value)
         dtype = dtype_name(value.dtype) if isinstance(value, Tensor) else None
-        self.nodes.append(Node(name, op, inputs, attrs, self.shapes[name], dtype))
-        return Ref(name)
+        return self._append(Node(name, op, inputs, attrs, shape_of(value), dtype), dtype_of(value), open_axes_of(value))
+
+    def _append(self, node: Node, dtype: torch.dtype | None, open_axes: tuple[int, ...]) -> Ref:
+        self.shapes[node.name], self.dtypes[node.name], self.open_axes[node.name] = node.shape, dtype, open_axes
+        self.nodes.append(node)
+        return Ref(node.name)
 
 
 def _traced_again(program: ExportedProgram, table: Decompositions) -> ExportedProgram:
