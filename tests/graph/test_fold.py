@@ -156,6 +156,15 @@ def test_several_norms_in_a_row() -> None:
     assert ops(check_same(b.graph())) == ["conv2d"]
 
 
+def test_a_batch_norm_that_stays_takes_no_constant_of_others() -> None:
+    b = Builder()
+    x = b.input(3, 6, 6)
+    offset = b.const(seeded(3, 1, 1, seed=9), "bn.offset")
+    b.call("add", norm(b, x), offset)
+    folded = check_same(b.graph())
+    assert folded["bn"].op == "affine" and folded.consts["bn.offset"].equal(seeded(3, 1, 1, seed=9))
+
+
 def test_the_graph_itself_is_unchanged() -> None:
     b = Builder()
     norm(b, b.conv2d(b.input(3, 6, 6), seeded(4, 3, 3, 3), name="conv"))
