@@ -24,6 +24,8 @@ from hago.ops.forms.tpu_mlir import tpu_mlir_average
 _MAX: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d}
 _AVG: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d}
 _ADAPTIVE_AVG: dict[int, Callable[..., Tensor]] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d}
+#: From attributes and input shapes to the reason why such a node cannot be integer, or None.
+Unsupported = Callable[[Attrs, Sequence[tuple[int, ...]]], str | None]
 _OPTIONS = ("padding", "dilation", "ceil_mode", "count_include_pad", "divisor_override")
 
 
@@ -87,18 +89,6 @@ def max_pool_rule(dims: int) -> OpRule:
 
 
 # ---------------------------------------------------------------- average
-def _divisor(attrs: Attrs) -> int:
-    return int(attrs.get("divisor_override") or math.prod(attrs["kernel_size"]))
-
-
-def _average_scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
-    return scales[0] / _divisor(attrs)
-
-
-def _average_bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
-    return operands[0].magnitude * math.prod(attrs["kernel_size"])
-
-
 def _average_unsupported(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
     if attrs.get("divisor_override"):
         return None
@@ -118,25 +108,18 @@ def _uncounted(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
     return None
 
 
-def _own_window(attrs: Attrs) -> Attrs:
-    return attrs
-
-
-def _window_sums(dims: int) -> Callable[..., Tensor]:
-    def compute(attrs: Attrs, c: Tensor) -> Tensor:
-        window = attrs if dims > 1 else _flat_as_2d(attrs)
-        image = c if dims > 1 else c.unsqueeze(2)
-        sums = F.avg_pool2d(
-            image,
-            window["kernel_size"],
-            window["stride"],
-            window["padding"],
-            window["ceil_mode"],
-            divisor_override=1,
-        )
-        return sums if dims > 1 else sums.squeeze(2)
-
-    return compute
+def _window_sums(attrs: Attrs, c: Tensor) -> Tensor:
+    is_flat = len(attrs["kernel_size"]) == 1
+    window = _flat_as_2d(attrs) if is_flat else attrs
+    sums = F.avg_pool2d(
+        c.unsqueeze(2) if is_flat else c,
+        window["kernel_size"],
+        window["stride"],
+        window["padding"],
+        window["ceil_mode"],
+        divisor_override=1,
+    )
+    return sums.squeeze(2) if is_flat else sums
 
 
 def _window_terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
@@ -146,6 +129,53 @@ def _window_terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> Ter
     pads = [(p, p + (s - 1 if attrs["ceil_mode"] else 0)) for p, s in zip(attrs["padding"], stride, strict=True)]
     seen = windows(x, x.shape[1], pads, kernel, stride, [1] * len(kernel))
     return lambda index: seen[index].flatten(1)
+
+
+def _average_forms(
+    window: Callable[[Attrs], Attrs],
+    unsupported: Unsupported,
+    uncounted: Unsupported,
+    is_global: Callable[[Attrs], bool],
+) -> tuple[IntegerForm, dict[str, IntegerForm]]:
+    """The integer side of an average, and those of other engines by name.
+
+    Args:
+        window: from the attributes of the op to those of an average pooling.
+        unsupported: as in IntegerForm.
+        uncounted: as `unsupported`, for engines that never count the padding.
+        is_global: whether the window is the whole image.
+    """
+
+    def count(attrs: Attrs) -> int:
+        pooling = window(attrs)
+        return int(pooling.get("divisor_override") or math.prod(pooling["kernel_size"]))
+
+    def scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
+        return scales[0] / count(attrs)
+
+    def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+        return operands[0].magnitude * math.prod(window(attrs)["kernel_size"])
+
+    def sums(attrs: Attrs, c: Tensor) -> Tensor:
+        return _window_sums(window(attrs), c)
+
+    def terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
+        return _window_terms(window(attrs), operands, order)
+
+    form = IntegerForm(
+        slots=("follow",),
+        scale=scale,
+        compute=sums,
+        bound=bound,
+        accepts_per_channel="axis1",
+        unsupported=unsupported,
+        addends=Addends(terms),
+    )
+    return form, {
+        "qlinear": qlinear_average(form, count, is_global),
+        "tflite": tflite_average(sums, uncounted),
+        "tpu_mlir": tpu_mlir_average(window, unsupported),
+    }
 
 
 def avg_pool_rule(dims: int) -> OpRule:
@@ -160,26 +190,14 @@ def avg_pool_rule(dims: int) -> OpRule:
 
     size = (9, 8)[:dims]
     bad = {"kernel_size": [2] * dims, "stride": [2] * dims, "padding": [2] * dims, "ceil_mode": False}
-    sums = IntegerForm(
-        slots=("follow",),
-        scale=_average_scale,
-        compute=_window_sums(dims),
-        bound=_average_bound,
-        accepts_per_channel="axis1",
-        unsupported=_average_unsupported,
-        addends=Addends(_window_terms),
-    )
+    form, forms = _average_forms(lambda attrs: attrs, _average_unsupported, _uncounted, lambda attrs: False)
     return OpRule(
         name=name,
         aten=(f"aten.{name}.default",),
         parse=_parse(dims),
         compute=compute,
-        integer=sums,
-        forms={
-            "qlinear": qlinear_average(sums, _divisor, lambda attrs: False),
-            "tflite": tflite_average(_window_sums(dims), _uncounted),
-            "tpu_mlir": tpu_mlir_average(_own_window, _average_unsupported),
-        },
+        integer=form,
+        forms=forms,
         clips_or_averages=True,
         samples=(
             case(size, kernel_size=2),
@@ -194,24 +212,14 @@ def avg_pool_rule(dims: int) -> OpRule:
 
 
 # ---------------------------------------------------------------- average down to a given size
-def _windows(attrs: Attrs) -> list[int]:
-    return [i // o for i, o in zip(attrs["input_size"], attrs["output_size"], strict=True)]
-
-
-def _adaptive_count(attrs: Attrs) -> int:
-    return math.prod(_windows(attrs))
+def _equal_windows(attrs: Attrs) -> Attrs:
+    """The attributes of the average pooling that an adaptive one is, where all windows have one size."""
+    sides = [i // o for i, o in zip(attrs["input_size"], attrs["output_size"], strict=True)]
+    return {**attrs, "kernel_size": sides, "stride": sides, "padding": [0] * len(sides), "ceil_mode": False}
 
 
 def _is_global(attrs: Attrs) -> bool:
     return set(attrs["output_size"]) == {1}
-
-
-def _adaptive_scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
-    return scales[0] / _adaptive_count(attrs)
-
-
-def _adaptive_bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
-    return operands[0].magnitude * _adaptive_count(attrs)
 
 
 def _adaptive_unsupported(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
@@ -224,7 +232,6 @@ def _adaptive_unsupported(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> st
 def adaptive_avg_pool_rule(dims: int, aliases: tuple[str, ...] = ()) -> OpRule:
     """The rule of `dims`-dimensional adaptive average pooling."""
     name, pool = f"adaptive_avg_pool{dims}d", _ADAPTIVE_AVG[dims]
-    sums = _window_sums(dims)
 
     def parse(call: Call) -> Parsed | None:
         shape, output = call.shape_of("self"), call["output_size"]
@@ -235,40 +242,18 @@ def adaptive_avg_pool_rule(dims: int, aliases: tuple[str, ...] = ()) -> OpRule:
     def compute(attrs: Attrs, x: Tensor) -> Tensor:
         return pool(x, attrs["output_size"])
 
-    def window(attrs: Attrs) -> Attrs:
-        sides = _windows(attrs)
-        return {**attrs, "kernel_size": sides, "stride": sides, "padding": [0] * dims, "ceil_mode": False}
-
-    def compute_int(attrs: Attrs, c: Tensor) -> Tensor:
-        return sums(window(attrs), c)
-
-    def terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
-        return _window_terms(window(attrs), operands, order)
-
     def case(size: tuple[int, ...], output: tuple[int, ...]) -> Sample:
         return Sample(lambda x: pool(x, output[0] if dims == 1 else output), ((2, 3, *size),))
 
     size = (8, 6)[:dims]
-    form = IntegerForm(
-        slots=("follow",),
-        scale=_adaptive_scale,
-        compute=compute_int,
-        bound=_adaptive_bound,
-        accepts_per_channel="axis1",
-        unsupported=_adaptive_unsupported,
-        addends=Addends(terms),
-    )
+    form, forms = _average_forms(_equal_windows, _adaptive_unsupported, _adaptive_unsupported, _is_global)
     return OpRule(
         name=name,
         aten=(f"aten.{name}.default",),
         parse=parse,
         compute=compute,
         integer=form,
-        forms={
-            "qlinear": qlinear_average(form, _adaptive_count, _is_global),
-            "tflite": tflite_average(compute_int, _adaptive_unsupported),
-            "tpu_mlir": tpu_mlir_average(window, _adaptive_unsupported),
-        },
+        forms=forms,
         clips_or_averages=True,
         samples=(case(size, (1, 1)[:dims]), case(size, (4, 3)[:dims]), case(size, (3, 4)[:dims])),
         refuses=(Refusal({"output_size": [2] * (dims + 1)}, ((1, 3, *size),), "output_size"),),
