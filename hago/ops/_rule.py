@@ -115,6 +115,12 @@ class Site:
         return [torch.ones((), dtype=torch.float64) if q is None else q.scale for q in self.operands]
 
     @property
+    def source(self) -> QParams:
+        """The first operand's qparams, for a form that reads them."""
+        assert self.operands[0]
+        return self.operands[0]
+
+    @property
     def target(self) -> QParams:
         """The output's qparams, for a form that requantizes its output."""
         assert self.out

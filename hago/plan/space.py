@@ -223,15 +223,15 @@ class _Builder:
         emitted = self.emits[source]
         if not emitted:
             return True
+        accepted = {d.in_dtype(edge.slot) for d in descs}
         kind = form.slot(edge.slot)
         requantized = source in self.requantized
         if kind == "common" and requantized and descs[0].requantize_at == "output":
             return False  # it is brought to one scale inside the node
         if self._passes_to_concatenation(source, edge):
-            return not emitted <= {d.in_dtype(edge.slot) for d in descs}  # it already has the common scale
+            return not emitted <= accepted  # it already has the common scale
         if kind == "common" or (kind == "own" and not requantized):
             return True
-        accepted = {d.in_dtype(edge.slot) for d in descs}
         ndim = len(self.graph[source].shape or ())
         return not (emitted <= accepted and (requantized or accepts_scale(form, self.scales[source], ndim)))
 

@@ -211,9 +211,7 @@ def tflite_average(sums: Callable[..., Tensor], unsupported: Callable[..., str |
     """
 
     def attrs_at(attrs: Attrs, site: Site) -> Attrs:
-        source = site.operands[0]
-        assert source is not None
-        return {**attrs, "zero_point": int(source.zero_point)}
+        return {**attrs, "zero_point": int(site.source.zero_point)}
 
     def compute(attrs: Attrs, x: Tensor) -> Tensor:
         count = sums(attrs, torch.ones_like(x[:1, :1], dtype=torch.float64)).to(torch.int64)
@@ -238,8 +236,7 @@ def constant_pad(compute: Callable[..., Tensor]) -> IntegerForm:
     """
 
     def attrs_at(attrs: Attrs, site: Site) -> Attrs:
-        source = site.operands[0]
-        assert source is not None
+        source = site.source
         if attrs["mode"] != "constant":
             return attrs
         exact = attrs["value"] / source.scale + source.zero_point

@@ -84,8 +84,7 @@ def tpu_mlir_product() -> IntegerForm:
 
 # ---------------------------------------------------------------- rectifiers: input and output share a scale
 def _symmetric(attrs: Attrs, site: Site) -> Attrs:
-    source = site.operands[0]
-    assert source is not None and not bool(source.zero_point.any()), "a rectifier of TPU-MLIR is symmetric"
+    assert not bool(site.source.zero_point.any()), "a rectifier of TPU-MLIR is symmetric"
     return attrs
 
 
@@ -119,9 +118,7 @@ def tpu_mlir_prelu() -> IntegerForm:
     """
 
     def attrs_at(attrs: Attrs, site: Site) -> Attrs:
-        source = site.operands[0]
-        assert source is not None
-        return {**_symmetric(attrs, site), "low": source.qmin, "high": source.qmax}
+        return {**_symmetric(attrs, site), "low": site.source.qmin, "high": site.source.qmax}
 
     def compute(attrs: Attrs, x: Tensor, slope: Tensor) -> Tensor:
         if slope.numel() == 1:
@@ -159,9 +156,7 @@ def tpu_mlir_average(window: Callable[[Attrs], Attrs], unsupported: Callable[...
     """
 
     def attrs_at(attrs: Attrs, site: Site) -> Attrs:
-        source, out = site.operands[0], site.target
-        assert source is not None
-        return {**window(attrs), "source": source, "out": out}
+        return {**window(attrs), "source": site.source, "out": site.target}
 
     def compute(attrs: Attrs, x: Tensor) -> Tensor:
         source, target = _uniform(attrs["source"]), _uniform(attrs["out"])
