@@ -194,7 +194,6 @@ class Observer:
             mean_maximum=self._sum_maximum / self._batches,
             histogram=self._histogram.clone(),
             limit=self._limit,
-            channel_axis=self._axis,
         )
 
 
@@ -212,24 +211,3 @@ def constant_statistics(tensor: Tensor, channel_axis: int | None = None, name: s
     observer = Observer(channel_axis, name)
     observer.update(tensor)
     return observer.finish()
-
-
-def merge_channels(statistics: TensorStatistics) -> TensorStatistics:
-    """Merge statistics per channel into statistics of the whole tensor.
-
-    They equal those that are observed without a channel axis, except the batch means. The merged means are those of
-    the channels with the least and the greatest mean, which the means of the whole tensor's extremes may exceed.
-    """
-    if statistics.channels == 1:
-        return statistics
-    widest = statistics.limit.max(0, keepdim=True).values
-    histogram = rebin(statistics.histogram, statistics.limit, widest.expand_as(statistics.limit))
-    return TensorStatistics(
-        count=statistics.count * statistics.channels,
-        minimum=statistics.minimum.min(0, keepdim=True).values,
-        maximum=statistics.maximum.max(0, keepdim=True).values,
-        mean_minimum=statistics.mean_minimum.min(0, keepdim=True).values,
-        mean_maximum=statistics.mean_maximum.max(0, keepdim=True).values,
-        histogram=histogram.sum(0, keepdim=True),
-        limit=widest,
-    )

@@ -29,7 +29,6 @@ class TensorStatistics:
         histogram: float64 (C, BINS), counts of values over [-limit, limit]; a positive value on an
             edge belongs to the bin below it, a negative one to the bin above, zero to bin BINS / 2.
         limit: float64 (C,), a power of two at least max(|minimum|, |maximum|).
-        channel_axis: the axis of the channels; None if C = 1 is the whole tensor.
         derived: values that estimators derive from the statistics and keep for further grids; see `derive`.
     """
 
@@ -40,7 +39,6 @@ class TensorStatistics:
     mean_maximum: Tensor
     histogram: Tensor
     limit: Tensor
-    channel_axis: int | None = None
     derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def derive(self, key: Hashable, make: Callable[[], Any]) -> Any:

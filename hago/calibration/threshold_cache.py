@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
 from hago.caching import LRU
-from hago.calibration.observer import constant_statistics, merge_channels
+from hago.calibration.observer import constant_statistics
 from hago.calibration.statistics import Estimator, TensorStatistics, stack
 from hago.errors import DataError, HagoError, did_you_mean
 
@@ -48,7 +48,7 @@ class ThresholdCache:
         self.estimator = estimator
         self._statistics = statistics
         self._constants = constants
-        self._whole: dict[str, TensorStatistics] = {}
+        self._whole: dict[str, TensorStatistics] = {}  # of constants
         self._stacked: dict[str, tuple[tuple[str, ...], TensorStatistics]] = {}
         self._blocks: LRU[tuple[str, int, int], TensorStatistics] = LRU(_BYTES, TensorStatistics.bytes_at_most)
         self._ranges: dict[_Key, tuple[RangeOfNode, TensorStatistics | None]] = {}
@@ -56,8 +56,7 @@ class ThresholdCache:
     def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> ThresholdCache:
         """A cache with other statistics of observed nodes, which shares all thresholds that do not depend on them."""
         other = ThresholdCache(statistics, self._constants, self.estimator)
-        other._whole = {n: s for n, s in self._whole.items() if n in self._constants}
-        other._ranges, other._blocks = self._ranges, self._blocks
+        other._whole, other._ranges, other._blocks = self._whole, self._ranges, self._blocks
         return other
 
     def __call__(self, node: str, grid: Grid, channel_axis: int | None = None) -> RangeOfNode:
@@ -66,16 +65,18 @@ class ThresholdCache:
         Args:
             node: an observed node or a constant.
             grid: the integers that represent its value.
-            channel_axis: the axis of the channels, each of which gets thresholds of its own; None for one pair.
+            channel_axis: the axis of a constant along which each channel gets thresholds of its own; None for one pair.
 
         Returns:
             float64 tensors of shape (C,), or (1,) without a channel axis; the caller may change them.
 
         Raises:
             HagoError: there is no such node, or the estimator broke its contract.
-            DataError: the node was not observed along that axis, or its values are not finite.
+            DataError: the node is no constant that has that axis, or its values are not finite.
         """
-        if channel_axis is not None and node in self._constants:
+        if channel_axis is not None:
+            if node not in self._constants:
+                raise DataError(f"node {node!r} is no constant, so it has no thresholds along axis {channel_axis}")
             ndim = self._constants[node].ndim
             if not -ndim <= channel_axis < ndim:
                 raise DataError(f"constant {node!r} has {ndim} axes; there is no axis {channel_axis}")
@@ -108,14 +109,6 @@ class ThresholdCache:
     def _estimate(self, node: str, grid: Grid, channel_axis: int | None) -> RangeOfNode:
         if channel_axis is None:
             return self._checked(node, self._whole_tensor(node), grid)
-        if node not in self._constants:
-            observed = self._observed(node)
-            if observed.channel_axis != channel_axis:
-                raise DataError(
-                    f"node {node!r} was observed with channel axis {observed.channel_axis}; thresholds along "
-                    f"axis {channel_axis} need Observer(channel_axis={channel_axis})"
-                )
-            return self._checked(node, observed, grid)
         channels = self._constants[node].shape[channel_axis]
         ranges = [
             self._checked(node, self._channels(node, channel_axis, start), grid)
@@ -163,11 +156,10 @@ class ThresholdCache:
         return self._statistics[node]
 
     def _whole_tensor(self, node: str) -> TensorStatistics:
+        if node not in self._constants:
+            return self._observed(node)
         if node not in self._whole:
-            if node in self._constants:
-                self._whole[node] = constant_statistics(self._constants[node], name=node)
-            else:
-                self._whole[node] = merge_channels(self._observed(node))
+            self._whole[node] = constant_statistics(self._constants[node], name=node)
         return self._whole[node]
 
     def _checked(self, node: str, statistics: TensorStatistics, grid: Grid) -> RangeOfNode:

@@ -31,7 +31,7 @@ class Counting:
 
 def observed() -> dict[str, TensorStatistics]:
     torch.manual_seed(0)
-    each = Observer(1)
+    each = Observer()
     each.update(torch.randn(8, 3, 5) * torch.tensor([1.0, 10.0, 0.1]).view(1, 3, 1))
     return {"relu": constant_statistics(torch.rand(50)), "conv": each.finish()}
 
@@ -45,7 +45,7 @@ def test_thresholds_are_those_of_the_estimator(name: str) -> None:
     ask = ThresholdCache(statistics_by_node, {"weight": WEIGHT}, estimate)
     expected = {
         ("relu", None): estimate(statistics_by_node["relu"], grid),
-        ("conv", 1): estimate(statistics_by_node["conv"], grid),
+        ("conv", None): estimate(statistics_by_node["conv"], grid),
         ("weight", None): estimate(constant_statistics(WEIGHT), grid),
         ("weight", 0): estimate(constant_statistics(WEIGHT, 0), grid),
         ("weight", -1): estimate(constant_statistics(WEIGHT, 2), grid),
@@ -95,19 +95,8 @@ def test_ranges() -> None:
     ask = ThresholdCache(statistics_by_node, {"weight": WEIGHT, "half": torch.tensor(0.5)}, MaxRange())
     assert ask.range_of("weight") == (-12.0, 11.0)
     assert ask.range_of("half") == (0.5, 0.5)
-    assert ask.range_of("conv") == (
-        float(statistics_by_node["conv"].minimum.min()),
-        float(statistics_by_node["conv"].maximum.max()),
-    )
-
-
-def test_whole_tensor_thresholds_come_from_observed_channels() -> None:
-    statistics_by_node = observed()
-    lo, hi = ThresholdCache(statistics_by_node, {}, MaxRange())("conv", Grid(8, "affine"))
-    assert (float(lo), float(hi)) == (
-        float(statistics_by_node["conv"].minimum.min()),
-        float(statistics_by_node["conv"].maximum.max()),
-    )
+    conv = statistics_by_node["conv"]
+    assert ask.range_of("conv") == (float(conv.minimum), float(conv.maximum))
 
 
 def test_refusals() -> None:
@@ -118,7 +107,7 @@ def test_refusals() -> None:
         ask("rellu", Grid(8))
     with pytest.raises(HagoError, match=r"'waight'.*Did you mean 'weight'"):
         ask.range_of("waight")
-    with pytest.raises(DataError, match=r"'relu' was observed with channel axis None.*axis 1"):
+    with pytest.raises(DataError, match="'relu' is no constant, so it has no thresholds along axis 1"):
         ask("relu", Grid(8), 1)
     with pytest.raises(DataError, match="'weight' has 3 axes; there is no axis 3"):
         ask("weight", Grid(8), 3)
