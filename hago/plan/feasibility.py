@@ -262,15 +262,14 @@ class _FeasibleSearch:
                         yield {**point, key: bits}
 
     def _groups_upstream(self, node: str) -> list[str]:
-        """The groups at a node and at the producers that requantize its operands, without those that keep their bits
-        and without kinds (whether a node is integer or float), which are no bits."""
+        """The groups at a node and at the producers that requantize its operands, without those that keep their
+        bits."""
         keys = dict.fromkeys(groups_at(self.resolver, node))
         for key in list(keys):
             name, _, slot = key.rpartition(":")
             if slot == "out" and name != node:
                 keys |= dict.fromkeys(groups_at(self.resolver, name))
-        groups = self.resolver.space.groups
-        return [k for k in keys if k in groups and k not in self.fixed and not groups[k].is_kind]
+        return [k for k in keys if k not in self.fixed]
 
     def _choices_by_dtype_of(self, key: str) -> list[tuple[int, ...]]:
         if key not in self._choices_by_dtype:
