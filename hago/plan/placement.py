@@ -183,7 +183,7 @@ _TYPES: Final = {
     "sigmoid": "Sigmoid",
     INPUT: "Placeholder",
 }
-#: Slots that may hold a weight, by op.
+#: The slots whose constants TensorFlow holds in variables, by op; a MatMul multiplies by a variable on either side.
 _WEIGHT_SLOTS: Final = {"conv2d": (1,), "linear": (1,), "matmul": (0, 1)}
 
 
