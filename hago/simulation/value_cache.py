@@ -1,10 +1,10 @@
 """Reuse of values between passes: a trial runs only the steps whose results no earlier trial has left in a cache.
 
 A search evaluates many Plans that differ on a few edges. The digest of a value is made of the digest of its step and of
-the digests of the step's inputs, so a change on one edge gives new digests to the values that it can reach
-and to no others. `Reuse`, which the evaluator makes once per search and calls once per trial, keeps values in a
-`ValueCache` under their digest and the number of their batch, and runs only the steps that are missing. Values come
-back bit for bit; integers are kept in the smallest dtype that holds them.
+the digests of the step's inputs, so a change on one edge gives new digests to the values that it can reach and to no
+others. `Reuse`, which the evaluator makes once per search and calls once per trial, keeps values in a `ValueCache`
+under their digest and the number of their batch, and runs only the steps that are missing. Values come back bit for
+bit; integers are kept in the smallest dtype that holds them.
 
 Admission: a value is kept the second time that it is made, if a step that is new reads it: there two passes diverge,
 and a third that diverges there finds it. The values of the best point so far are kept, too. Most values of a trial are
