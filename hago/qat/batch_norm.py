@@ -105,6 +105,10 @@ class FoldedNorm(nn.Module):
         Quantization/quantization_ops/conv_bn.py. `hago.emulation` has both as single layers.
     """
 
+    weight: Tensor
+    bias: Tensor | None
+    gamma: Tensor
+    beta: Tensor
     mean: Tensor
     variance: Tensor
 
@@ -125,19 +129,14 @@ class FoldedNorm(nn.Module):
         self.register_buffer("mean", graph.consts[mean].detach().clone())
         self.register_buffer("variance", graph.consts[variance].detach().clone())
 
-    def part(self, name: str) -> Tensor:
-        """The tensor of that name: weight, bias, gamma, beta, mean or variance, trained or not."""
-        tensor: Tensor = getattr(self, name)
-        return tensor
-
     def _scaled(self, m: Tensor, *, quantized_weight: bool = True) -> Tensor:
         """The weight with its output channels multiplied by `m`, in float64 and rounded once."""
-        weight = self._weight(m) if quantized_weight else self.part("weight")
+        weight = self._weight(m) if quantized_weight else self.weight
         return scale_channels(weight.to(torch.float64), m, self.site.layer).to(torch.float32)
 
     def _weight(self, m: Tensor) -> Tensor:
         """The weight, quantized by `quantizer` if there is one, for a batch norm that will multiply it by `m`."""
-        return self.part("weight") if self.quantizer is None else self.quantizer(self.part("weight"), m)
+        return self.weight if self.quantizer is None else self.quantizer(self.weight, m)
 
     def folded(self, *, quantized_weight: bool = True) -> tuple[Tensor, Tensor]:
         """(weight, bias) folded with the moving statistics, as `fold_batch_norms` makes them.
@@ -145,10 +144,11 @@ class FoldedNorm(nn.Module):
         Args:
             quantized_weight: whether to apply `quantizer` to the weight.
         """
-        gamma, beta, mean, variance = (self.part(p).to(torch.float64) for p in ("gamma", "beta", "mean", "variance"))
+        parts = self.gamma, self.beta, self.mean, self.variance
+        gamma, beta, mean, variance = (t.to(torch.float64) for t in parts)
         m = gamma / torch.sqrt(variance + self.eps)
         o = beta - mean * m
-        bias = torch.zeros_like(m) if self.bias is None else self.part("bias").to(torch.float64)
+        bias = torch.zeros_like(m) if self.bias is None else self.bias.to(torch.float64)
         return self._scaled(m, quantized_weight=quantized_weight), (bias * m + o).to(torch.float32)
 
     def in_training(self, layer: LayerFunction) -> FoldedConstants:
@@ -162,10 +162,10 @@ class FoldedNorm(nn.Module):
         """
         sigma_m = torch.sqrt(self.variance + self.eps)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.style == "tensorflow"):
-            weight = self._weight(self.part("gamma").detach() / sigma_m)
-            mu, variance = self._statistics(layer, weight)
-        gamma, beta = self.part("gamma"), self.part("beta")
-        centre = mu if self.bias is None else mu - self.part("bias")
+            weight = self._weight(self.gamma.detach() / sigma_m)
+            mu, variance = self._statistics(layer(weight, self.bias))
+        gamma, beta = self.gamma, self.beta
+        centre = mu if self.bias is None else mu - self.bias
         if self.style == "tensorflow":
             sigma_b = torch.sqrt(variance + self.eps)
             weight = self._scaled((gamma / sigma_m).to(torch.float64))
@@ -176,16 +176,15 @@ class FoldedNorm(nn.Module):
 
     def normalized(self, layer: LayerFunction) -> Tensor:
         """Compute the layer and its batch norm in float as in training, and update the moving statistics."""
-        bias = None if self.bias is None else self.part("bias")
-        y = layer(self.part("weight"), bias)
-        mu, variance = self._statistics(lambda weight, bias: y, self.part("weight"))
+        y = layer(self.weight, self.bias)
+        mu, variance = self._statistics(y)
         shape = [1, -1, *[1] * (y.ndim - 2)]
-        m = self.part("gamma") / torch.sqrt(variance + self.eps)
-        return (y - mu.reshape(shape)) * m.reshape(shape) + self.part("beta").reshape(shape)
+        m = self.gamma / torch.sqrt(variance + self.eps)
+        return (y - mu.reshape(shape)) * m.reshape(shape) + self.beta.reshape(shape)
 
-    def _statistics(self, layer: LayerFunction, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute mean and variance of the unquantized layer on this batch in float32, and update the moving ones."""
-        y = layer(weight, None if self.bias is None else self.part("bias")).float()
+    def _statistics(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute mean and variance of the layer's output `y` in float32, and update the moving ones."""
+        y = y.float()
         count = y.numel() // y.shape[1]
         if count < 2:
             raise HagoError(

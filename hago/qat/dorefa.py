@@ -119,7 +119,7 @@ def set_norm_quantizers(
     """
     for norm in norms:
         name = norm.site.folded[0]
-        quantizer = dorefa_weights(plan, bits, ranges, {name: norm.part("weight").detach()}, options).get(name)
+        quantizer = dorefa_weights(plan, bits, ranges, {name: norm.weight.detach()}, options).get(name)
         if quantizer is None:
             continue
         if any(r.low.numel() != norm.mean.numel() for r in quantizer.ranges):
