@@ -105,8 +105,9 @@ class FinetuneOptions:
         Raises:
             HagoError: the budget is not a time.
         """
-        seconds = Budget.parse(self.budget).seconds
-        if self.budget is not None and (seconds is None or Budget.parse(self.budget) != Budget(seconds=seconds)):
+        budget = Budget.parse(self.budget)
+        seconds = budget.seconds
+        if self.budget is not None and (seconds is None or budget != Budget(seconds=seconds)):
             raise HagoError(f"budget {self.budget!r}; expected a time such as '5m', and steps= for a number of steps")
         steps = ENDLESS if self.steps is None and seconds is not None else self.steps or STEPS
         return TrainingSchedule(steps, math.inf if seconds is None else seconds)
@@ -184,15 +185,15 @@ def finetune_with(
     if not (options.resume and run.resume()):
         _append(log, {"what": "before", "results": before, **run.settings})
     run.train(progress=options.progress)
-    return _conclude(run, start, loss, before, measure, log)
+    return _conclude(run, start, before, measure, log)
 
 
 def _conclude(
-    run: TrainingRun, start: Quantizer, loss: Loss, before: Mapping[str, Any], measure: Measure, log: Path | None
+    run: TrainingRun, start: Quantizer, before: Mapping[str, Any], measure: Measure, log: Path | None
 ) -> Finetuned:
     """Measure and log a run at its end; its result is the trained quantizer, or `start` if training did not help."""
     trained = from_qat(run.model)
-    kept = run.validation_loss(trained.plan, loss) <= run.validation_loss(start.plan, loss)
+    kept = run.validation_loss(trained.plan) <= run.validation_loss(start.plan)
     quantizer = trained if kept else start
     after = measure(quantizer)
     summary = {"kept": kept, "steps": run.step, "seconds": run.seconds, "before": before, "settings": run.settings}

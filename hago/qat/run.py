@@ -46,6 +46,8 @@ CHECKPOINT_VERSION: Final = 1
 _KIND: Final = "hago checkpoint"
 #: The learning rate of the first step, relative to the largest; with a rate of 0 the step would change nothing.
 _FIRST_RATE: Final = 1e-3
+#: The fraction of a run in which the learning rate rises to the largest.
+_WARM_UP: Final = 0.05
 #: One of so many samples is kept aside for validation: it is not trained on, and tells whether training helped.
 VALIDATION_EVERY: Final = 10
 
@@ -110,15 +112,13 @@ class TrainingSchedule:
     Args:
         steps: number of steps of the whole run.
         seconds: wall time of the whole run. It ends when either is used up.
-        warm_up: the fraction of the run in which the rate rises from 0.
 
     References:
         Loshchilov and Hutter, arXiv:1608.03983.
     """
 
     steps: int
-    seconds: float = math.inf
-    warm_up: float = 0.05
+    seconds: float
 
     def completed(self, step: int, seconds: float) -> float:
         """The completed fraction of the run, from 0 to 1: of its steps or of its seconds, whichever is larger."""
@@ -126,9 +126,9 @@ class TrainingSchedule:
 
     def rate(self, completed: float) -> float:
         """The learning rate, relative to the largest, after a fraction of the run is completed."""
-        if completed < self.warm_up:
-            return completed / self.warm_up + _FIRST_RATE
-        return 0.5 * (1.0 + math.cos(math.pi * (completed - self.warm_up) / (1.0 - self.warm_up)))
+        if completed < _WARM_UP:
+            return completed / _WARM_UP + _FIRST_RATE
+        return 0.5 * (1.0 + math.cos(math.pi * (completed - _WARM_UP) / (1.0 - _WARM_UP)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -228,8 +228,8 @@ class TrainingRun:
         batch_size: int,
         seed: int,
         settings: Mapping[str, Any],
-        checkpoint: Path | None = None,
-        every: int = 50,
+        checkpoint: Path | None,
+        every: int,
     ) -> None:
         self.model, self.loss, self.schedule = model, loss, schedule
         self.seed, self.settings, self.checkpoint, self.every = seed, settings, checkpoint, every
@@ -301,12 +301,12 @@ class TrainingRun:
                 raise
         self.save()
 
-    def validation_loss(self, plan: Plan, loss: Loss) -> float:
+    def validation_loss(self, plan: Plan) -> float:
         """The mean loss of a plan on the validation samples, or on all if there are too few to keep any aside."""
         simulator, total = Simulator(plan), 0.0
         for index in torch.split(torch.arange(self.validation.count), self.batch_size):
             batch = self.validation.take(index)
-            total += len(index) * float(loss(simulator.run(batch.inputs), batch.reference, batch.labels))
+            total += len(index) * float(self.loss(simulator.run(batch.inputs), batch.reference, batch.labels))
         return total / self.validation.count
 
     def _step(self, rate: float) -> float:
