@@ -7,10 +7,16 @@ learning rate would be too large for some channels and too small for others. `ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+
+#: The decay rates of the averages of the gradient and of its square.
+_MEAN_DECAY: Final = 0.9
+_SQUARE_DECAY: Final = 0.999
+#: Added to the root of the average squares, relative to the largest root of the parameter.
+_EPS: Final = 1e-8
 
 
 class RelativeAdam(torch.optim.Optimizer):
@@ -19,22 +25,14 @@ class RelativeAdam(torch.optim.Optimizer):
     Args:
         parameters: pairs of a parameter and its size, a tensor that broadcasts against it.
         lr: relative learning rate; a step changes a value by about `lr` times its size.
-        betas: decay rates of the averages of the gradient and of its square.
-        eps: relative to the largest square root of the parameter's average squares.
 
     References:
         Kingma and Ba, arXiv:1412.6980; relative steps as in Shazeer and Stern, arXiv:1804.04235.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[tuple[nn.Parameter, Tensor]],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-    ) -> None:
+    def __init__(self, parameters: Iterable[tuple[nn.Parameter, Tensor]], lr: float) -> None:
         groups: list[dict[str, Any]] = [{"params": [p], "size": s.to(p.dtype)} for p, s in parameters]
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
+        super().__init__(groups, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -45,16 +43,16 @@ class RelativeAdam(torch.optim.Optimizer):
                     self._update(p, p.grad, group)
 
     def _update(self, p: nn.Parameter, grad: Tensor, group: dict[str, Any]) -> None:
-        state, (first, second) = self.state[p], group["betas"]
+        state = self.state[p]
         if not state:
             state["step"], state["mean"], state["square"] = 0, torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
         mean, square = state["mean"], state["square"]
-        mean.lerp_(grad, 1 - first)
-        square.mul_(second).addcmul_(grad, grad, value=1 - second)
+        mean.lerp_(grad, 1 - _MEAN_DECAY)
+        square.mul_(_SQUARE_DECAY).addcmul_(grad, grad, value=1 - _SQUARE_DECAY)
         root = square.sqrt()
-        root.div_((1 - second ** state["step"]) ** 0.5).add_(root.amax() * group["eps"] + 1e-30)
-        p.addcdiv_(mean * group["size"], root, value=-group["lr"] / (1 - first ** state["step"]))
+        root.div_((1 - _SQUARE_DECAY ** state["step"]) ** 0.5).add_(root.amax() * _EPS + 1e-30)
+        p.addcdiv_(mean * group["size"], root, value=-group["lr"] / (1 - _MEAN_DECAY ** state["step"]))
 
 
 def channel_sizes(value: Tensor, axis: int | None) -> Tensor:

@@ -29,10 +29,10 @@ AverageOf = Callable[[int], Average]
 class ZeroDebiasedAverage(Average):
     """The moving average of TensorFlow's MovingAvgQuantize, corrected for its start at 0."""
 
-    def __init__(self, channels: int, decay: float = 0.999) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
         # the names of attributes are in state dicts
-        self.kept = MovingAvgQuantize(ema_decay=decay, channels=channels)
+        self.kept = MovingAvgQuantize(channels=channels)
 
     def update(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         self.kept.update(low.to(torch.float32), high.to(torch.float32))
@@ -42,10 +42,10 @@ class ZeroDebiasedAverage(Average):
 class RestartingAverage(Average):
     """The moving average of OneFlow's MovingAverageMinMaxObserver, which is set to the batch's value where it is 0."""
 
-    def __init__(self, channels: int, momentum: float = 0.95) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
         self.register_buffer("past", torch.zeros(2, channels))
-        self.kept = MovingAverageMinMaxObserver(momentum=momentum)
+        self.kept = MovingAverageMinMaxObserver()
 
     def update(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         past = self.get_buffer("past")
@@ -55,18 +55,17 @@ class RestartingAverage(Average):
 
 
 class ExponentialAverage(Average):
-    """PyTorch's moving average `m += c * (v - m)`, which starts at the value of the first batch."""
+    """PyTorch's moving average `m += 0.01 * (v - m)`, which starts at the value of the first batch."""
 
-    def __init__(self, channels: int, constant: float = 0.01) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.constant = constant
         self.register_buffer("past", torch.zeros(2, channels))
         self.register_buffer("seen", torch.zeros((), dtype=torch.bool))
 
     def update(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         past, seen = self.get_buffer("past"), self.get_buffer("seen")
         batch = torch.stack([low, high]).to(past.dtype)
-        past.copy_(torch.where(seen, past + self.constant * (batch - past), batch))
+        past.copy_(torch.where(seen, past + 0.01 * (batch - past), batch))
         seen.fill_(True)
         return past[0].to(torch.float64), past[1].to(torch.float64)
 
