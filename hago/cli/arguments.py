@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from argparse import Namespace
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NoReturn
 
 from hago.calibration import ESTIMATORS
 from hago.cli.export import compare_options, export_options
-from hago.cli.finetune import add_options as finetune_options
+from hago.cli.finetune import finetune_options
 from hago.cli.stored_model import run_options
 from hago.cost import METRICS
 from hago.data import BATCH_SIZE, EXPECTED_DATA
@@ -20,7 +19,6 @@ from hago.demo import HARDWARE
 from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError
 from hago.hardware import available_hardware
-from hago.plan import Strategy
 from hago.search.objective import OBJECTIVES
 from hago.searchers import AUTO, SEARCHERS
 
@@ -211,36 +209,16 @@ def fixed(text: str) -> tuple[str, int]:
     return pattern, int(bits)
 
 
-# ---------------------------------------------------------------- tables of TPU-MLIR
-
-#: The most nodes that a line lists.
-_LISTED: Final = 5
+# ---------------------------------------------------------------- options of `hago search` and `hago quantize`
 
 
-def table_options(parser: Any) -> None:
+def table_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for tables of TPU-MLIR."""
     group = parser.add_argument_group("tables of TPU-MLIR")
     group.add_argument("--calibration-table", metavar="FILE", help="ranges of nodes; other nodes are estimated")
     group.add_argument(
         "--quantize-table", metavar="FILE", help="modes of nodes, which keep them float or give them 8 or 4 bits"
     )
-
-
-def tables_of(args: Namespace) -> dict[str, Any]:
-    """The tables, as keyword arguments of hago's public functions."""
-    return {"thresholds": args.calibration_table, "modes": args.quantize_table}
-
-
-def table_lines(strategy: Strategy) -> list[str]:
-    """A line that names the nodes that the calibration table lacks; no line if there are none."""
-    missing = strategy.made_by.get("estimated")
-    if not missing:
-        return []
-    more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
-    return [f"  no row in the calibration table, so estimated: {', '.join(missing[:_LISTED])}{more}"]
-
-
-# ---------------------------------------------------------------- options of `hago search`
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
@@ -460,13 +438,14 @@ def _ops(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _chip(parser: argparse.ArgumentParser, required: bool, default: str = "") -> None:
+def _chip(parser: argparse.ArgumentParser, required: bool) -> None:
     _ops(parser)
+    default = "" if required else "; default: what the record names"
     parser.add_argument(
         "--hardware",
         metavar="NAME|FILE",
         required=required,
-        help=f"{', '.join(available_hardware())}, or a hardware file (.json)" + default,
+        help=f"{', '.join(available_hardware())}, or a hardware file (.json){default}",
     )
 
 
@@ -505,7 +484,7 @@ def _cost(commands: Any) -> None:
     parser = _add(commands, "cost", "count bytes, operations, cycles and energy of a strategy, node by node")
     _model(parser)
     parser.add_argument("record", metavar="STRATEGY", help="a strategy (.json)")
-    _chip(parser, required=False, default="; default: what the record names")
+    _chip(parser, required=False)
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="samples in one run; default: %(default)s")
 
 
@@ -526,7 +505,7 @@ def _on_record(commands: Any, name: str, text: str) -> None:
     _model(parser)
     record = "a strategy (.json) or a log (.jsonl)" if name == "replay" else "a strategy (.json)"
     parser.add_argument("record", metavar="LOG|STRATEGY" if name == "replay" else "STRATEGY", help=record)
-    _chip(parser, required=False, default="; default: what the record names")
+    _chip(parser, required=False)
     _data(parser)
     if name == "realize":
         parser.add_argument("--save", metavar="FILE", help="the integer model, for 'hago run' and other processes")
@@ -559,7 +538,7 @@ def _export(commands: Any) -> None:
     parser = _add(commands, "export", "write a strategy in the form that another tool reads")
     _model(parser)
     parser.add_argument("record", metavar="STRATEGY", nargs="?", help="omitted if MODEL is a stored integer model")
-    _chip(parser, required=False, default="; default: what the record names")
+    _chip(parser, required=False)
     export_options(parser)
     _data(parser, required=False)
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 import torch
 
 from hago import api
-from hago import api as reports
 from hago.analysis import measure_hardware
 from hago.analysis.strategy_report import report_plan
 from hago.arithmetic.types import TORCH_DTYPES
@@ -23,10 +22,10 @@ from hago.cli.options import (
     Outcome,
     command_line,
     estimator_argument,
-    fixed_bits,
     hardware_of,
     load_batches,
     load_chip,
+    load_strategy,
     make_folder_of,
     named,
 )
@@ -58,11 +57,11 @@ def explain_command(args: Namespace, console: Console) -> Outcome:
     else:
         first = next(iter(load_batches(args)), None)
         inputs = Batches([] if first is None else [first], input_names(model)).example
-    chip, bits = load_chip(args, args.hardware), fixed_bits(args)
-    explanation = reports.explain(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
+    chip, bits = load_chip(args, args.hardware), dict(args.fix_bits)
+    explanation = api.explain(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
     if not args.cost:
         return Outcome(str(explanation), explanation.to_json())
-    costs = reports.explain_cost(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
+    costs = api.explain_cost(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
     return Outcome(f"{explanation}\n\n{range_text(costs)}", {**explanation.to_json(), "cost": costs.to_json()})
 
 
@@ -76,8 +75,7 @@ def _zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
 # ---------------------------------------------------------------- commands on a strategy or a log
 def _measure_strategy(args: Namespace, integer: bool) -> tuple[Strategy, Plan, Outcome]:
     """Measure the float model and the simulation, and the integer model if `integer`, on the data."""
-    strategy = Strategy.load(args.record)
-    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
+    strategy, hardware, model = load_strategy(args)
     plan, batches = plan_and_batches(model, hardware, strategy, load_batches(args))
     report = report_plan(plan, batches, integer=integer)
     return strategy, plan, Outcome(str(report), report.to_json(), OK if report.same else NO)
@@ -101,22 +99,21 @@ def realize(args: Namespace, console: Console) -> Outcome:
 
 def cost(args: Namespace, console: Console) -> Outcome:
     """Estimate the cost of a strategy, node by node."""
-    strategy = Strategy.load(args.record)
-    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
-    plan_cost = reports.estimate_cost(model, hardware, strategy, batch=args.batch)
+    strategy, hardware, model = load_strategy(args)
+    plan_cost = api.estimate_cost(model, hardware, strategy, batch=args.batch)
     return Outcome(cost_text(plan_cost), plan_cost.to_json())
 
 
 def sensitivity_command(args: Namespace, console: Console) -> Outcome:
     """Estimate the loss of every choice of bits."""
-    losses = reports.measure_sensitivity(
+    losses = api.measure_sensitivity(
         load_model(args.model, args.weights),
         load_chip(args, args.hardware),
         load_batches(args),
         objective=named(args.objective, "objective"),
         estimator=estimator_argument(args.estimator),
         keep_float=args.keep_float,
-        fix_bits=fixed_bits(args),
+        fix_bits=dict(args.fix_bits),
         seed=args.seed,
     )
     if args.save is not None:
@@ -127,9 +124,8 @@ def sensitivity_command(args: Namespace, console: Console) -> Outcome:
 
 def inspect(args: Namespace, console: Console) -> Outcome:
     """Compare float, simulated and integer values of every layer."""
-    strategy = Strategy.load(args.record)
-    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
-    statistic = reports.inspect_graph_statistic(model, hardware, strategy, load_batches(args))
+    strategy, hardware, model = load_strategy(args)
+    statistic = api.inspect_graph_statistic(model, hardware, strategy, load_batches(args))
     if args.csv is not None:
         try:
             make_folder_of(Path(args.csv)).write_text(statistic.to_csv(), "utf-8")

@@ -8,14 +8,12 @@ from typing import Any
 
 from hago import api
 from hago.analysis.comparison import REALIZATIONS, compare_realizations
-from hago.cli.options import NO, OK, Console, Outcome, default_path, hardware_of, load_batches, make_folder_of, named
+from hago.cli.options import NO, OK, Console, Outcome, default_path, load_batches, load_strategy, make_folder_of, named
 from hago.cli.stored_model import stored_quantizer
 from hago.data import Batches
 from hago.errors import HagoError
 from hago.export import FORMATS, check_files, find_format, request_export, write_files
-from hago.graph.model_source import load_model
 from hago.importing import as_graph
-from hago.plan import Strategy
 from hago.runtime import is_stored
 from hago.search import Quantizer
 
@@ -34,8 +32,7 @@ def compare_options(parser: Any) -> None:
 
 def compare_command(args: Namespace, console: Console) -> Outcome:
     """Compare realizations on the same data, node by node; exit code 1 if those of hago itself differ."""
-    strategy = Strategy.load(args.record)
-    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
+    strategy, hardware, model = load_strategy(args)
     names = [n.strip() for n in args.realizations.split(",") if n.strip()]
     if not names:
         raise HagoError("--realizations is empty; expected names such as reference,fast")
@@ -69,7 +66,7 @@ def export_command(args: Namespace, console: Console) -> Outcome:
         raise HagoError(f"--check: export format {form.name!r} has no check, since hago cannot run its files")
     if args.check and args.data is None:
         raise HagoError("--check runs the file on data; give --data")
-    quantizer, batches, path = _load_strategy(args) if args.record is not None else _load_stored(args)
+    quantizer, batches, path = _quantizer_of_strategy(args) if args.record is not None else _quantizer_of_stored(args)
     options = {option.name: getattr(args, option.name, option.default) for option in form.options}
     request = request_export(form, quantizer.plan, quantizer.strategy, make_folder_of(path), batches, options)
     written = write_files(form, request)
@@ -80,10 +77,9 @@ def export_command(args: Namespace, console: Console) -> Outcome:
     return Outcome(f"{written.text}\n{checked.text}", values, OK if checked.passed else NO)
 
 
-def _load_strategy(args: Namespace) -> tuple[Quantizer, Batches | None, Path]:
+def _quantizer_of_strategy(args: Namespace) -> tuple[Quantizer, Batches | None, Path]:
     """The quantizer of MODEL and STRATEGY, the batches of `--data`, and the path to write to."""
-    strategy = Strategy.load(args.record)
-    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
+    strategy, hardware, model = load_strategy(args)
     path = Path(args.save or default_path(args, hardware, "exports", ""))
     if args.data is None:
         return api.create_quantizer(model, hardware, strategy), None, path
@@ -91,7 +87,7 @@ def _load_strategy(args: Namespace) -> tuple[Quantizer, Batches | None, Path]:
     return api.create_quantizer(graph, hardware, strategy), batches, path
 
 
-def _load_stored(args: Namespace) -> tuple[Quantizer, Batches | None, Path]:
+def _quantizer_of_stored(args: Namespace) -> tuple[Quantizer, Batches | None, Path]:
     """The same for a stored integer model, which the user gave as MODEL."""
     if not is_stored(args.model):
         raise HagoError(

@@ -6,7 +6,6 @@ import argparse
 import os
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -17,21 +16,20 @@ from hago.cli.options import (
     Outcome,
     command_line,
     default_path,
-    hardware_of,
     load_batches,
+    load_held_out,
+    load_strategy,
     make_folder_of,
     named,
     resumable,
     training_so_far,
 )
-from hago.graph.model_source import load_model
 from hago.hardware import Hardware
-from hago.plan import Strategy
 from hago.qat import LOSSES, TRAINING_SCHEMES, Finetuned, FinetuneOptions, finetune_with, save_state, trained_state
 from hago.serialization.json_text import check_distinct
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def finetune_options(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that only this command takes; their defaults are those of `FinetuneOptions`."""
     default = FinetuneOptions()
     group = parser.add_argument_group("training")
@@ -71,12 +69,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_finetune(args: Namespace, console: Console) -> Outcome:
     """Run the command: train, save the strategy and the weights, and report measures before and after."""
-    strategy = Strategy.load(args.record)
-    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
+    strategy, hardware, model = load_strategy(args)
     log = _path(args, args.log, hardware, "logs", "-finetune.jsonl")
     checkpoint = _path(args, args.checkpoint, hardware, "logs", "-finetune.safetensors")
     saved = _path(args, args.save, hardware, "strategies", "-finetuned.json")
-    weights = args.save_weights or saved.with_suffix(".safetensors")
+    weights = Path(args.save_weights or saved.with_suffix(".safetensors"))
     check_distinct({"--log": log, "--checkpoint": checkpoint, "--save": saved, "--save-weights": weights})
     continues = os.path.exists(checkpoint) and not args.no_resume
     console.note(f"{'continuing from' if continues else 'checkpoints go to'} {checkpoint}")
@@ -94,34 +91,32 @@ def run_finetune(args: Namespace, console: Console) -> Outcome:
             log=log,
             checkpoint=checkpoint,
             resume=not args.no_resume,
-            held_out=None if args.held_out is None else load_batches(args, args.held_out),
+            held_out=load_held_out(args),
         )
         tuned = finetune_with(model, hardware, strategy, batches, options)
     tuned.quantizer.strategy.save(saved)
-    return _outcome(args, tuned, log, saved, _save_weights(args, model, tuned, saved, console))
+    if isinstance(model, nn.Module):
+        plan = tuned.quantizer.plan
+        save_state(trained_state(model, plan.graph, plan.ops), make_folder_of(weights))
+        return _outcome(args, tuned, log, saved, weights)
+    console.note("the model is not an nn.Module, so its trained weights cannot be written")
+    return _outcome(args, tuned, log, saved, None)
 
 
 def _path(args: Namespace, given: str | None, hardware: Hardware, folder: str, suffix: str) -> Path:
     return make_folder_of(Path(given or default_path(args, hardware, folder, suffix)))
 
 
-def _save_weights(args: Namespace, model: Any, tuned: Finetuned, saved: Path, console: Console) -> Path | None:
-    path = make_folder_of(Path(args.save_weights or saved.with_suffix(".safetensors")))
-    if not isinstance(model, nn.Module):
-        console.note("the model is not an nn.Module, so its trained weights cannot be written")
-        return None
-    save_state(trained_state(model, tuned.quantizer.plan.graph, tuned.quantizer.plan.ops), path)
-    return path
+def before_and_after(run: Finetuned) -> list[str]:
+    """Two lines with the measures of the model before and after training."""
+    return [f"before  {figures_in_words(run.before)}", f"after   {figures_in_words(run.after)}"]
 
 
 def _outcome(args: Namespace, tuned: Finetuned, log: Path, saved: Path, weights: Path | None) -> Outcome:
     how = "the trained strategy" if tuned.kept else "no better on the samples kept aside, so the strategy is unchanged"
     lines = [
         f"trained {tuned.steps} steps in {tuned.seconds:.1f} s: {how}",
-        *(
-            f"{when:<7} {figures_in_words(results)}"
-            for when, results in (("before", tuned.before), ("after", tuned.after))
-        ),
+        *before_and_after(tuned),
         f"log       {log}",
         f"strategy  {saved}",
     ]

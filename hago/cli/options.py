@@ -19,6 +19,7 @@ from hago.data import ImageShape, load_data
 from hago.data.named_objects import import_object
 from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError
+from hago.graph.model_source import load_model
 from hago.hardware import Hardware, available_hardware, load_hardware
 from hago.ops import OPS, OpRule, Ops
 from hago.plan import Strategy
@@ -97,6 +98,11 @@ def load_batches(args: Namespace, spec: str | None = None) -> Any:
     return load_data(spec or args.data, batch_size=args.batch_size, samples=args.samples, images=images)
 
 
+def load_held_out(args: Namespace) -> Any:
+    """The batches that `--held-out` names; None if it is not given."""
+    return None if args.held_out is None else load_batches(args, args.held_out)
+
+
 def load_chip(args: Namespace, name: str) -> Hardware:
     """The named hardware, with the ops that `--ops` adds to those of hago.
 
@@ -138,9 +144,14 @@ def hardware_of(args: Namespace, record: Strategy | Log) -> Hardware:
     return load_chip(args, name)
 
 
-def fixed_bits(args: Namespace) -> dict[str, int]:
-    """The bits that `--fix-bits` gives, by pattern."""
-    return dict(args.fix_bits)
+def load_strategy(args: Namespace) -> tuple[Strategy, Hardware, Any]:
+    """The strategy that a command is given, its hardware, and the model.
+
+    Raises:
+        HagoError: one of them cannot be loaded.
+    """
+    strategy = Strategy.load(args.record)
+    return strategy, hardware_of(args, strategy), load_model(args.model, args.weights)
 
 
 def named(spec: str, what: str) -> Any:

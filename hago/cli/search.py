@@ -7,13 +7,12 @@ import os
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from hago import api
 from hago.analysis.strategy_report import figures_in_words
-from hago.cli.arguments import table_lines, tables_of
+from hago.cli.finetune import before_and_after
 from hago.cli.options import (
     OK,
     Console,
@@ -21,9 +20,9 @@ from hago.cli.options import (
     command_line,
     default_path,
     estimator_argument,
-    fixed_bits,
     load_batches,
     load_chip,
+    load_held_out,
     make_folder_of,
     named,
     resumable,
@@ -43,6 +42,8 @@ from hago.search import GoalOptions, QuantizationOptions, RunOptions, SearchOpti
 from hago.serialization.json_text import canonical, check_distinct
 from hago.study import Trial, read_log
 
+#: The most nodes that a line lists.
+_LISTED: Final = 5
 #: The options of `--finetune`, with the function that reads each.
 OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
     "steps": int,
@@ -94,7 +95,7 @@ def tune(
             options,
             save_weights=weights_of(saved),
             save=saved,
-            held_out=None if args.held_out is None else load_batches(args, args.held_out),
+            held_out=load_held_out(args),
             measure=named(args.maximize or args.objective, "objective"),
         )
 
@@ -110,10 +111,7 @@ def tuned_lines(tuned: Tuned, saved: Path) -> list[str]:
     end = f"for the weights in {weights_of(saved)}" if tuned.better else "no better, so the strategy is unchanged"
     return [
         f"trained {run.steps} steps in {run.seconds:.1f} s: {end}",
-        *(
-            f"  {when:<7} {figures_in_words(results)}"
-            for when, results in (("before", run.before), ("after", run.after))
-        ),
+        *(f"  {line}" for line in before_and_after(run)),
     ]
 
 
@@ -129,20 +127,16 @@ def tuned_values(tuned: Tuned, saved: Path) -> dict[str, Any]:
     }
 
 
-def strategy_of(outcome: SearchOutcome, tuned: Tuned | None) -> Strategy:
-    """The trained strategy, or that of the search if it was not trained."""
-    return outcome.strategy if tuned is None else tuned.strategy
-
-
 # ---------------------------------------------------------------- search and quantize
-def quantization_options(args: Namespace) -> QuantizationOptions:
-    """The options of quantization that all commands that quantize share."""
-    return QuantizationOptions(
-        estimator=estimator_argument(args.estimator),
-        keep_float=args.keep_float,
-        fix_bits=fixed_bits(args),
-        **tables_of(args),
-    )
+def quantization_arguments(args: Namespace) -> dict[str, Any]:
+    """The arguments of `hago.quantize`, which are fields of QuantizationOptions, too."""
+    return {
+        "estimator": estimator_argument(args.estimator),
+        "keep_float": args.keep_float,
+        "fix_bits": dict(args.fix_bits),
+        "thresholds": args.calibration_table,
+        "modes": args.quantize_table,
+    }
 
 
 def search_command(args: Namespace, console: Console) -> Outcome:
@@ -150,7 +144,7 @@ def search_command(args: Namespace, console: Console) -> Outcome:
     hardware = load_chip(args, args.hardware)
     tuning_options(args.finetune or "")
     model, data = load_model(args.model, args.weights), load_batches(args)
-    held_out = None if args.held_out is None else load_batches(args, args.held_out)
+    held_out = load_held_out(args)
     log = make_folder_of(Path(args.log or default_path(args, hardware, "logs", ".jsonl")))
     saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
     front = make_folder_of(Path(args.front or saved.with_suffix(".front.json")))
@@ -173,7 +167,7 @@ def search_command(args: Namespace, console: Console) -> Outcome:
         budget=args.budget,
         race=args.race if args.race is not None else False,
         held_out=held_out,
-        quantization=replace(quantization_options(args), search_topology=args.search_topology),
+        quantization=QuantizationOptions(**quantization_arguments(args), search_topology=args.search_topology),
         goal=goal_options(args),
         run=RunOptions(
             log=log,
@@ -216,7 +210,8 @@ def _took(args: Namespace, outcome: SearchOutcome, earlier: int) -> str:
 def _outcome(
     args: Namespace, console: Console, outcome: SearchOutcome, log: Path, saved: Path, tuned: Tuned | None, took: str
 ) -> Outcome:
-    strategy, trials, best = strategy_of(outcome, tuned), outcome.result.trials, outcome.result.best
+    strategy = outcome.strategy if tuned is None else tuned.strategy
+    trials, best = outcome.result.trials, outcome.result.best
     held_out = strategy.made_by.get("held_out")
     repeats = sum(t.same_as is not None for t in trials)
     lines = [
@@ -258,7 +253,16 @@ def _strategy_lines(strategy: Strategy) -> list[str]:
     bits = ", ".join(f"{count} x {bits}" for bits, count in sorted(counts.items(), reverse=True))
     figures = f"  {_figures(strategy.made_by['results'])}"
     groups = f"  bits of {len(strategy.bits)} edge groups: {bits}" if bits else "  no edge has bits: all of it is float"
-    return [figures, groups, *table_lines(strategy)]
+    return [figures, groups, *_estimated_lines(strategy)]
+
+
+def _estimated_lines(strategy: Strategy) -> list[str]:
+    """A line that names the nodes that the calibration table lacks; no line if there are none."""
+    missing = strategy.made_by.get("estimated")
+    if not missing:
+        return []
+    more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+    return [f"  no row in the calibration table, so estimated: {', '.join(missing[:_LISTED])}{more}"]
 
 
 def _confirmed_lines(strategy: Strategy) -> list[str]:
@@ -321,15 +325,8 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
     """Quantize without a search, and save the strategy."""
     hardware = load_chip(args, args.hardware)
     saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
-    quantizer = api.quantize(
-        load_model(args.model, args.weights),
-        hardware,
-        load_batches(args),
-        estimator=estimator_argument(args.estimator),
-        keep_float=args.keep_float,
-        fix_bits=fixed_bits(args),
-        **tables_of(args),
-    )
+    model, data = load_model(args.model, args.weights), load_batches(args)
+    quantizer = api.quantize(model, hardware, data, **quantization_arguments(args))
     strategy = quantizer.strategy
     strategy.save(saved)
     lines = ["the widest bits that do not overflow on the data:", *_strategy_lines(strategy), f"strategy  {saved}"]
