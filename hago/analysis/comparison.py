@@ -28,8 +28,8 @@ from hago.export.onnx import (
 )
 from hago.graph import CONST, INPUT, ModelLike, Node, run_real
 from hago.importing import HardwareLike, StrategyLike
-from hago.plan import Plan
-from hago.runtime import IntegerModel
+from hago.plan import NodePlan, Plan
+from hago.runtime import IntegerModel, center
 from hago.runtime.native import FastModel
 from hago.search import plan_and_batches
 from hago.serialization.text_table import table
@@ -39,38 +39,44 @@ from hago.simulation import Simulator
 Values = dict[str, Tensor]
 #: A realization: a function from the inputs of one batch to the values of the visible nodes, and the outputs.
 Realize = Callable[[Sequence[Tensor]], tuple[Values, list[Tensor]]]
+#: A function that a run calls with every node and its value.
+OnValue = Callable[[Node, Any], None]
 
 
 # ---------------------------------------------------------------- realizations
-def _reference(plan: Plan) -> Realize:
-    model = IntegerModel(plan)
+def _observed(
+    plan: Plan,
+    run: Callable[[Sequence[Tensor], OnValue], list[Tensor]],
+    convert: Callable[[Tensor, NodePlan | None], Tensor],
+) -> Realize:
+    """A realization that keeps the value of every node.
 
-    def run(inputs: Sequence[Tensor]) -> tuple[Values, list[Tensor]]:
+    Args:
+        run: runs the model, and calls its second argument with every node and its value.
+        convert: makes a value comparable; it is given the plan of an integer node, and None for a float node.
+    """
+
+    def realize(inputs: Sequence[Tensor]) -> tuple[Values, list[Tensor]]:
         values: Values = {}
 
         def on_value(node: Node, value: Any) -> None:
             if isinstance(value, Tensor):
-                node_plan = plan.nodes.get(node.name)
-                values[node.name] = value if node_plan is None else value.to(torch.int64) - node_plan.out.zero_point
+                values[node.name] = convert(value, plan.nodes.get(node.name))
 
-        return values, model.run(inputs, on_value)  # the run fills `values`
+        return values, run(inputs, on_value)  # the run fills `values`
 
-    return run
+    return realize
+
+
+def _reference(plan: Plan) -> Realize:
+    def centered(value: Tensor, node_plan: NodePlan | None) -> Tensor:
+        return value if node_plan is None else center(value, node_plan.out)
+
+    return _observed(plan, IntegerModel(plan).run, centered)
 
 
 def _simulated(plan: Plan) -> Realize:
-    model = Simulator(plan)
-
-    def run(inputs: Sequence[Tensor]) -> tuple[Values, list[Tensor]]:
-        values: Values = {}
-
-        def on_value(node: Node, value: Any) -> None:
-            if isinstance(value, Tensor):
-                values[node.name] = value.clone()
-
-        return values, model.run(inputs, on_value)
-
-    return run
+    return _observed(plan, Simulator(plan).run, lambda value, node_plan: value.clone())
 
 
 def _fast(plan: Plan) -> Realize:
@@ -79,17 +85,10 @@ def _fast(plan: Plan) -> Realize:
 
 
 def _float(plan: Plan) -> Realize:
-    def run(inputs: Sequence[Tensor]) -> tuple[Values, list[Tensor]]:
-        values: Values = {}
+    def in_quanta(value: Tensor, node_plan: NodePlan | None) -> Tensor:
+        return value.clone() if node_plan is None else value / node_plan.out.scale
 
-        def on_value(node: Node, value: Any) -> None:
-            if isinstance(value, Tensor):
-                node_plan = plan.nodes.get(node.name)
-                values[node.name] = value.clone() if node_plan is None else value / node_plan.out.scale
-
-        return values, run_real(plan.graph, inputs, on_value, plan.ops)
-
-    return run
+    return _observed(plan, lambda inputs, on_value: run_real(plan.graph, inputs, on_value, plan.ops), in_quanta)
 
 
 def _onnx(engine: str, plan: Plan) -> Realize:
@@ -135,12 +134,13 @@ class RealizationDifference:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
+        compared, differing, largest = _total(self.integers)
         return {
             "name": self.name,
             "skipped": self.skipped,
-            "compared": sum(p.compared for p in self.integers),
-            "differing": sum(p.differing for p in self.integers),
-            "largest_quanta": max((p.largest for p in self.integers), default=0.0),
+            "compared": compared,
+            "differing": differing,
+            "largest_quanta": largest,
             "places": [p.to_json() for p in self.places],
             "outputs": [p.to_json() for p in self.outputs],
         }
@@ -183,22 +183,21 @@ class Comparison:
         return "\n".join([*lines, *self.notes])
 
 
+def _total(places: Sequence[PlaceCheck]) -> tuple[int, int, float]:
+    """The number of compared values, that of differing ones, and the largest difference."""
+    compared, differing = sum(p.compared for p in places), sum(p.differing for p in places)
+    return compared, differing, max((p.largest for p in places), default=0.0)
+
+
 def _row(difference: RealizationDifference) -> tuple[str, ...]:
     if difference.skipped:
         return (difference.name, "skipped", "", "", "")
-    compared, out = (sum(p.compared for p in places) for places in (difference.integers, difference.outputs))
-    differing, differing_out = (
-        sum(p.differing for p in places) for places in (difference.integers, difference.outputs)
-    )
-    largest = max((p.largest for p in difference.integers), default=0.0)
-    visible = bool(difference.integers)
-    return (
-        difference.name,
-        str(compared) if visible else "not to be seen",
-        str(compared - differing) if visible else "",
-        f"{largest:.3g} quanta" if visible else "",
-        f"{out - differing_out} of {out}",
-    )
+    compared, differing, _ = _total(difference.outputs)
+    outputs = f"{compared - differing} of {compared}"
+    if not difference.integers:
+        return (difference.name, "not to be seen", "", "", outputs)
+    compared, differing, largest = _total(difference.integers)
+    return (difference.name, str(compared), str(compared - differing), f"{largest:.3g} quanta", outputs)
 
 
 # ---------------------------------------------------------------- the comparison

@@ -55,7 +55,7 @@ OUT: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class EdgeSample:
-    """The error that one edge adds to its value in one batch.
+    """The error that one edge adds to its value, in one batch or, as a sum of samples, in several.
 
     Args:
         saturated, values: number of clipped values, and of all values.
@@ -68,6 +68,15 @@ class EdgeSample:
     signal: float
     rounded: float
     clipped: float
+
+    def __add__(self, other: EdgeSample) -> EdgeSample:
+        return EdgeSample(
+            self.saturated + other.saturated,
+            self.values + other.values,
+            self.signal + other.signal,
+            self.rounded + other.rounded,
+            self.clipped + other.clipped,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +130,7 @@ class NodeSplitter:
 
     Attributes:
         consts: by slot, the centered integers of constants without limits, float32.
+        const_edges: by slot, the error of quantizing the constants, which is the same in every batch.
         chain: the nodes after which values are taken; see the docstring of the module.
     """
 
@@ -129,15 +139,10 @@ class NodeSplitter:
         self.requantize = plan.hardware.requantize
         self.chain = chain_after(plan, node.name)
         self.consts = {slot: self._const(slot) for slot in self.node_plan.consts}
-        self._const_edges = {slot: self._const_edge(slot, q) for slot, q in self.consts.items()}
+        self.const_edges = {slot: self._const_edge(slot, q) for slot, q in self.consts.items()}
         exact = self.node_plan.carrier == torch.float64 and self.node_plan.parts == 1
         self._carrier = torch.float64 if exact else torch.float32
         self._table, self._free_table = self._tables()
-
-    @property
-    def const_edges(self) -> Mapping[int, EdgeSample]:
-        """The error of quantizing the constants, by slot; it is the same in every batch."""
-        return self._const_edges
 
     def __call__(
         self,
@@ -162,7 +167,7 @@ class NodeSplitter:
             lost: the change by overflow inside the sums; None if it is impossible.
         """
         free, edges = self._unlimited_operands(sources, carriers)
-        clipped = any(e.saturated for e in (*edges.values(), *self._const_edges.values()))
+        clipped = any(e.saturated for e in (*edges.values(), *self.const_edges.values()))
         inherited = reference if exact_sources else compute_real(self.node, sources, self.plan.ops)
         if accumulator is None:
             computed = self._table_steps(free, clipped)

@@ -181,7 +181,6 @@ class NodeStatistic:
         """The fields as JSON values."""
         document = asdict(self)
         document["inputs"] = list(self.inputs)
-        document["causes"] = {cause: asdict(s) for cause, s in self.causes.items()}
         document["edges"] = [e.to_json() for e in self.edges]
         return document | {"main_cause": self.main_cause}
 
@@ -245,7 +244,7 @@ class ErrorDiagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 def diagnose_error(rows: Sequence[NodeStatistic]) -> ErrorDiagnosis | None:
@@ -351,8 +350,13 @@ def error_table(
 def _bits(row: NodeStatistic) -> str:
     if not row.integer:
         return "float"
-    marks = {"output": ">"}
-    return " ".join(f"{marks.get(e.kind, '') if e.requantized else '='}{e.bits}" for e in row.edges)
+    return " ".join(f"{_mark(e)}{e.bits}" for e in row.edges)
+
+
+def _mark(edge: EdgeStatistic) -> str:
+    if not edge.requantized:
+        return "="
+    return ">" if edge.kind == "output" else ""
 
 
 def _sums(row: NodeStatistic) -> str:
@@ -382,9 +386,7 @@ class Column:
     right: bool = True
 
 
-def _unless_exact(
-    cell: Callable[[NodeStatistic], str], exact: str = ""
-) -> Callable[[NodeStatistic, float | None], str]:
+def _unless_exact(cell: Callable[[NodeStatistic], str], exact: str = "") -> Cell:
     """The cell of a figure of the error, and `exact` for a node without error."""
     return lambda row, part: exact if row.max_error == 0.0 else cell(row)
 

@@ -51,8 +51,6 @@ from hago.runtime import IntegerModel, center
 from hago.search.objective import decibels
 from hago.simulation import Simulator
 
-__all__ = ["GraphStatistic", "inspect_plan"]
-
 #: Number of values that are converted to float64 at a time.
 INSPECTED_AT_ONCE: Final = 1 << 17
 #: A channel of a weight whose largest |q| is below this is called narrow: it has less than 4 bits.
@@ -94,25 +92,6 @@ class Moments:
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
-@dataclass(slots=True)
-class EdgeTally:
-    """The sum of the EdgeSamples of one edge over batches."""
-
-    saturated: int = 0
-    values: int = 0
-    signal: float = 0.0
-    rounded: float = 0.0
-    clipped: float = 0.0
-
-    def add(self, sample: EdgeSample) -> None:
-        """Add the sample of one batch."""
-        self.saturated += sample.saturated
-        self.values += sample.values
-        self.signal += sample.signal
-        self.rounded += sample.rounded
-        self.clipped += sample.clipped
-
-
 def _zeros() -> list[float]:
     return [0.0] * len(CAUSES)
 
@@ -148,7 +127,7 @@ class Tally:
     noise: float = 0.0
     max_error: float = 0.0
     left_out: int = 0
-    edges: dict[int, EdgeTally] = field(default_factory=dict)
+    edges: dict[int, EdgeSample] = field(default_factory=dict)
     overflows: int = 0
     accumulators: int = 0
     differences: int = 0
@@ -157,7 +136,7 @@ class Tally:
     def add_split(self, split: Split) -> None:
         """Add the causes of one batch."""
         for slot, sample in split.edges.items():
-            self.edges.setdefault(slot, EdgeTally()).add(sample)
+            self.edges[slot] = self.edges[slot] + sample if slot in self.edges else sample
         self.overflows += split.overflows
         self.accumulators += split.accumulators
         for chunk in _chunks([split.reference, *(value for _, value in split.steps)]):
@@ -326,7 +305,7 @@ def _unchanged(edge: str, source: str, kind: EdgeRole, qparams: QParams) -> Edge
     return EdgeStatistic(edge, source, kind, bits, str(qparams.dtype), scale, qparams.per_channel, requantized=False)
 
 
-def _with_error(edge: EdgeStatistic, sample: EdgeTally | EdgeSample, power: float | None) -> EdgeStatistic:
+def _with_error(edge: EdgeStatistic, sample: EdgeSample, power: float | None) -> EdgeStatistic:
     """The statistic of an edge that quantizes values.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hago.arithmetic.equality import count_differing
+from hago.analysis.strategy_report import ModelPair
 from hago.data import Batches
 from hago.errors import DataError, HagoError
 from hago.graph import check_batches
@@ -21,10 +21,6 @@ from hago.runtime import IntegerModel
 from hago.search import wilson_interval
 from hago.search.objective import OBJECTIVES, check_rows, unfit_labels, warn_of_labels
 from hago.serialization.json_text import replace_file
-from hago.simulation import Simulator
-
-#: A model's outputs for flat inputs.
-Forward = Callable[[Sequence[Tensor]], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +82,11 @@ def run_model(model: IntegerModel, dataset: Iterable[Any]) -> StoredRun:
     plan = model.plan
     batches = Batches(dataset, plan.graph.inputs)
     check_batches(plan.graph, batches)
-    simulator = Simulator(plan)
+    pair = ModelPair(model)
     rows: list[list[Tensor]] = []
-    compared, differences = 0, {}
-    for index, batch in enumerate(batches):
-        outputs = model.run(batch.inputs)
+    for batch in batches:
+        outputs = pair.run(batch.inputs)
         check_rows(outputs, batch.size)
-        for slot, (a, b) in enumerate(zip(simulator.run(batch.inputs), outputs, strict=True)):
-            compared += b.numel()
-            if wrong := count_differing(a, b):
-                differences[f"output {slot} of batch {index}"] = wrong
         rows.append(outputs)
     accuracy = None
     why_not = unfit_labels([batch.labels for batch in batches], [outputs[0] for outputs in rows])
@@ -105,7 +96,7 @@ def run_model(model: IntegerModel, dataset: Iterable[Any]) -> StoredRun:
         right = sum(float(OBJECTIVES["accuracy"].per_sample(o, o, batch.labels).sum()) for batch, o in pairs)
         accuracy = (right / batches.samples, *wilson_interval(right, batches.samples))
     outputs_of_all = tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
-    return StoredRun(plan.hardware.name, batches.samples, accuracy, compared, differences, outputs_of_all)
+    return StoredRun(plan.hardware.name, batches.samples, accuracy, pair.compared, pair.differences, outputs_of_all)
 
 
 def save_outputs(path: str | PathLike[str], names: Sequence[str], outputs: Sequence[Tensor]) -> None:

@@ -6,7 +6,7 @@ compared on the first few samples only, because that keeps all values of a batch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -175,9 +175,13 @@ def report_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> Strate
         "float": evaluator.summary(evaluator.float_contributions()),
         "simulated": evaluator.summary(measured.contributions),
     }
-    pair = _ModelPair(plan, batches)
+    compared, differences = 0, None
     if integer:
-        figures["integer"] = evaluator.summary(evaluator.contributions(pair.outputs()))
+        first = next(iter(batches))
+        inside = compare_plan_exactly(plan, [x[:INSIDE_SAMPLES] for x in first.inputs])
+        pair = ModelPair(IntegerModel(plan))
+        figures["integer"] = evaluator.summary(evaluator.contributions(pair.run(b.inputs) for b in batches))
+        compared, differences = inside.compared + pair.compared, {**inside.differences, **pair.differences}
     return StrategyReport(
         plan.hardware.name,
         batches.samples,
@@ -185,41 +189,36 @@ def report_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> Strate
         plan.verdicts,
         measured.extremes.overflows,
         weight_bytes(plan),
-        pair.compared,
-        pair.differences if integer else None,
+        compared,
+        differences,
     )
 
 
-class _ModelPair:
-    """The simulator and the integer model of one Plan, compared while the outputs of the integer model are read.
+class ModelPair:
+    """An integer model and the simulator of its Plan, which run the same batches and whose outputs are compared.
 
-    `report_plan` makes it and iterates over `outputs` once.
+    `report_plan` and `run_model` make it and call `run` once per batch.
 
     Attributes:
-        compared: number of values compared so far.
+        compared: number of output values compared so far.
         differences: number of differing values, by place.
     """
 
-    def __init__(self, plan: Plan, batches: Batches) -> None:
-        self.plan, self.batches = plan, batches
+    def __init__(self, model: IntegerModel) -> None:
+        self.model, self.simulator = model, Simulator(model.plan)
         self.compared = 0
         self.differences: dict[str, int] = {}
+        self._batches = 0
 
-    def outputs(self) -> Iterator[list[Tensor]]:
-        """Yield the outputs of the integer model, batch by batch, and compare them with those of the simulator."""
-        simulator, model = Simulator(self.plan), IntegerModel(self.plan)
-        for index, batch in enumerate(self.batches):
-            if index == 0:
-                inside = compare_plan_exactly(self.plan, [x[:INSIDE_SAMPLES] for x in batch.inputs])
-                self.compared += inside.compared
-                self.differences |= inside.differences
-            outputs = model.run(batch.inputs)
-            for i, (a, b) in enumerate(zip(simulator.run(batch.inputs), outputs, strict=True)):
-                self.compared += a.numel()
-                if wrong := count_differing(a, b):
-                    place = f"output {i} of batch {index}"
-                    self.differences[place] = wrong
-            yield outputs
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs of the integer model for one batch, which are compared with those of the simulator."""
+        outputs = self.model.run(inputs)
+        for slot, (simulated, integer) in enumerate(zip(self.simulator.run(inputs), outputs, strict=True)):
+            self.compared += integer.numel()
+            if wrong := count_differing(simulated, integer):
+                self.differences[f"output {slot} of batch {self._batches}"] = wrong
+        self._batches += 1
+        return outputs
 
 
 def weight_bytes(plan: Plan) -> WeightBytes:

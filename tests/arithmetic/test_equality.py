@@ -146,7 +146,6 @@ def test_comparing_modules_call_it() -> None:
     for name in (
         "runtime/exactness",
         "analysis/inspect",
-        "analysis/stored_run",
         "analysis/strategy_report",
         "export/onnx/verification",
         "search/replay",
