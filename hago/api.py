@@ -33,17 +33,15 @@ from hago.search import (
     SearchOptions,
     SearchScore,
     Sensitivity,
-    first_safe_bits,
-    make_strategy,
     plan_and_batches,
     plan_of,
     prepare,
+    quantize_in_one_shot,
     replay_log,
     replay_strategy,
     run_search,
     sensitivity_of,
 )
-from hago.search.description import made_by
 from hago.search.objective import ObjectiveLike, named_objective
 from hago.serialization.json_text import check_distinct
 from hago.study import Score, Searcher
@@ -222,12 +220,7 @@ def quantize(
     options = QuantizationOptions(
         estimator=estimator, keep_float=keep_float, fix_bits=fix_bits, thresholds=thresholds, modes=modes
     )
-    prepared = prepare(model, hardware, dataset, options)
-    evaluator = Evaluator(prepared.graph, prepared.batches, named_objective("sqnr"), prepared.hardware.known_ops)
-    bits, score = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
-    plan = prepared.resolver(bits)
-    how = made_by(prepared, "sqnr", 0) | {"results": dict(score.results)}
-    return Quantizer(plan, make_strategy(prepared, plan, bits, how))
+    return quantize_in_one_shot(prepare(model, hardware, dataset, options))
 
 
 def create_quantizer(

@@ -3,6 +3,7 @@ makes a Quantizer of a trained one."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -14,7 +15,6 @@ from hago.arithmetic.equality import equal
 from hago.arithmetic.schemes import TWO_SIDED
 from hago.arithmetic.types import QParams
 from hago.calibration import Estimator
-from hago.data import Batches
 from hago.emulation.tensorflow import Schedule
 from hago.errors import HagoError, as_strings, check_choice
 from hago.graph import CONST, Graph, ModelLike
@@ -28,17 +28,13 @@ from hago.qat.model import QatModel
 from hago.qat.ranges import TrainableRange
 from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.search import (
-    Evaluator,
     QuantizationOptions,
     Quantizer,
-    first_safe_bits,
-    make_strategy,
     plan_of,
     prepare,
+    quantize_in_one_shot,
     stored_resolver,
 )
-from hago.search.description import made_by
-from hago.search.objective import named_objective
 
 #: A range with more integers than these is not learned: its quanta are too fine to matter.
 MOST_LEARNED: Final = 1 << 16
@@ -101,7 +97,8 @@ def prepare_qat(
         keep = (*([] if policy == "hardware" else [POLICY_PREFIX + policy]), *as_strings(keep_float, "keep_float"))
         unfolded, batches = as_graph(model, dataset, chip, fold=False)
         graph = fold_for(unfolded, chip.known_ops)
-        initial = _calibrated(graph, chip, batches, estimator, keep, fix_bits)
+        options = QuantizationOptions(estimator=estimator, keep_float=keep, fix_bits=fix_bits)
+        initial = quantize_in_one_shot(prepare(graph, chip, batches, options)).strategy
     else:
         raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
     fixed = constants_of(model)
@@ -232,24 +229,6 @@ def _check_no_pending_gradient(model: ModelLike) -> None:
                 )
 
 
-def _calibrated(
-    graph: Graph,
-    hardware: Hardware,
-    batches: Batches,
-    estimator: str | Estimator | None,
-    keep_float: Sequence[str],
-    fix_bits: Mapping[str, int] | None,
-) -> Strategy:
-    """A strategy as `hago.quantize` makes it."""
-    prepared = prepare(
-        graph, hardware, batches, QuantizationOptions(estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
-    )
-    evaluator = Evaluator(prepared.graph, prepared.batches, named_objective("sqnr"), hardware.known_ops)
-    bits, score = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
-    provenance = made_by(prepared, "sqnr", 0) | {"results": dict(score.results)}
-    return make_strategy(prepared, prepared.resolver(bits), bits, provenance)
-
-
 class _RangeBuilder:
     """Makes the TrainableRanges of a Plan, one for all edges that read the same integers of one node.
 
@@ -295,9 +274,7 @@ class _RangeBuilder:
             grid = "hago"
         shape = graph[source].shape or ()
         low, high = ends
-        features = 1
-        for size in shape if const else shape[1:]:
-            features *= size
+        features = math.prod(shape if const else shape[1:])
         trained = TrainableRange(
             f"edge {key}",
             low,

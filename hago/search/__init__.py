@@ -1,6 +1,6 @@
 """One search of one model on one chip: prepare, measure sensitivities, refine thresholds, evaluate, replay."""
 
-from hago.search import description, objective
+from hago.search import objective
 from hago.search.earlier_logs import LogPath
 from hago.search.evaluate import Evaluator, held_out_figures
 from hago.search.goal import GoalOptions
@@ -10,10 +10,10 @@ from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy
-from hago.search.safe_bits import first_safe_bits
+from hago.search.safe_bits import quantize_in_one_shot
 from hago.search.sensitivity import Sensitivity, sensitivity_of
 from hago.search.session import RunOptions, SearchOptions, SearchOutcome, SearchScore, run_search
-from hago.search.stored_strategy import make_strategy, plan_and_batches, plan_of, stored_resolver
+from hago.search.stored_strategy import plan_and_batches, plan_of, stored_resolver
 
 __all__ = [
     "Evaluator",
@@ -29,15 +29,13 @@ __all__ = [
     "SearchOutcome",
     "SearchScore",
     "Sensitivity",
-    "description",
-    "first_safe_bits",
     "held_out_figures",
     "load_front",
-    "make_strategy",
     "objective",
     "plan_and_batches",
     "plan_of",
     "prepare",
+    "quantize_in_one_shot",
     "replay_log",
     "replay_strategy",
     "run_search",

@@ -9,8 +9,12 @@ from collections.abc import Mapping
 from hago.errors import InfeasibleBits
 from hago.plan import NodePlan, Resolver
 from hago.plan.feasibility import nearest_feasible, widest_feasible
+from hago.search.description import made_by
 from hago.search.evaluate import Evaluator
+from hago.search.objective import named_objective
 from hago.search.preparation import Prepared
+from hago.search.quantizer import Quantizer
+from hago.search.stored_strategy import make_strategy
 from hago.study import Score
 
 
@@ -104,3 +108,17 @@ def first_safe_bits(
         f"node {node!r} overflows its accumulator ({register}){others} {count} times on the calibration data with as "
         f"few bits as its operands may have; {helps}"
     )
+
+
+def quantize_in_one_shot(prepared: Prepared) -> Quantizer:
+    """Quantize to the widest bits whose accumulators do not overflow on the data, as `hago.quantize` does.
+
+    Raises:
+        InfeasibleBits: accumulators overflow on the data at every width.
+    """
+    objective = named_objective("sqnr")
+    evaluator = Evaluator(prepared.graph, prepared.batches, objective, prepared.hardware.known_ops)
+    bits, score = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
+    plan = prepared.resolver(bits)
+    provenance = made_by(prepared, objective.name, 0) | {"results": dict(score.results)}
+    return Quantizer(plan, make_strategy(prepared, plan, bits, provenance))
