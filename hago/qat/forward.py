@@ -181,7 +181,6 @@ class LivePass:
 
     Args:
         training: shared by all passes.
-        observing: whether ranges are updated with the extremes of this batch.
 
     Attributes:
         qparams: by node, of the value that it emitted in this pass; None for real values.
@@ -189,9 +188,9 @@ class LivePass:
             accumulators of layers; None for no quantization of gradients.
     """
 
-    def __init__(self, training: Training, *, observing: bool) -> None:
+    def __init__(self, training: Training) -> None:
         plan = training.plan
-        self.training, self.plan, self.observing = training, plan, observing
+        self.training, self.plan = training, plan
         self.graph: Graph = plan.graph
         self.hardware: Hardware = plan.hardware
         self.topology, self.ops = training.topology, plan.ops
@@ -338,7 +337,7 @@ class LivePass:
         trained = self.training.ranges.get(key)
         if trained is None:
             return self._operands(node).fixed_output(plan.desc)
-        if self.observing and trained.observes:
+        if trained.observes:
             trained.observe(*batch_extremes(value, register, trained, None))
         bits = self.training.bits[key]
         qparams: QParams = self._cached(
@@ -411,11 +410,10 @@ class LivePass:
     # ------------------------------------------------------------ observing
     def _observe_operands(self, node: Node, values: Sequence[Any]) -> None:
         """Update the ranges of a node's operands with this batch, each range once per pass."""
-        for edge, value in zip(
-            node.edges, values, strict=False
-        ):  # NormedPass passes the data alone, before it has the weight
+        # NormedPass passes the data alone, before it has the weight
+        for edge, value in zip(node.edges, values, strict=False):
             trained = self.training.range_of(edge)
-            if self.observing and trained is not None and trained.observes and id(trained) not in self._observed:
+            if trained is not None and trained.observes and id(trained) not in self._observed:
                 self._observed.add(id(trained))
                 name = node.inputs[edge.slot]
                 low, high = batch_extremes(value, self.qparams.get(name), trained, self._form(node).weight)
@@ -447,8 +445,8 @@ NormsByLayer = Mapping[str, FoldedNorm]
 class NormedPass(LivePass):
     """A quantized pass in which batch norms that are folded into layers use the statistics of the batch."""
 
-    def __init__(self, training: Training, norms: NormsByLayer, *, observing: bool) -> None:
-        super().__init__(training, observing=observing)
+    def __init__(self, training: Training, norms: NormsByLayer) -> None:
+        super().__init__(training)
         self.norms = norms
         self._folded: dict[str, FoldedConstants] = {}
 

@@ -101,10 +101,12 @@ class QatModel(nn.Module):
                 training started from.
         """
         live: dict[str, Tensor] = {name: self.weights.get_parameter(key) for name, key in self.names.items()}
-        for name, quantize in self._weight_quantizers.items() if self.quantizing else ():
-            live[name] = quantize(live[name])
-        for norm in self._live_norms().values() if folded else ():
-            live.update(zip(norm.site.folded, norm.folded(quantized_weight=self.quantizing), strict=True))
+        if self.quantizing:
+            for name, quantize in self._weight_quantizers.items():
+                live[name] = quantize(live[name])
+        if folded:
+            for norm in self._live_norms().values():
+                live.update(zip(norm.site.folded, norm.folded(quantized_weight=self.quantizing), strict=True))
         return {**self.graph.consts, **live}
 
     def _live_norms(self) -> dict[str, FoldedNorm]:
@@ -185,11 +187,7 @@ class QatModel(nn.Module):
         norms = {} if frozen else self._live_norms()
         if not (self.quantizing and self.schedule.quantizes(count)):
             return self._run_float(inputs, norms, observing=True)
-        live_pass = (
-            NormedPass(self.training_plan, norms, observing=True)
-            if norms
-            else LivePass(self.training_plan, observing=True)
-        )
+        live_pass = NormedPass(self.training_plan, norms) if norms else LivePass(self.training_plan)
         live_pass.gradients = None if self.dorefa is None else self.dorefa.gradients(count)
         laid_out = [channels_last(x) for x in inputs]
         outputs = run_graph(self.graph, laid_out, live_pass, consts=self.consts(folded=frozen))

@@ -39,8 +39,9 @@ def trained_state(model: nn.Module, trained: Graph, ops: Ops = OPS) -> dict[str,
         aliases.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), []).append(name)
     for names in aliases.values():
         const = next((n for n in names if n in trained.consts), None)
-        for name in names if const is not None else ():
-            state[name] = trained.consts[const].clone()  # type: ignore[index]
+        if const is not None:
+            for name in names:
+                state[name] = trained.consts[const].clone()
     for norm in unfolded:
         if norm.op == "batch_norm":
             _neutralize(unfolded, trained, norm, state)
