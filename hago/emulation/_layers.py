@@ -17,6 +17,7 @@ from hago.errors import HagoError
 #: Layers that can be run with a fake-quantized weight; their output channels are axis 0 of the weight.
 Layer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 LAYERS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 def check_layer(layer: nn.Module) -> None:
@@ -27,6 +28,16 @@ def check_layer(layer: nn.Module) -> None:
     """
     if not isinstance(layer, LAYERS):
         raise HagoError(f"got a {type(layer).__name__}; expected Conv1d, Conv2d, Conv3d or Linear")
+
+
+def check_norm(bn: BatchNorm) -> None:
+    """Refuse a batch norm that keeps no moving average of its statistics.
+
+    Raises:
+        HagoError: it has no running statistics, or no momentum.
+    """
+    if bn.running_mean is None or bn.momentum is None:
+        raise HagoError("the batch norm keeps no running average; expected running statistics and a momentum")
 
 
 def run_layer(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

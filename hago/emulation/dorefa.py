@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,8 +21,8 @@ from hago.errors import HagoError, check_choice
 Variant = Literal["tensorpack", "zzzxxxttt"]
 Zeros = Literal["raise", "zero", "nan"]
 
-_VARIANTS = ("tensorpack", "zzzxxxttt")
-_ZEROS = ("raise", "zero", "nan")
+#: The most bits of weights and activations, by variant.
+_MOST_BITS: Final[Mapping[Variant, int]] = {"tensorpack": 24, "zzzxxxttt": 8}
 
 
 def quantize_k(r: Tensor, bits: int) -> Tensor:
@@ -65,12 +65,12 @@ def quantize_weight(w: Tensor, bits: int, variant: Variant = "tensorpack", zeros
         Zhou et al., arXiv:1606.06160, equations 7 to 9; tensorpack examples/DoReFa-Net/dorefa.py;
         zzzxxxttt/pytorch_DoReFaNet utils/quant_dorefa.py.
     """
-    check_choice("variant", variant, _VARIANTS)
-    check_choice("zeros", zeros, _ZEROS)
+    check_choice("variant", variant, get_args(Variant))
+    check_choice("zeros", zeros, get_args(Zeros))
     check_float(w, "quantize_weight")
     if bits == 32:
         return w
-    check_bits(bits, 1, 8 if variant == "zzzxxxttt" else 24, "a DoReFa weight")
+    check_bits(bits, 1, _MOST_BITS[variant], "a DoReFa weight")
     if w.numel() == 0:
         raise HagoError(f"quantize_weight got an empty tensor of shape {tuple(w.shape)}; expected values")
     if bits == 1:
@@ -110,11 +110,11 @@ def quantize_activation(x: Tensor, bits: int, variant: Variant = "tensorpack") -
     References:
         Zhou et al., arXiv:1606.06160, equation 11, and the implementations named at quantize_weight.
     """
-    check_choice("variant", variant, _VARIANTS)
+    check_choice("variant", variant, get_args(Variant))
     check_float(x, "quantize_activation")
     if bits == 32:
         return torch.relu(x) if variant == "tensorpack" else x
-    check_bits(bits, 1, 8 if variant == "zzzxxxttt" else 24, "a DoReFa activation")
+    check_bits(bits, 1, _MOST_BITS[variant], "a DoReFa activation")
     clipped = x.clamp(0.0, 1.0)
     if variant == "zzzxxxttt" and bits == 1:
         return straight_through(clipped, torch.sign(clipped.detach()))
@@ -151,7 +151,7 @@ def stochastic_gradient(dr: Tensor, bits: int, noise: Tensor, zeros: Zeros = "ze
         noise: of `dr`'s shape, uniform in [-1/2, 1/2].
         zeros: the result for an example whose gradient is all 0: 0, NaN (as in the implementation), or an error.
     """
-    check_choice("zeros", zeros, _ZEROS)
+    check_choice("zeros", zeros, get_args(Zeros))
     if noise.shape != dr.shape:
         raise HagoError(f"noise of shape {tuple(noise.shape)} for a gradient of shape {tuple(dr.shape)}")
     if bits == 32:

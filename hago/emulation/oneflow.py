@@ -12,8 +12,8 @@ never masked; the lowest symmetric integer is -2**(bits-1).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hago.arithmetic.rounding import round_half_away
 from hago.arithmetic.straight_through import straight_through
 from hago.emulation._checks import broadcast_along, check_axis, check_bits, check_float, other_axes
-from hago.emulation._layers import Layer, check_layer, output_axis, per_channel, run_layer
+from hago.emulation._layers import BatchNorm, Layer, check_layer, check_norm, output_axis, per_channel, run_layer
 from hago.errors import HagoError, check_choice
 
 Formula = Literal["google", "cambricon"]
@@ -55,8 +55,8 @@ class Quantizer:
     wraps: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("formula", self.formula, ("google", "cambricon"))
-        check_choice("scheme", self.scheme, ("symmetric", "affine"))
+        check_choice("formula", self.formula, get_args(Formula))
+        check_choice("scheme", self.scheme, get_args(Scheme))
         check_bits(self.bits, 1, 32, "a OneFlow quantizer")
         if self.formula == "cambricon" and not self.per_layer:
             raise HagoError("formula 'cambricon' has no per-channel form; set per_layer=True")
@@ -199,8 +199,7 @@ class MovingAverageMinMaxObserver(nn.Module):
                 low = high = torch.maximum(low.abs(), high.abs())
             self.moving_max.copy_(self.average(self.moving_max, high))
             self.moving_min.copy_(self.average(self.moving_min, low))
-        rounding = "half_away"
-        return self.quantizer.qparams(self.moving_min.to(x.dtype), self.moving_max.to(x.dtype), rounding)
+        return self.quantizer.qparams(self.moving_min.to(x.dtype), self.moving_max.to(x.dtype), rounding="half_away")
 
     def average(self, past: Tensor, value: Tensor) -> Tensor:
         """The average after a batch whose extremum is `value`."""
@@ -256,9 +255,7 @@ class _QatConv(nn.Module):
     def __init__(self, *args: Any, quantizer: Quantizer | None = None, momentum: float = 0.95, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         chosen = quantizer or Quantizer()
-        self.input_observer = MovingAverageMinMaxObserver(
-            Quantizer(chosen.formula, chosen.bits, chosen.scheme, wraps=chosen.wraps), 1, momentum
-        )
+        self.input_observer = MovingAverageMinMaxObserver(replace(chosen, per_layer=True), 1, momentum)
         self.quantizer = chosen
         self.register_buffer("current_train_step", torch.zeros(1, dtype=torch.int64))
 
@@ -365,7 +362,7 @@ class QLayer(nn.Module):
         super().__init__()
         check_layer(layer)
         chosen = quantizer or Quantizer()
-        values = Quantizer(chosen.formula, chosen.bits, chosen.scheme, wraps=chosen.wraps)
+        values = replace(chosen, per_layer=True)
         self.layer, self.quantizer = layer, chosen
         self.qi = Range(values) if quantize_input else None
         self.qw = Range(chosen, layer.weight.shape[0])
@@ -443,7 +440,7 @@ class QConvBN(QLayer):
     def __init__(
         self,
         layer: Layer,
-        bn: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d,
+        bn: BatchNorm,
         quantizer: Quantizer | None = None,
         *,
         quantize_input: bool = True,
@@ -451,8 +448,7 @@ class QConvBN(QLayer):
         inverted_momentum: bool = False,
     ) -> None:
         super().__init__(layer, quantizer, quantize_input=quantize_input, quantize_output=quantize_output)
-        if bn.running_mean is None or bn.momentum is None:
-            raise HagoError("the batch norm keeps no running average; expected running statistics and a momentum")
+        check_norm(bn)
         self.bn, self.inverted_momentum = bn, inverted_momentum
 
     def _weight_and_bias(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -460,8 +456,9 @@ class QConvBN(QLayer):
         if self.training:
             with torch.no_grad():
                 y = run_layer(self.layer, x, self.layer.weight, self.layer.bias)
-                reduced = other_axes(output_axis(self.layer, y), y.ndim)
-                if y.numel() == y.shape[output_axis(self.layer, y)]:
+                axis = output_axis(self.layer, y)
+                reduced = other_axes(axis, y.ndim)
+                if y.numel() == y.shape[axis]:
                     raise HagoError("a batch norm in training got one value per channel; expected more")
                 batch = y.mean(reduced), y.var(reduced)
                 for running, new in zip((mean, variance), batch, strict=True):

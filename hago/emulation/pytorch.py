@@ -117,10 +117,7 @@ def fake_quantize_learnable(
         arXiv:1902.08153; Jain et al., arXiv:1903.08066.
     """
     _check_ends(qmin, qmax)
-    _broadcast(x, scale, zero_point, axis)
-    shape = [1] * x.ndim
-    if axis is not None:
-        shape[axis] = -1
+    shape = _broadcast(x, scale, zero_point, axis)[0].shape
     return apply(
         _Learnable, x, scale.reshape(shape), zero_point.reshape(shape), (qmin, qmax), grad_factor, axis is not None
     )
@@ -213,7 +210,6 @@ _SCHEMES: Final = (
     "per_channel_symmetric",
     "per_channel_affine_float_qparams",
 )
-_SYMMETRIC: Final = ("per_tensor_symmetric", "per_channel_symmetric")
 _EPS: Final = torch.finfo(torch.float32).eps
 
 
@@ -271,6 +267,11 @@ class QRange:
         """Whether the zero point is always in the middle of the integers."""
         return self.qscheme.endswith("symmetric")
 
+    @property
+    def per_channel(self) -> bool:
+        """Whether every channel has a scale and a zero point of its own."""
+        return self.qscheme.startswith("per_channel")
+
     def qparams(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """(scale, zero point) of a range.
 
@@ -315,6 +316,11 @@ class QRange:
         return 2**15 if self.dtype == "uint16" else 0
 
 
+def _unobserved_qparams(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Scale 1 and zero point 0, which an observer has before any data."""
+    return torch.ones(1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+
+
 class MinMaxObserver(nn.Module):
     """An observer of the smallest and largest value so far, per tensor or per index of an axis.
 
@@ -339,15 +345,14 @@ class MinMaxObserver(nn.Module):
     ) -> None:
         super().__init__()
         self.qrange = qrange or QRange()
-        if self.qrange.reduce_range and self.qrange.dtype == "quint8" and self.qrange.qscheme in _SYMMETRIC:
+        if self.qrange.reduce_range and self.qrange.dtype == "quint8" and self.qrange.symmetric:
             raise HagoError(
                 f"reduce_range with {self.qrange.qscheme} quint8 is refused, as torch's observers of extremes do; take "
                 "qint8, or an affine scheme"
             )
-        self.per_channel = self.qrange.qscheme.startswith("per_channel")
         self.ch_axis, self.averaging_constant = ch_axis, averaging_constant
-        self.register_buffer("min_val", torch.empty(0) if self.per_channel else torch.tensor(torch.inf))
-        self.register_buffer("max_val", torch.empty(0) if self.per_channel else torch.tensor(-torch.inf))
+        self.register_buffer("min_val", torch.empty(0) if self.qrange.per_channel else torch.tensor(torch.inf))
+        self.register_buffer("max_val", torch.empty(0) if self.qrange.per_channel else torch.tensor(-torch.inf))
 
     @property
     def has_range(self) -> bool:
@@ -365,7 +370,7 @@ class MinMaxObserver(nn.Module):
             return x
         low, high = self._range_of_batch(x.detach().to(self.min_val.dtype))
         if self.has_range:
-            if self.per_channel:
+            if self.qrange.per_channel:
                 check_axis(x, self.ch_axis, self.min_val.numel(), "an observer")
             low, high = self._merge(low, high)
         self.min_val, self.max_val = low.clone(), high.clone()
@@ -374,12 +379,11 @@ class MinMaxObserver(nn.Module):
     def qparams(self) -> tuple[Tensor, Tensor]:
         """(scale, zero point) of the observed range; see QRange.qparams."""
         if not self.has_range:
-            device = self.min_val.device
-            return torch.ones(1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+            return _unobserved_qparams(self.min_val.device)
         return self.qrange.qparams(self.min_val, self.max_val)
 
     def _range_of_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.per_channel:
+        if not self.qrange.per_channel:
             return x.amin(), x.amax()
         if not -x.ndim <= self.ch_axis < x.ndim:
             raise HagoError(f"no axis {self.ch_axis} in a tensor of shape {tuple(x.shape)}; set ch_axis")
@@ -402,7 +406,6 @@ class Observer(Protocol):
     """The interface of an observer that FakeQuantize uses: MinMaxObserver and HistogramObserver have it."""
 
     qrange: QRange
-    per_channel: bool
     ch_axis: int
 
     @property
@@ -449,7 +452,7 @@ class FakeQuantize(nn.Module):
             self.scale, self.zero_point = self.observer.qparams()
         if not bool(self.fake_quant_enabled):
             return x
-        axis = self.observer.ch_axis if self.observer.per_channel and self.observer.has_range else None
+        axis = self.observer.ch_axis if self.observer.qrange.per_channel and self.observer.has_range else None
         return fake_quantize(x, self.scale, self.zero_point, *self.observer.qrange.ends, axis)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
@@ -560,11 +563,11 @@ class HistogramObserver(nn.Module):
     def __init__(self, qrange: QRange | None = None, *, bins: int = 2048) -> None:
         super().__init__()
         self.qrange = qrange or QRange()
-        if self.qrange.qscheme.startswith("per_channel"):
+        if self.qrange.per_channel:
             raise HagoError(f"a histogram is of a whole tensor; {self.qrange.qscheme} is per channel")
         if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
             raise HagoError(f"a histogram of {bins!r} bins; expected a positive integer")
-        self.bins, self.per_channel, self.ch_axis = bins, False, 0
+        self.bins, self.ch_axis = bins, 0
         self.register_buffer("histogram", torch.zeros(bins))
         self.register_buffer("min_val", torch.tensor(torch.inf))
         self.register_buffer("max_val", torch.tensor(-torch.inf))
@@ -608,8 +611,7 @@ class HistogramObserver(nn.Module):
     def qparams(self) -> tuple[Tensor, Tensor]:
         """(scale, zero point) of `range()`; see QRange.qparams."""
         if not self.has_range:
-            device = self.min_val.device
-            return torch.ones(1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+            return _unobserved_qparams(self.min_val.device)
         return self.qrange.qparams(*self.range())
 
     def _count(self, values: Tensor, low: Tensor, high: Tensor) -> Tensor:

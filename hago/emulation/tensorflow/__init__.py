@@ -1,5 +1,6 @@
 """TensorFlow's fake quantization, its training layers, and the graph rewrite of contrib.quantize."""
 
+from hago.emulation._layers import BatchNorm
 from hago.emulation.tensorflow.fake_quantize import (
     BatchRange,
     FakeQuant,
@@ -8,7 +9,7 @@ from hago.emulation.tensorflow.fake_quantize import (
     RangeObserver,
     Schedule,
 )
-from hago.emulation.tensorflow.layers import BatchNorm, FoldedLayer, FoldedPass
+from hago.emulation.tensorflow.layers import FoldedLayer, FoldedPass
 from hago.emulation.tensorflow.rewrite import FakeQuantOp, Op, OpGraph, Rewritten, quantize_ops
 
 __all__ = [

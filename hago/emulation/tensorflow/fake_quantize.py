@@ -7,7 +7,7 @@ compute in different orders, which changes results at exact ties; the option `ke
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ class FakeQuant:
 
     def __post_init__(self) -> None:
         check_bits(self.bits, 2, 16, "a TensorFlow fake quantization")
-        check_choice("kernel", self.kernel, ("2.15", "1.15"))
+        check_choice("kernel", self.kernel, get_args(Kernel))
 
     @property
     def qmin(self) -> int:

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hago.emulation._checks import broadcast_along, other_axes
-from hago.emulation._layers import Layer, check_layer, output_axis, per_channel, run_layer
+from hago.emulation._layers import BatchNorm, Layer, check_layer, check_norm, output_axis, per_channel, run_layer
 from hago.emulation.tensorflow.fake_quantize import RangeObserver, Schedule
 from hago.errors import HagoError
-
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +86,7 @@ class FoldedLayer(nn.Module):
     ) -> None:
         super().__init__()
         check_layer(layer)
-        if bn.running_mean is None or bn.momentum is None:
-            raise HagoError("the batch norm keeps no running average; expected running statistics and a momentum")
+        check_norm(bn)
         if bn.num_features != layer.weight.shape[0]:
             raise HagoError(f"a batch norm of {bn.num_features} channels after {layer.weight.shape[0]} outputs")
         self.layer, self.bn, self.activation = layer, bn, activation
