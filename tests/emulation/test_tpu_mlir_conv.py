@@ -192,6 +192,16 @@ def test_cv18xx_convolution_rounds_twice() -> None:
         assert int(got[0, o, i, j]) == clip(v, -128, 127)
 
 
+def test_windows_of_one_axis_have_the_same_defaults_on_every_chip() -> None:
+    weight, q = torch.tensor([[[0.5, -0.25]]]), torch.tensor([[[4, 8, -12]]])
+    shifted = operators.lower_conv_bm1684(weight, None, SYMMETRIC, TARGET)
+    doubly_rounded = operators.lower_conv_cv18xx(weight, None, 1.0, 1.0)
+    explicit = {"strides": (1,), "pads": (0, 0), "dilations": (1,)}
+    for run, conv in ((operators.run_conv_bm1684, shifted), (operators.run_conv_cv18xx, doubly_rounded)):
+        got = run(q, conv, SYMMETRIC, TARGET)  # type: ignore[operator]
+        assert torch.equal(got, run(q, conv, SYMMETRIC, TARGET, **explicit))  # type: ignore[operator]
+
+
 def test_cv18xx_ratios_are_limited_to_below_one_and_raised_for_the_bias() -> None:
     big = operators.lower_conv_cv18xx(torch.full((1, 1, 1, 1), 300.0), None, 1.0, 1.0)
     assert (int(big.multiplier[0]), int(big.rshift[0])) == (round(0.999999 * 2**31), 0)

@@ -26,7 +26,7 @@ from hago.arithmetic.numerics import saturate, wrap
 from hago.arithmetic.rounding import round_half_away
 from hago.arithmetic.types import INT8, INT16, INT32, UINT8, DType
 from hago.emulation import tflite
-from hago.emulation._checks import check_finite, check_range
+from hago.emulation._checks import broadcast_along, check_finite, check_range
 from hago.emulation.tpu_mlir.numerics import (
     UniformType,
     apply_multiplier_and_rshift,
@@ -317,7 +317,7 @@ def prelu(q: Tensor, slopes: Tensor, dtype: DType = INT8) -> Tensor:
     if q.dim() < 2 or q.shape[1] != slopes.numel():
         raise HagoError(f"a PRelu of {tuple(q.shape)} with {slopes.numel()} slopes; expected one, or one per channel")
     integers, rshift = prelu_slopes(slopes)
-    scaled = apply_multiplier_and_rshift(q, integers.view((-1,) + (1,) * (q.dim() - 2)), rshift)
+    scaled = apply_multiplier_and_rshift(q, broadcast_along(integers, 1, q.dim()), rshift)
     return saturate(torch.where(q >= 0, q, scaled), dtype)
 
 
@@ -433,8 +433,7 @@ def lower_conv(weight: Tensor, bias: Tensor | None, source: UniformType, target:
     w, b = check_weights(weight, bias)
     dtype = INT8 if bool((w < 0).any()) or b is not None else UINT8
     sw, sx = weight_scales(w, dtype), _input_scale(source, w, b)
-    broadcast = (-1,) + (1,) * (w.dim() - 1)
-    integers = to_int_saturated(w.to(torch.float64) / sw.view(broadcast), dtype)
+    integers = to_int_saturated(w.to(torch.float64) / broadcast_along(sw, 0, w.dim()), dtype)
     multiplier, rshift = scale_and_shift(sw * sx / target.scale)
     # TPU-MLIR computes the correction for the zero point from its int8 weights, which are 0 where it chose uint8, so
     # that these layers run without the correction.
@@ -474,21 +473,22 @@ def accumulate(
     bias: Tensor | None,
     source: UniformType,
     *,
-    strides: Sequence[int],
-    pads: Sequence[int],
-    dilations: Sequence[int],
+    strides: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    dilations: Sequence[int] | None,
     groups: int,
 ) -> Tensor:
     """The exact accumulators of a convolution over stored integers: int64, (N, out, *spatial).
 
     Args:
         q: int64, (N, in, *spatial), stored values (zero point not subtracted).
-        pads: one per spatial axis at its beginning, then one per axis at its end (ONNX's order).
+        strides, pads, dilations: as in `run_conv`.
 
     Raises:
         HagoError: shapes do not match, or q is out of range.
     """
     axes = weight.dim() - 2
+    strides, dilations, pads = strides or (1,) * axes, dilations or (1,) * axes, pads or (0,) * (2 * axes)
     check_integers(q, source, "a convolution's input")
     if q.dim() != axes + 2 or q.shape[1] != weight.shape[1] * groups or len(pads) != 2 * axes:
         raise HagoError(
@@ -500,7 +500,7 @@ def accumulate(
     convolve = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
     # exact: sums of int8 products fit the 53 bits of float64
     sums = convolve(padded, weight.to(torch.float64), None, tuple(strides), 0, tuple(dilations), groups).to(torch.int64)
-    return sums if bias is None else sums + bias.view((-1,) + (1,) * axes)
+    return sums if bias is None else sums + broadcast_along(bias, 1, sums.dim())
 
 
 def check_windows(
@@ -551,19 +551,9 @@ def run_conv(
     References:
         TPU-MLIR tpu.Conv2D in the interpreter.
     """
-    axes = conv.weight.dim() - 2
-    acc = accumulate(
-        q,
-        conv.weight,
-        conv.bias,
-        source,
-        strides=strides or (1,) * axes,
-        pads=pads or (0,) * (2 * axes),
-        dilations=dilations or (1,) * axes,
-        groups=groups,
-    )
-    broadcast = (-1,) + (1,) * axes
-    return requantize(acc, conv.multiplier.view(broadcast), conv.rshift.view(broadcast), target, do_relu=do_relu)
+    acc = accumulate(q, conv.weight, conv.bias, source, strides=strides, pads=pads, dilations=dilations, groups=groups)
+    multiplier, rshift = (broadcast_along(t, 1, acc.dim()) for t in (conv.multiplier, conv.rshift))
+    return requantize(acc, multiplier, rshift, target, do_relu=do_relu)
 
 
 # ---------------------------------------------------------------- convolutions of the older chips
@@ -645,9 +635,9 @@ def run_conv_bm1684(
     source: UniformType,
     target: UniformType,
     *,
-    strides: Sequence[int] = (1, 1),
-    pads: Sequence[int] = (0, 0, 0, 0),
-    dilations: Sequence[int] = (1, 1),
+    strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    dilations: Sequence[int] | None = None,
     groups: int = 1,
     do_relu: bool = False,
 ) -> Tensor:
@@ -723,18 +713,16 @@ def run_conv_cv18xx(
     source: UniformType,
     target: UniformType,
     *,
-    strides: Sequence[int] = (1, 1),
-    pads: Sequence[int] = (0, 0, 0, 0),
-    dilations: Sequence[int] = (1, 1),
+    strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    dilations: Sequence[int] | None = None,
     groups: int = 1,
     do_relu: bool = False,
 ) -> Tensor:
     """Requantize by TFLite's double rounding per channel, and saturate. Arguments as in `run_conv`."""
     acc = accumulate(q, conv.weight, conv.bias, source, strides=strides, pads=pads, dilations=dilations, groups=groups)
-    broadcast = (-1,) + (1,) * (conv.weight.dim() - 2)
-    out = tflite.multiply_by_quantized_multiplier(
-        acc, conv.multiplier.view(broadcast), -conv.rshift.view(broadcast), "double"
-    )
+    multiplier, rshift = (broadcast_along(t, 1, acc.dim()) for t in (conv.multiplier, conv.rshift))
+    out = tflite.multiply_by_quantized_multiplier(acc, multiplier, -rshift, "double")
     return saturate(out.clamp_min(0) if do_relu else out, target.dtype)
 
 
