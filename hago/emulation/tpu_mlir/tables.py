@@ -92,20 +92,6 @@ def int4_row(threshold: float) -> Row:
     return Row(threshold, -threshold * 8.0 / 7.0, threshold)
 
 
-def head(method: str, samples: int, bins: int = 2048, tuned: int = 0, version: str = "") -> tuple[str, ...]:
-    """The comments that TPU-MLIR writes at the head of a calibration table, without its times."""
-    return (
-        *([f"mlir version: {version} cali version 1.0"] if version else []),
-        f"quantization threshold calculation method: {method}",
-        f"histogram number: {bins}",
-        f"sample number: {samples}",
-        "##",
-        f"tune number: {tuned}",
-        "##",
-        "op_name    threshold    min    max",
-    )
-
-
 # ---------------------------------------------------------------- calibration tables, written
 def format_calibration_table(table: CalibrationTable) -> str:
     """The text of a table: comments, rows `name %.7f %.7f %.7f`, then the sections that are not empty.
@@ -129,8 +115,16 @@ def format_calibration_table(table: CalibrationTable) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _comment_line(text: str) -> str:
+    return f"#{text}" if text.startswith("#") else f"# {text}"
+
+
+def _comment_text(line: str) -> str:
+    return line[1:] if line.startswith("##") else line[1:].strip()
+
+
 def _format_comment(text: str) -> str:
-    line = f"#{text}" if text.startswith("#") else f"# {text}"
+    line = _comment_line(text)
     if "\n" in text or "\r" in text or _section(line) is not None:
         raise HagoError(f"the comment {text!r} would break the table; expected one line that opens no section")
     return line
@@ -169,7 +163,7 @@ def parse_calibration_table(text: str) -> CalibrationTable:
             opened = _section(line)
             section = opened or section
             if opened is None and not any(rows.values()):
-                comments.append(line[1:].strip() if not line.startswith("##") else line[1:])
+                comments.append(_comment_text(line))
         elif section in rows:
             name, row = _parse_row(line, number)
             _add_once(rows[section], name, row, number)
@@ -260,7 +254,7 @@ def format_quantize_table(table: QuantizeTable) -> str:
     Raises:
         HagoError: a mode is unknown, or a name is empty, starts with `#` or contains white space.
     """
-    lines = [f"# {c}" if not c.startswith("#") else f"#{c}" for c in table.comments]
+    lines = [_comment_line(c) for c in table.comments]
     if any("\n" in c or "\r" in c for c in table.comments):
         raise HagoError("a comment of a quantize table holds a line break; expected single lines")
     lines += [f"{_name(name)} {_check_mode(mode, 'a quantize table')}" for name, mode in table.modes.items()]
@@ -278,7 +272,7 @@ def parse_quantize_table(text: str) -> QuantizeTable:
     comments: list[str] = []
     for number, line in _lines(text):
         if line.startswith("#"):
-            comments.append(line[1:].strip() if not line.startswith("##") else line[1:])
+            comments.append(_comment_text(line))
             continue
         words = line.split()
         if len(words) != 2:
