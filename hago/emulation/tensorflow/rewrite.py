@@ -116,9 +116,9 @@ ADDS: Final = frozenset({"Add", "AddV2"})
 RELUS: Final = frozenset({"Relu", "Relu6"})
 ACTIVATIONS: Final = RELUS | {"Identity"}
 BATCH_NORMS: Final = frozenset({"FusedBatchNorm", "FusedBatchNormV3"})
-FAKE_QUANTS: Final = frozenset(
-    {"FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVarsPerChannel"}
-)
+#: The type of the ops that this rewrite inserts, and all types of fake quantization.
+FAKE_QUANT: Final = "FakeQuantWithMinMaxVars"
+FAKE_QUANTS: Final = frozenset({FAKE_QUANT, "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVarsPerChannel"})
 _VARIABLES: Final = frozenset({"Variable", "VariableV2"})
 
 
@@ -326,17 +326,13 @@ def fold_batch_norms(graph: OpGraph, *, training: bool) -> dict[str, str]:
     return stands_for
 
 
-def _source(graph: OpGraph, op: Op, index: int = 0) -> Op:
-    return graph[op.inputs[index]]
-
-
 def _layer_before(graph: OpGraph, op: Op) -> tuple[Op, Op | None] | None:
     """The layer whose output is `op`, and its BatchToSpaceND if it has one; None if `op` is no layer's output."""
     if op.type == "Identity" and len(op.inputs) == 1:
-        op = _source(graph, op)
+        (op,) = graph.inputs(op)
     to_space = None
     if op.type == "BatchToSpaceND" and len(op.inputs) == 3:
-        to_space, op = op, _source(graph, op)
+        to_space, op = op, graph.inputs(op)[0]
     return (op, to_space) if op.type in LAYERS and len(op.inputs) == 2 else None
 
 
@@ -344,9 +340,9 @@ def _match_fused_norm(graph: OpGraph, op: Op) -> _FoldableNorm | None:
     """A fused batch norm `(x, gamma, beta, mean, variance)`; that of a MatMul is between two reshapes."""
     if op.type not in BATCH_NORMS or len(op.inputs) != 5:
         return None
-    source = _source(graph, op)
+    source = graph.inputs(op)[0]
     if source.type == "Reshape" and len(source.inputs) == 2:
-        source = _source(graph, source)
+        source = graph.inputs(source)[0]
     layer_and_to_space = _layer_before(graph, source)
     if layer_and_to_space is None:
         return None
@@ -366,10 +362,10 @@ def _match_unfused_norm(graph: OpGraph, op: Op) -> _FoldableNorm | None:
     scaled, shift = sorted(graph.inputs(op), key=lambda o: o.type)
     if (scaled.type, shift.type) != ("Mul", "Sub") or len(shift.inputs) != 2 or len(scaled.inputs) != 2:
         return None
-    scaled_mean = _source(graph, shift, 1)
+    scaled_mean = graph.inputs(shift)[1]
     if scaled_mean.type != "Mul" or scaled.inputs[1] not in scaled_mean.inputs:
         return None
-    layer_and_to_space = _layer_before(graph, _source(graph, scaled))
+    layer_and_to_space = _layer_before(graph, graph.inputs(scaled)[0])
     if layer_and_to_space is None:
         return None
     return _FoldableNorm(*layer_and_to_space, op.name, (scaled.inputs[1], shift.name))
@@ -404,8 +400,6 @@ def _fold(graph: OpGraph, norm: _FoldableNorm, training: bool) -> dict[str, str]
 
 Role = Literal["weight", "activation"]
 
-#: The type of the ops that this rewrite inserts.
-FAKE_QUANT: Final = "FakeQuantWithMinMaxVars"
 _ARITHMETIC: Final = ADDS | {"Mul"}
 _TRANSPARENT: Final = frozenset({"Reshape", "Identity", "BatchToSpaceND", "SpaceToBatchND", "MaxPool", "Max"})
 _APPLIES: Final = ("Apply", "ResourceApply", "ResourceSparseApply", "SparseApply")
@@ -519,14 +513,12 @@ class _Inserter:
                 self._insert(f"{op.name}/activation_{op.type}_quant", op.name, check_consumers=False)
 
     def _is_read_by(self, name: str, kinds: frozenset[str]) -> bool:
-        return any(op.type in kinds for op in self._readers(name))
-
-    def _readers(self, name: str) -> tuple[Op, ...]:
-        """The ops that read a tensor, directly or through its fake quantization."""
-        readers: list[Op] = []
+        """Whether an op of these types reads a tensor, directly or through its fake quantization."""
         for op in self.graph.consumers(name):
-            readers += self.graph.consumers(op.name) if op.type == FAKE_QUANT else [op]
-        return tuple(readers)
+            readers = self.graph.consumers(op.name) if op.type == FAKE_QUANT else (op,)
+            if any(reader.type in kinds for reader in readers):
+                return True
+        return False
 
     def _reads_quantized(self, op: Op) -> bool:
         """Whether an add or product reads a fake-quantized tensor, directly or through the ops that it reads."""
