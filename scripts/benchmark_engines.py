@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import torch
 from _assets import NAMES, Asset, Samples, load
+from _documents import replace_between
 from _peers import static_file
 from scipy import stats
 
@@ -74,8 +75,7 @@ def main() -> None:
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2), "utf-8")
     if options.readme is not None:
-        before, _, rest = options.readme.read_text("utf-8").partition(BEGIN)
-        options.readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", "utf-8")
+        replace_between(options.readme, BEGIN, END, text)
 
 
 def network(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from _documents import replace_between
 from _zoo import COLLECTIONS, Collection
 from torch import Tensor, nn
 
@@ -159,8 +160,7 @@ def search_all(options: Any) -> int:
     made = table(done.values())
     print(made)
     if options.write is not None:
-        before, _, rest = options.write.read_text("utf-8").partition(BEGIN)
-        options.write.write_text(f"{before}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}", "utf-8")
+        replace_between(options.write, BEGIN, END, made)
     return 1 if any(r["status"] == "crashed" or r.get("differ") for r in done.values()) else 0
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from _digits import cells, digits, train
+from _documents import replace_between
 from scipy import stats
 from tqdm import tqdm
 
@@ -41,7 +42,7 @@ def main() -> None:
     text = report(results, options)
     print(text)
     if options.write is not None:
-        insert(options.write, text)
+        replace_between(options.write, BEGIN, END, text)
 
 
 def parse() -> argparse.Namespace:
@@ -73,15 +74,6 @@ def write(path: Path, document: Mapping[str, object]) -> None:
     draft = path.with_suffix(path.suffix + ".tmp")
     draft.write_text(json.dumps(document, indent=1))
     os.replace(draft, path)
-
-
-def insert(path: Path, text: str) -> None:
-    """Put the tables between the marks of a document."""
-    document = path.read_text()
-    if BEGIN not in document or END not in document:
-        raise SystemExit(f"{path} has no {BEGIN} and {END}")
-    head, tail = document.split(BEGIN)[0], document.split(END)[1]
-    path.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}")
 
 
 # ---------------------------------------------------------------- statistics

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from _documents import replace_between
+
 BEGIN: Final = "<!-- results:begin -->"
 END: Final = "<!-- results:end -->"
 #: Rows of the table, and what they are called there.
@@ -87,13 +89,6 @@ def summary(results: Sequence[Mapping[str, Any]], made: str) -> str:
     return "\n".join([head, "", *lines])
 
 
-def replaced(text: str, made: str) -> str:
-    """`text` with `made` between the marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{made}\n{END}{after}"
-
-
 def main(arguments: Iterable[str] | None = None) -> None:
     """Read, write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -108,7 +103,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
         f"Made by `{options.command}`{options.note}. Calibration saw no labels, and every figure is of samples that "
         "it did not see. `hago, one shot` is `hago.quantize`."
     )
-    options.readme.write_text(replaced(options.readme.read_text(), summary(found, made)))
+    replace_between(options.readme, BEGIN, END, summary(found, made))
     options.details.write_text(details(found, made))
 
 
