@@ -17,6 +17,8 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from hago.search.objective import decibels
+
 NAMES = (
     "cifar_resnet20",
     "cifar_resnet32",
@@ -116,6 +118,12 @@ def outputs(model: Callable[..., Any], batches: Sequence[Samples]) -> Tensor:
     """A model's outputs for all samples."""
     with torch.no_grad():
         return torch.cat([model(*batch) for batch in batches])
+
+
+def sqnr(reference: Tensor, out: Tensor) -> float:
+    """The SQNR of outputs against those of the float model, of all samples together, in dB."""
+    noise = float((out.double() - reference.double()).square().sum())
+    return decibels(float(reference.double().square().sum()), noise)
 
 
 def _batches(*tensors: Tensor) -> list[Samples]:

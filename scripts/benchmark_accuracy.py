@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 from _accuracy_report import table, verdicts
-from _assets import NAMES, Asset, area_difference, load, outputs
+from _assets import NAMES, Asset, area_difference, load, outputs, sqnr
 from _peers import onnxruntime_missing, onnxruntime_outputs, plain_outputs
 from torch import Tensor
 
@@ -31,7 +31,6 @@ from hago.plan import Plan
 from hago.runtime import IntegerModel
 from hago.search import prepare
 from hago.search.intervals import paired_interval, wilson_interval
-from hago.search.objective import decibels
 from hago.simulation import AccumulatorExtremes, Simulator
 
 HARDWARE = ("x86_vnni", "vta", "int16_accumulator")
@@ -100,19 +99,18 @@ class Measurement:
     def row(self, out: Tensor) -> Row:
         """A row from the outputs of all test samples."""
         asset = self.asset
-        sqnr = _sqnr(self.reference, out)
-        value = asset.score(out)
+        value, decibels = asset.score(out), sqnr(self.reference, out)
         if asset.placements is not None:
             placed = asset.placements(out)
             loss = area_difference(asset.placements(self.reference), placed)
-            return Row(value, None, loss, None, sqnr, placements=[x.tolist() for x in placed])
+            return Row(value, None, loss, None, decibels, placements=[x.tolist() for x in placed])
         if asset.labels is None:
-            return Row(value, None, None, None, sqnr)
+            return Row(value, None, None, None, decibels)
         right = self._right(out)
         interval = wilson_interval(value * len(right), len(right))
         agreement = float((out.argmax(1) == self.reference.argmax(1)).double().mean())
         loss = paired_interval(self._right(self.reference) - right)
-        return Row(value, interval, loss, agreement, sqnr, right=[int(r) for r in right])
+        return Row(value, interval, loss, agreement, decibels, right=[int(r) for r in right])
 
     def _right(self, out: Tensor) -> Tensor:
         assert self.asset.labels is not None
@@ -141,8 +139,8 @@ class Measurement:
         self.rows[name] = row
         if self.asset.kinds:
             known = outputs(self.asset.module, self.asset.calibration)
-            found = {"calibration": _sqnr(known, outputs(Simulator(plan), self.asset.calibration))}
-            found |= {k: _sqnr(self.reference[of], out[of]) for k, of in self.asset.kinds.items()}
+            found = {"calibration": sqnr(known, outputs(Simulator(plan), self.asset.calibration))}
+            found |= {k: sqnr(self.reference[of], out[of]) for k, of in self.asset.kinds.items()}
             self.notes.append(f"{name}, SQNR: " + ", ".join(f"{k} {value:.1f} dB" for k, value in found.items()))
 
     def one_shot(self, estimator: str | None) -> tuple[Plan, int]:
@@ -169,12 +167,6 @@ class Measurement:
         """Every edge at its most bits."""
         prepared = prepare(self.graph, self.job.hardware, self.asset.calibration)
         return prepared.resolver(prepared.space.widest()), 1
-
-
-def _sqnr(reference: Tensor, out: Tensor) -> float:
-    """Of all samples together, in dB."""
-    noise = float((out.double() - reference.double()).square().sum())
-    return decibels(float(reference.double().square().sum()), noise)
 
 
 def measure(job: Job) -> dict[str, object]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _assets import load, outputs
+from _assets import load, outputs, sqnr
 from torch import Tensor
 
 from hago.cost import plan_cost
@@ -31,7 +31,6 @@ from hago.errors import HagoError
 from hago.importing import as_graph, as_hardware
 from hago.search import SearchOptions, plan_of, prepare, run_search
 from hago.search.gradients import GRADIENT_FORWARDS
-from hago.search.objective import decibels
 from hago.search.safe_bits import widest_safe_bits
 from hago.searchers import AUTO
 from hago.simulation import Simulator
@@ -105,12 +104,6 @@ def float_pass(module: Any, data: Iterable[Sequence[Tensor]]) -> float:
         outputs(module, list(data))
         times.append(time.process_time() - begun)
     return min(times)
-
-
-def sqnr(wanted: Tensor, there: Tensor) -> float:
-    """In dB, of all samples together."""
-    noise = float((there.double() - wanted.double()).square().sum())
-    return decibels(float(wanted.double().square().sum()), noise)
 
 
 def results(cases: Iterable[Case], known: Mapping[tuple[str, ...], Case], out: Path | None) -> list[Case]:
