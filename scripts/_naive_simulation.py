@@ -8,22 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hago import Graph
 from hago.arithmetic.types import QParams
-from hago.graph import CONST, Node, channels_last, compute_real, run_graph
+from hago.graph import Node, channels_last, compute_real, run_graph
 from hago.plan import Plan
-
-
-def float_forward(graph: Graph, batches: Sequence[Sequence[Tensor]]) -> Callable[[], Any]:
-    """The folded float model over all batches, activations and weights in channels_last."""
-    consts: Mapping[str, Tensor] = {n: channels_last(c) for n, c in graph.consts.items()}
-    laid = [[channels_last(x) for x in batch] for batch in batches]
-
-    def forward() -> Any:
-        with torch.no_grad():
-            return [run_graph(graph, batch, compute_real, consts=consts) for batch in laid]
-
-    return forward
 
 
 def naive_forward(plan: Plan, batches: Sequence[Sequence[Tensor]]) -> Callable[[], Any]:
@@ -59,8 +46,3 @@ def seven_passes(x: Tensor, target: QParams) -> Tensor:
     clipped = torch.minimum(above, high)
     integers = clipped.to(torch.int32)
     return integers.to(torch.float32) * scale
-
-
-def edges(graph: Graph) -> int:
-    """How many edges a graph has."""
-    return sum(len(n.inputs) for n in graph if n.op != CONST)

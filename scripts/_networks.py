@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -102,3 +102,7 @@ def with_statistics(network: nn.Module, images: Tensor) -> nn.Module:
     with torch.no_grad():
         network(images)
     return network.eval()
+
+
+#: What makes each network, by its name in tables.
+NETWORKS: Mapping[str, Callable[[], nn.Module]] = {"ResNet-18": ResNet, "MobileNetV2": MobileNetV2}

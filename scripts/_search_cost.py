@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 from _fronts import Row
-from _search_subjects import Subject, asset, naive_and_float, seconds_of, subjects, wanted
+from _search_subjects import Subject, asset, naive_and_float, subjects, wanted
+from _timing import seconds_of
 
 from hago import Graph, HagoError
 from hago.search import SearchOptions, prepare, run_search

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from _fronts import Row
-from _naive_simulation import float_forward
-from _search_subjects import seconds_of, subjects
+from _search_subjects import subjects
+from _timing import float_forward, seconds_of
 
 from hago import Graph, search_quantize_strategy
 from hago.graph import Node

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from _assets import load
-from _naive_simulation import float_forward, naive_forward
-from _networks import MobileNetV2, ResNet, with_statistics
+from _naive_simulation import naive_forward
+from _networks import NETWORKS, with_statistics
+from _timing import float_forward, seconds_of
 from torch import Tensor, nn
 
 from hago import Graph
@@ -30,7 +31,7 @@ def subjects(options: Any) -> Iterable[Subject]:
     if options.assets and wanted(options, "squeezenet1_1"):
         yield asset(options, "squeezenet1_1")
     images = torch.randn(options.images, 3, options.size, options.size, generator=torch.Generator().manual_seed(0))
-    for name, make in (("MobileNetV2", MobileNetV2), ("ResNet-18", ResNet)):
+    for name, make in NETWORKS.items():
         if wanted(options, name):
             torch.manual_seed(0)
             network = with_statistics(make(), images[: options.batch])
@@ -47,13 +48,6 @@ def asset(options: Any, name: str) -> Subject:
 def wanted(options: Any, name: str) -> bool:
     """Whether a network is to be measured."""
     return options.nets is None or name in options.nets
-
-
-def seconds_of(part: Callable[[], Any], clock: Callable[[], float]) -> float:
-    """That a call takes."""
-    begun = clock()
-    part()
-    return clock() - begun
 
 
 def naive_and_float(prepared: Prepared, subject: Subject, options: Any) -> list[tuple[float, float]]:

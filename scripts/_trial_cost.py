@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from _fronts import Row
-from _naive_simulation import float_forward
-from _search_subjects import Subject, naive_and_float, seconds_of, subjects
+from _search_subjects import Subject, naive_and_float, subjects
+from _timing import float_forward, seconds_of
 
 from hago.data import Batches
 from hago.plan import Bits

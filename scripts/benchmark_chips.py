@@ -17,17 +17,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from _networks import MobileNetV2, ResNet, with_statistics
-from benchmark_speed import Clock, float_forward, interleaved, ratio
-from torch import nn
+from _networks import NETWORKS, with_statistics
+from _timing import Clock, float_forward, interleaved, ratio
 
 from hago import from_torch
 from hago.hardware import available_hardware
 from hago.runtime.native import Executor, exact_kernels
 from hago.search import prepare
 from hago.search.safe_bits import widest_safe_bits
-
-NETWORKS: dict[str, Callable[[], nn.Module]] = {"ResNet-18": ResNet, "MobileNetV2": MobileNetV2}
 
 
 def main() -> None:
@@ -57,7 +54,7 @@ def one_network(name: str, options: argparse.Namespace) -> None:
         prepared = prepare(graph, spec, [images])
         executor = Executor(prepared.resolver(widest_safe_bits(prepared.resolver, prepared.calibration.peaks)))
         parts: dict[str, Callable[[], Any]] = {
-            "float": float_forward(graph, images),
+            "float": float_forward(graph, [[images]]),
             spec: partial(executor.run, [images]),
         }
         slow = Counter(f"{row.op}: {row.why}" for row in executor.explain().rows if row.kernel == "reference")

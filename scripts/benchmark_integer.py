@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 from _bare_calls import macs_alone, whole_network
-from _networks import MobileNetV2, ResNet, with_statistics
-from benchmark_speed import float_forward, interleaved, ratio
+from _networks import NETWORKS, with_statistics
+from _timing import float_forward, interleaved, ratio
 from torch import Tensor, nn
 
-from hago import Graph, from_torch
+from hago import from_torch
 from hago.arithmetic.equality import count_differing
 from hago.errors import InfeasibleBits
 from hago.plan import Plan
@@ -75,9 +75,6 @@ def main() -> None:
         network.sizes()
 
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {"ResNet-18": ResNet, "MobileNetV2": MobileNetV2}
-
-
 class Measured:
     """One network: its graph and its Plans."""
 
@@ -99,7 +96,7 @@ class Measured:
         """Forward passes of one batch size."""
         images = torch.randn(batch, 3, self.options.size, self.options.size)
         models = {scales: Executor(plan) for scales, plan in self.plans.items()}
-        parts: dict[str, Callable[[], Any]] = {"float": float_forward(self.graph, images)}
+        parts: dict[str, Callable[[], Any]] = {"float": float_forward(self.graph, [[images]])}
         parts |= {scales: partial(model.run, [images]) for scales, model in models.items()}
         plan = self.plans["power-of-two scales"]
         for name, without in {"tiles": self.options.without_tiles, "conv": self.options.without_conv}.items():
@@ -111,7 +108,7 @@ class Measured:
         parts[LAYERS] = macs_alone(plan, batch)
         parts[WHOLE] = whole_network(plan, images)
         if self.options.compile:
-            parts |= compiled(self.graph, models["power-of-two scales"], images)
+            parts["compiled integer model"] = partial(torch.compile(Whole(models["power-of-two scales"])), images)
         seconds = interleaved(parts, self.options.rounds, self.clock)
         middle = 1e3 * statistics.median(seconds["float"])
         print(f"{self.name}, batch {batch}, {threads} threads: float forward {middle:.1f} ms")
@@ -143,12 +140,6 @@ class Measured:
                 size = save_plan(Path(folder) / "model.safetensors", plan)
             found.append(f"weights of {bits} bits {size.file / 1e6:.2f} MB ({size.file / size.float_model:.3f})")
         print(f"{self.name} on disk: " + ", ".join(found), flush=True)
-
-
-def compiled(graph: Graph, model: Executor, images: Tensor) -> dict[str, Callable[[], Any]]:
-    """torch.compile of the integer model as a module."""
-    module = torch.compile(Whole(model))
-    return {"compiled integer model": partial(module, images)}
 
 
 class Whole(nn.Module):

@@ -10,20 +10,20 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from _networks import MobileNetV2, ResNet, with_statistics
+from _networks import NETWORKS, ResNet, with_statistics
+from _timing import Clock, float_forward, interleaved, ratio, seconds_of
 from torch import Tensor, nn
 
-from hago import Graph, from_torch
+from hago import from_torch
 from hago.arithmetic.schemes import Grid
 from hago.calibration import ESTIMATORS, collect, named_estimator
 from hago.calibration.observer import constant_statistics
 from hago.data import Batches
-from hago.graph import channels_last, compute_real, run_graph
 from hago.plan import Resolver
 from hago.runtime import compare_plan_exactly
 from hago.search import Prepared, prepare
@@ -31,8 +31,6 @@ from hago.simulation import Simulator
 
 HARDWARE = ("x86_vnni", "vta", "int16_accumulator")
 COMPARED = 2
-
-Clock = Callable[[], float]
 
 
 def main() -> None:
@@ -51,8 +49,8 @@ def main() -> None:
     print(f"torch {torch.__version__}, {options.threads} threads, {options.size} x {options.size}, ", end="")
     print(f"batch {options.batch}, {'processor' if options.cpu else 'wall'} time")
     images = torch.randn(options.batch, 3, options.size, options.size)
-    for name, network in (("ResNet-18", ResNet()), ("MobileNetV2", MobileNetV2())):
-        simulation(name, with_statistics(network, images), images, options.hardware, options.rounds, clock)
+    for name, make in NETWORKS.items():
+        simulation(name, with_statistics(make(), images), images, options.hardware, options.rounds, clock)
     calibration_cost(ResNet(), images, options.rounds, clock)
     resolve_cost(ResNet((3, 4, 6, 3)), options.rounds, clock)
     estimator_cost(options.rounds, clock)
@@ -61,7 +59,7 @@ def main() -> None:
 def simulation(name: str, network: nn.Module, images: Tensor, specs: Sequence[str], rounds: int, clock: Clock) -> None:
     """Simulated forward against float forward, and whether both models agree."""
     graph = from_torch(network, (images[:2],))
-    parts = {"float": float_forward(graph, images)}
+    parts = {"float": float_forward(graph, [[images]])}
     differ = {}
     for spec in specs:
         prepared = prepare(graph, spec, [images])
@@ -76,36 +74,6 @@ def simulation(name: str, network: nn.Module, images: Tensor, specs: Sequence[st
         print(f"  simulated on {spec:18} {ratio(seconds, spec, 'float')} of it; {differ[spec]}", flush=True)
 
 
-def float_forward(graph: Graph, images: Tensor) -> Callable[[], Any]:
-    """The folded graph in float32 and channels_last."""
-    consts: Mapping[str, Tensor] = {n: channels_last(c) for n, c in graph.consts.items()}
-    laid = channels_last(images)
-
-    def forward() -> Any:
-        with torch.no_grad():
-            return run_graph(graph, [laid], compute_real, consts=consts)
-
-    return forward
-
-
-def interleaved(parts: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock) -> dict[str, list[float]]:
-    """Seconds of every part in every round, after one that is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in parts}
-    for number in range(rounds + 1):
-        for name, part in parts.items():
-            spent = _seconds(part, clock)
-            if number:
-                seconds[name].append(spent)
-    return seconds
-
-
-def ratio(seconds: Mapping[str, list[float]], part: str, base: str) -> str:
-    """Median of the rounds' ratios, and their quartiles."""
-    ratios = [a / b for a, b in zip(seconds[part], seconds[base], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
-
-
 def calibration_cost(network: nn.Module, images: Tensor, rounds: int, clock: Clock) -> None:
     """One pass of statistics over a batch."""
     graph = from_torch(with_statistics(network, images), (images[:2],))
@@ -113,7 +81,7 @@ def calibration_cost(network: nn.Module, images: Tensor, rounds: int, clock: Clo
     batches = Batches([images], graph.inputs)
     observed = {g.source for g in prepared.space.groups.values()}
     parts: dict[str, Callable[[], Any]] = {
-        "float": float_forward(graph, images),
+        "float": float_forward(graph, [[images]]),
         "pass": partial(collect, graph, batches, observed),
     }
     print(
@@ -126,13 +94,13 @@ def resolve_cost(network: nn.Module, rounds: int, clock: Clock) -> None:
     images = torch.randn(2, 3, 64, 64)
     prepared = prepare(with_statistics(network, images), "x86_vnni", [images])
     bits, keys = prepared.space.widest(), list(prepared.space.groups)
-    estimated = _seconds(partial(prepared.resolver, bits), clock)
+    estimated = seconds_of(partial(prepared.resolver, bits), clock)
     first, changed = [], []
     for number in range(rounds):
         resolver = _fresh(prepared)
-        first.append(_seconds(partial(resolver, bits), clock))
+        first.append(seconds_of(partial(resolver, bits), clock))
         for key in keys[number :: max(1, len(keys) // 10)]:
-            changed.append(_seconds(partial(resolver, {**bits, key: bits[key] - 1}), clock))
+            changed.append(seconds_of(partial(resolver, {**bits, key: bits[key] - 1}), clock))
     print(
         f"resolve (ResNet-34, {len(keys)} edges to choose): first {1e3 * statistics.median(first):.1f} ms, with the "
         f"thresholds' estimation {1e3 * estimated:.0f} ms; one edge changed {1e3 * statistics.median(changed):.2f} ms "
@@ -146,20 +114,14 @@ def _fresh(prepared: Prepared) -> Resolver:
     return Resolver(prepared.graph, prepared.hardware, prepared.topology, prepared.space, resolver.thresholds)
 
 
-def _seconds(part: Callable[[], Any], clock: Clock) -> float:
-    started = clock()
-    part()
-    return clock() - started
-
-
 def estimator_cost(rounds: int, clock: Clock) -> None:
     """A threshold from statistics that are there already."""
     activation = constant_statistics(torch.randn(1 << 20).relu())
     weight = constant_statistics(torch.randn(256, 128, 3, 3), 0)
     for name in ESTIMATORS:
         made = named_estimator(name)
-        whole = [_seconds(partial(made, activation, Grid(8, signed=False)), clock) for _ in range(rounds)]
-        each = [_seconds(partial(made, weight, Grid(8)), clock) for _ in range(rounds)]
+        whole = [seconds_of(partial(made, activation, Grid(8, signed=False)), clock) for _ in range(rounds)]
+        each = [seconds_of(partial(made, weight, Grid(8)), clock) for _ in range(rounds)]
         print(
             f"estimator {name:13} {1e3 * statistics.median(whole):7.2f} ms per tensor, "
             f"{1e3 * statistics.median(each):7.2f} ms for 256 channels"

@@ -21,6 +21,7 @@ from typing import Any
 
 import _assets
 import torch
+from _timing import interleaved
 from torch import Tensor, nn
 
 import hago
@@ -38,13 +39,7 @@ def main() -> None:
         made = hago.prepare_qat(asset.module, args.hardware, dataset=asset.calibration[:2], scheme=scheme)
         steps[f"hago {scheme}"] = training(made.train(), x)
     clock = time.perf_counter if args.wall else time.process_time
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for round_ in range(args.rounds + 1):
-        for name, step in steps.items():
-            began = clock()
-            step()
-            if round_:  # the first warms up
-                seconds[name].append(clock() - began)
+    seconds = interleaved(steps, args.rounds, clock)
     report(args, {name: statistics.median(times) for name, times in seconds.items()})
 
 
