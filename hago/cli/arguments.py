@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 from hago.calibration import ESTIMATORS
 from hago.cli.export import compare_options, export_options
 from hago.cli.finetune import finetune_options
+from hago.cli.options import NO_MEAN, UNIT_STD
 from hago.cli.stored_model import run_options
 from hago.cost import METRICS
 from hago.data import BATCH_SIZE, EXPECTED_DATA
@@ -390,9 +391,9 @@ def _data(parser: argparse.ArgumentParser, required: bool = True) -> None:
     group.add_argument("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help="default: %(default)s")
     group.add_argument("--size", type=size, metavar="N|HxW", help="scale images to this size and crop them")
     group.add_argument(
-        "--mean", type=numbers, default=(0.0,), metavar="M[,M,M]", help="mean of images, whose values are in [0, 1]"
+        "--mean", type=numbers, default=NO_MEAN, metavar="M[,M,M]", help="mean of images, whose values are in [0, 1]"
     )
-    group.add_argument("--std", type=numbers, default=(1.0,), metavar="S[,S,S]", help="standard deviation of images")
+    group.add_argument("--std", type=numbers, default=UNIT_STD, metavar="S[,S,S]", help="standard deviation of images")
     group.add_argument("--gray", action="store_true", help="read images with one channel")
 
 

@@ -14,7 +14,7 @@ from hago.cli.options import (
     OK,
     Console,
     Outcome,
-    command_line,
+    check_command,
     default_path,
     load_batches,
     load_held_out,
@@ -122,8 +122,7 @@ def _outcome(args: Namespace, tuned: Finetuned, log: Path, saved: Path, weights:
     ]
     if weights is not None:
         lines.append(f"weights   {weights}")
-        again = ["realize", args.model, str(saved), "--weights", str(weights), "--data", args.data]
-        lines.append(f"check it  {command_line(*again)}")
+        lines.append(f"check it  {check_command(args, saved, weights)}")
     values = {
         "before": dict(tuned.before),
         "after": dict(tuned.after),

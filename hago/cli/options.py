@@ -30,6 +30,10 @@ OK: Final = 0
 NO: Final = 1
 INTERRUPTED: Final = 130
 
+#: The mean and the standard deviation by which images are left as they are.
+NO_MEAN: Final = (0.0,)
+UNIT_STD: Final = (1.0,)
+
 #: The form of `package.module:name`. Options of estimators, which follow a colon, too, begin with a digit.
 _OBJECT: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -62,6 +66,25 @@ def command_line(*words: str) -> str:
     """A command as the user can enter it: `hago` if the shell finds that, else `python -m hago`."""
     python = min(sys.executable, os.path.relpath(sys.executable), key=len)
     return shlex.join([*(["hago"] if shutil.which("hago") else [python, "-m", "hago"]), *words])
+
+
+def check_command(args: Namespace, strategy: Path, weights: Path | str | None) -> str:
+    """The command that checks a strategy which a command has made, on its held-out data if it has any.
+
+    Args:
+        weights: the file of the model's weights; None if the model has its own.
+    """
+    words = ["realize", args.model, str(strategy), "--data", getattr(args, "held_out", None) or args.data]
+    words += ["--weights", str(weights)] if weights else []
+    words += ["--hardware", args.hardware] if args.hardware not in (None, *available_hardware()) else []
+    words += ["--ops", args.ops] if args.ops else []
+    words += ["--samples", str(args.samples)] if args.samples else []
+    words += ["--size", "x".join(map(str, args.size))] if args.size else []
+    for name, default in (("mean", NO_MEAN), ("std", UNIT_STD)):
+        value = getattr(args, name)
+        words += [f"--{name}", ",".join(map(str, value))] if value != default else []
+    words += ["--gray"] if args.gray else []
+    return command_line(*words)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from hago.cli.options import (
     OK,
     Console,
     Outcome,
-    command_line,
+    check_command,
     default_path,
     estimator_argument,
     load_batches,
@@ -34,7 +34,7 @@ from hago.cost import METRICS, amount_text
 from hago.data import Batches
 from hago.errors import HagoError, did_you_mean
 from hago.graph.model_source import load_model
-from hago.hardware import Hardware, available_hardware
+from hago.hardware import Hardware
 from hago.importing import input_names
 from hago.plan import Strategy
 from hago.qat import FinetuneOptions, Tuned, finetune_after_search
@@ -225,7 +225,7 @@ def _outcome(
         f"log       {log}",
         f"strategy  {saved}",
         f"front     {args.front or saved.with_suffix('.front.json')}",
-        f"check it  {_next(args, saved, weights_of(saved) if tuned and tuned.better else None)}",
+        f"check it  {check_command(args, saved, weights_of(saved) if tuned and tuned.better else args.weights)}",
     ]
     values = {
         "model": args.model,
@@ -307,20 +307,6 @@ def _overflow(best: Trial) -> str:
     return "no overflow seen; " + (f"{unproved} nodes have no proof of that" if unproved else "proved at every node")
 
 
-def _next(args: Namespace, strategy: Path, weights: Path | None = None) -> str:
-    """The command that checks a strategy."""
-    words = ["realize", args.model, str(strategy), "--data", getattr(args, "held_out", None) or args.data]
-    weights = weights or args.weights
-    words += ["--weights", str(weights)] if weights else []
-    words += ["--hardware", args.hardware] if args.hardware not in available_hardware() else []
-    words += ["--ops", args.ops] if args.ops else []
-    words += ["--samples", str(args.samples)] if args.samples else []
-    words += ["--size", "x".join(map(str, args.size))] if args.size else []
-    words += [w for n in ("mean", "std") for w in (f"--{n}", ",".join(map(str, getattr(args, n)))) if args.size]
-    words += ["--gray"] if args.gray else []
-    return command_line(*words)
-
-
 def quantize_command(args: Namespace, console: Console) -> Outcome:
     """Quantize without a search, and save the strategy."""
     hardware = load_chip(args, args.hardware)
@@ -337,4 +323,4 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         "bits": dict(strategy.bits),
         "strategy": str(saved),
     }
-    return Outcome("\n".join([*lines, f"check it  {_next(args, saved)}"]), values)
+    return Outcome("\n".join([*lines, f"check it  {check_command(args, saved, args.weights)}"]), values)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from hago.analysis import strategy_report
 from hago.cli import main
 from hago.cli.arguments import EXAMPLES, TOP, build_parser
 from hago.cli.commands import COMMANDS
+from hago.cli.options import check_command
+from hago.hardware.file import load_hardware, save_hardware
 from hago.plan.strategy import Strategy
 from hago.runtime.reference import IntegerModel
 from hago.study.log import read_log
@@ -253,6 +256,24 @@ def test_search_reports_its_results_and_files(hago: Run, search_folder: Path) ->
     assert "s before the first) and" in fresh.out and "forwards; the best is trial" in fresh.out
     check = next(line for line in run.out.splitlines() if line.startswith("check it"))
     assert hago(*after_hago(check)).code == 0
+
+
+def test_a_tuned_strategy_names_the_command_that_checks_it(hago: Run) -> None:
+    """With the hardware file and the data that the command was given."""
+    chip = replace(load_hardware("vta"), name="my_chip")
+    save_hardware(chip, Path("my_chip.json"))
+    given = ["--hardware", "my_chip.json", "--data", DATA, "--samples", "12"]
+    assert hago("quantize", MODEL, *given, "--save", "my.json").code == 0
+    run = hago("finetune", MODEL, "my.json", *given, "--steps", "2", "--save", "tuned.json")
+    check = next(line for line in run.out.splitlines() if line.startswith("check it"))
+    assert {"my_chip.json", "12"} <= set(after_hago(check)) and hago(*after_hago(check)).code == 0
+
+
+def test_the_command_that_checks_a_strategy_reads_images_alike() -> None:
+    words = ["quantize", MODEL, "--hardware", "vta", "--data", "images", "--mean", "0.5,0.4,0.3", "--gray"]
+    check = after_hago(check_command(build_parser().parse_args(words), Path("s.json"), None))
+    args = build_parser().parse_args(check)
+    assert (args.mean, args.std, args.size, args.gray) == ((0.5, 0.4, 0.3), (1.0,), None, True)
 
 
 def test_search_as_json(hago: Run, search_folder: Path) -> None:
