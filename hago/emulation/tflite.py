@@ -8,7 +8,7 @@ them the two results differ by one.
 from __future__ import annotations
 
 import math
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -29,6 +29,11 @@ SMALLEST_SHIFT: Final = -31
 LARGEST_SHIFT: Final = 30
 
 
+def _check_rounding(rounding: str) -> None:
+    if rounding not in get_args(Rounding):
+        raise HagoError(f"unknown rounding {rounding!r}; expected 'double' or 'single'")
+
+
 def quantize_multiplier(real: Tensor | float, rounding: Rounding = "double") -> tuple[Tensor, Tensor]:
     """Integers `(multiplier, shift)` with `real ~ multiplier * 2**(shift - 31)`.
 
@@ -43,12 +48,13 @@ def quantize_multiplier(real: Tensor | float, rounding: Rounding = "double") -> 
         int64 multipliers and shifts of that shape.
 
     Raises:
-        HagoError: a multiplier is not finite.
+        HagoError: a multiplier is not finite, or the rounding is unknown.
 
     References:
         TFLite `QuantizeMultiplier` and `QuantizeMultiplierArray`
         (lite/kernels/internal/quantization_util.cc).
     """
+    _check_rounding(rounding)
     value = torch.as_tensor(real, dtype=torch.float64)
     check_finite("multipliers", value)
     m, n = multiplier_and_shift(value)
@@ -115,14 +121,13 @@ def multiply_by_quantized_multiplier(
     References:
         TFLite `MultiplyByQuantizedMultiplier` (lite/kernels/internal/common.h).
     """
+    _check_rounding(rounding)
     m, s = torch.as_tensor(multiplier, dtype=torch.int64), torch.as_tensor(shift, dtype=torch.int64)
     check_range("x of a requantization", x, INT32.min, INT32.max)
     check_range("the multiplier of a requantization", m, INT32.min, INT32.max)
     check_range("the shift of a requantization", s, SMALLEST_SHIFT, LARGEST_SHIFT)
     if rounding == "single":
         return wrap(rounding_shift(x * m, 31 - s, "half_up"), INT32)
-    if rounding != "double":
-        raise HagoError(f"unknown rounding {rounding!r}; expected 'double' or 'single'")
     shifted = wrap(x << s.clamp_min(0), INT32)
     return rounding_divide_by_pot(saturating_rounding_doubling_high_mul(shifted, m), (-s).clamp_min(0))
 

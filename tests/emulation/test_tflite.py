@@ -112,6 +112,7 @@ def test_an_empty_range_at_zero_has_no_scale() -> None:
     "call",
     [
         lambda: tflite.quantize_multiplier(float("inf")),
+        lambda: tflite.quantize_multiplier(0.5, "triple"),
         lambda: tflite.quantize_multiplier(torch.tensor([1.0, float("nan")])),
         lambda: tflite.quantize_multiplier_smaller_than_one(1.0),
         lambda: tflite.quantize_multiplier_smaller_than_one(-0.5),
