@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hago.arithmetic.equality import equal
 from hago.arithmetic.schemes import TWO_SIDED
@@ -177,7 +177,7 @@ def make_trainable(
         resolver.topology,
         resolver.space,
         strategy,
-        _RangeBuilder(plan, scheme).ranges(),
+        _trainable_ranges(plan, scheme),
         trainable,
         scheme.slope,
         norms=norms,
@@ -229,63 +229,57 @@ def _check_no_pending_gradient(model: ModelLike) -> None:
                 )
 
 
-class _RangeBuilder:
-    """Makes the TrainableRanges of a Plan, one for all edges that read the same integers of one node.
+def _trainable_ranges(plan: Plan, scheme: TrainingScheme) -> dict[str, TrainableRange]:
+    """The ranges of a Plan by the key of the threshold; edges that read the same integers of a node share one."""
+    ranges: dict[str, TrainableRange] = {}
+    output_ranges: dict[int, TrainableRange] = {}  # by the identity of the output's qparams
+    operand_ranges: dict[tuple[str, int], TrainableRange] = {}  # by source, and the identity of the target
 
-    `make_trainable` makes it and calls `ranges` once.
-    """
-
-    def __init__(self, plan: Plan, scheme: TrainingScheme) -> None:
-        self.plan, self.scheme = plan, scheme
-        self._by_target: dict[tuple[str, int], TrainableRange] = {}
-
-    def ranges(self) -> dict[str, TrainableRange]:
-        """All ranges, by the key of the threshold."""
-        ranges: dict[str, TrainableRange] = {}
-        output_ranges: dict[int, TrainableRange] = {}
-        for name, node in self.plan.nodes.items():
-            for key, ends in node.thresholds.items():
-                slot = key.rpartition(":")[2]
-                if slot == "out":
-                    ranges[key] = output_ranges[id(node.out)] = self._range(key, name, node.out, ends)
-                    continue
-                source, target = self.plan.graph[name].inputs[int(slot)], node.operands[int(slot)]
-                assert target is not None
-                emitted = output_ranges.get(id(target)) if node.simqs[int(slot)] is None else None
-                ranges[key] = emitted or self._shared(key, source, target, ends)
-        for edge, weight in self.plan.weights.items():
-            ranges[str(edge)] = self._shared(str(edge), self.plan.graph.source(edge), weight.qparams, weight.threshold)
-        return ranges
-
-    def _shared(self, key: str, source: str, target: QParams, ends: Any) -> TrainableRange:
-        """The range of an edge, made for the first edge that reads these integers of `source`."""
+    def operand_range(key: str, source: str, target: QParams, ends: tuple[Tensor, Tensor]) -> TrainableRange:
         integers = (source, id(target))
-        if integers not in self._by_target:
-            self._by_target[integers] = self._range(key, source, target, ends)
-        return self._by_target[integers]
+        if integers not in operand_ranges:
+            operand_ranges[integers] = _trainable_range(plan, scheme, key, source, target, ends)
+        return operand_ranges[integers]
 
-    def _range(self, key: str, source: str, target: QParams, ends: Any) -> TrainableRange:
-        """A new range for the value of `source`, which starts at the thresholds `ends`."""
-        graph, hardware = self.plan.graph, self.plan.hardware
-        const = source in graph.consts
-        origin = self.scheme.weight if const else self.scheme.activation
-        grid = (hardware.weight if const else hardware.activation).scheme
-        if target.dtype.bits > 16 or hardware.requantize.power_of_two:
-            grid = "hago"
-        shape = graph[source].shape or ()
-        low, high = ends
-        features = math.prod(shape if const else shape[1:])
-        trained = TrainableRange(
-            f"edge {key}",
-            low,
-            high,
-            two_sided=grid in TWO_SIDED,
-            learned=origin.learned and target.qmax - target.qmin <= MOST_LEARNED,
-            features=features // low.numel(),
-            levels=max(abs(target.qmin), abs(target.qmax)),
-            average=None if origin.average is None else origin.average(low.numel()),
-        )
-        dorefa = self.scheme.dorefa
-        if dorefa and not (dorefa.relative or const or trained.signed) and target.dtype.bits <= 16:
-            set_activation(trained, target, grid)
-        return trained
+    for name, node in plan.nodes.items():
+        for key, ends in node.thresholds.items():
+            slot = key.rpartition(":")[2]
+            if slot == "out":
+                ranges[key] = output_ranges[id(node.out)] = _trainable_range(plan, scheme, key, name, node.out, ends)
+                continue
+            source, target = plan.graph[name].inputs[int(slot)], node.operands[int(slot)]
+            assert target is not None
+            emitted = output_ranges.get(id(target)) if node.simqs[int(slot)] is None else None
+            ranges[key] = emitted or operand_range(key, source, target, ends)
+    for edge, weight in plan.weights.items():
+        assert weight.threshold is not None
+        ranges[str(edge)] = operand_range(str(edge), plan.graph.source(edge), weight.qparams, weight.threshold)
+    return ranges
+
+
+def _trainable_range(
+    plan: Plan, scheme: TrainingScheme, key: str, source: str, target: QParams, ends: tuple[Tensor, Tensor]
+) -> TrainableRange:
+    """A new range for the value of `source`, which starts at the thresholds `ends`."""
+    graph, hardware = plan.graph, plan.hardware
+    const = source in graph.consts
+    origin = scheme.weight if const else scheme.activation
+    grid = (hardware.weight if const else hardware.activation).scheme
+    if target.dtype.bits > 16 or hardware.requantize.power_of_two:
+        grid = "hago"
+    shape = graph[source].shape or ()
+    low, high = ends
+    trained = TrainableRange(
+        f"edge {key}",
+        low,
+        high,
+        two_sided=grid in TWO_SIDED,
+        learned=origin.learned and target.qmax - target.qmin <= MOST_LEARNED,
+        features=math.prod(shape if const else shape[1:]) // low.numel(),
+        levels=max(abs(target.qmin), abs(target.qmax)),
+        average=None if origin.average is None else origin.average(low.numel()),
+    )
+    dorefa = scheme.dorefa
+    if dorefa and not (dorefa.relative or const or trained.signed) and target.dtype.bits <= 16:
+        set_activation(trained, target, grid)
+    return trained

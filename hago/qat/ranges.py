@@ -63,10 +63,10 @@ class TrainableRange(nn.Module):
         high: Tensor,
         *,
         two_sided: bool,
-        learned: bool = False,
-        features: int = 1,
-        levels: int = 1,
-        average: Average | None = None,
+        learned: bool,
+        features: int,
+        levels: int,
+        average: Average | None,
     ) -> None:
         super().__init__()
         self.name, self.two_sided = name, two_sided
