@@ -22,6 +22,7 @@ PLANS = "prepare_qat on x86_vnni (the integer model)"
 CONVS = ((1, 16, 1), (16, 16, 1), (16, 24, 2), (24, 24, 1), (24, 24, 2))
 FEATURES = 24 * 2 * 2
 TRAINED_ON = 1000
+BATCH = 50
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,16 @@ def digits(seed: int) -> Data:
     return Data(x[:TRAINED_ON], y[:TRAINED_ON], x[TRAINED_ON:], y[TRAINED_ON:])
 
 
-def train(model: nn.Module, data: Data, seed: int, epochs: int, batch: int = 50) -> float:
+def train(model: nn.Module, data: Data, seed: int, epochs: int) -> float:
     """Train from scratch, Adam with a cosine schedule; the accuracy on the test images in percent."""
     normed = any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if normed else 3e-3)
     order = torch.Generator().manual_seed(seed)
-    steps = epochs * math.ceil(len(data.x) / batch)
+    steps = epochs * math.ceil(len(data.x) / BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     model.train()
     for _ in range(epochs):
-        for rows in torch.randperm(len(data.x), generator=order).split(batch):
+        for rows in torch.randperm(len(data.x), generator=order).split(BATCH):
             optimizer.zero_grad()
             functional.cross_entropy(model(data.x[rows]), data.y[rows]).backward()
             optimizer.step()

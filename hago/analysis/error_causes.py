@@ -153,7 +153,7 @@ class NodeSplitter:
         final: Tensor,
         *,
         exact_sources: bool,
-        lost: Lost | None = None,
+        lost: Lost | None,
     ) -> Split:
         """Split one batch.
 

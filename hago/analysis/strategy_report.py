@@ -165,7 +165,7 @@ def report_strategy(
     return report_plan(*plan_and_batches(model, hardware, strategy, dataset), integer=integer)
 
 
-def report_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> StrategyReport:
+def report_plan(plan: Plan, batches: Batches, *, integer: bool) -> StrategyReport:
     """Measure a Plan on data; see `report_strategy`."""
     graph = plan.graph
     # the simulator itself, not the integer engine that replaces it in searches

@@ -287,9 +287,9 @@ def finetune_after_search(
     options: FinetuneOptions,
     *,
     save_weights: str | PathLike[str] | None,
-    save: str | PathLike[str] | None = None,
-    held_out: Iterable[Any] | None = None,
-    measure: ObjectiveLike = "sqnr",
+    save: str | PathLike[str] | None,
+    held_out: Iterable[Any] | None,
+    measure: ObjectiveLike,
 ) -> Tuned:
     """Train the best strategy of a search, and keep the result only if it is no worse.
 
@@ -298,9 +298,9 @@ def finetune_after_search(
     Args:
         best: the best strategy of the search, and its score.
         save_weights: a path to which the trained weights are written, as a state dict of `model`. The returned strategy
-            is for them.
-        save: a path to which the trained strategy is written too.
-        held_out: further batches, on which the trained strategy is reported by `measure`. They are not
+            is for them. It must be given.
+        save: a path to which the trained strategy is written too, or None.
+        held_out: further batches, on which the trained strategy is reported by `measure`, or None. They are not
             `options.held_out`, on which the run itself is measured.
 
     Raises:

@@ -41,7 +41,7 @@ class QatModel(nn.Module):
         norms: by layer, batch norms that are trained through the statistics of the batch. They own the constants that
             they fold into, which are not in `trainable`.
         schedule: the training passes, counted from 1, at which quantization begins and batch norms are frozen.
-        dorefa: quantize weights and gradients as DoReFa-Net does.
+        dorefa: quantize weights and gradients as DoReFa-Net does, with these options; None for no such quantization.
 
     Parameters and buffers:
         step: number of forward passes in training mode.
@@ -59,13 +59,13 @@ class QatModel(nn.Module):
         ranges: Mapping[str, TrainableRange],
         trainable: Iterable[str],
         slope: Slope,
-        norms: Mapping[str, FoldedNorm] | None = None,
-        schedule: Schedule | None = None,
-        dorefa: DoReFa | None = None,
+        norms: Mapping[str, FoldedNorm],
+        schedule: Schedule,
+        dorefa: DoReFa | None,
     ) -> None:
         super().__init__()
-        self.norms = nn.ModuleDict({name.replace(".", "/"): norm for name, norm in (norms or {}).items()})
-        self.schedule, self.norms_frozen = schedule or Schedule(), False
+        self.norms = nn.ModuleDict({name.replace(".", "/"): norm for name, norm in norms.items()})
+        self.schedule, self.norms_frozen = schedule, False
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.weights = nn.Module()
         self.names: dict[str, str] = {}

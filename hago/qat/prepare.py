@@ -162,7 +162,7 @@ def make_trainable(
 
     Args:
         fixed: names of constants that are not trained.
-        norms, schedule: as in QatModel.
+        norms, schedule: as in QatModel; by default no batch norms are trained, and all passes are quantized.
 
     Raises:
         StrategyMismatch: the strategy is for another model or hardware.
@@ -170,7 +170,8 @@ def make_trainable(
     resolver = stored_resolver(graph, hardware, strategy)
     plan = resolver(strategy.bits)
     consts = [n.name for n in graph if n.op == CONST and graph.consts[n.name].is_floating_point()]
-    folded = {name for norm in (norms or {}).values() for name in norm.site.folded}
+    norms = norms or {}
+    folded = {name for norm in norms.values() for name in norm.site.folded}
     trainable = [name for name in consts if name not in fixed and name not in folded]
     return QatModel(
         plan,
@@ -180,9 +181,9 @@ def make_trainable(
         _trainable_ranges(plan, scheme),
         trainable,
         scheme.slope,
-        norms=norms,
-        schedule=schedule,
-        dorefa=scheme.dorefa,
+        norms,
+        schedule or Schedule(),
+        scheme.dorefa,
     )
 
 
