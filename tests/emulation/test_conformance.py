@@ -1,4 +1,4 @@
-"""Conformance vectors of gemmlowp, TFLite and TPU-MLIR: hago computes their published values, within their tolerance.
+"""Conformance vectors: `hago.emulation` computes the results and gradients of the original implementations.
 
 The environment variable HAGO_CONFORMANCE may name one more file of vectors, which are then tested too.
 """
@@ -7,51 +7,72 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from emulation.dorefa_vectors import DOREFA
+from emulation.oneflow_vectors import ONEFLOW
+from emulation.pytorch_vectors import PYTORCH
+from emulation.tensorflow_vectors import TENSORFLOW
 from emulation.tflite_vectors import GEMMLOWP, TFLITE, Answer
 from emulation.tpu_mlir_vectors import TPU_MLIR
-from emulation.vectors import MORE, Vector, differences, generate, load
+from emulation.vectors import MORE, Vector, differences, float_differences, generate, load
 from hago.emulation.tpu_mlir.numerics import uniform_type_of_row
 
-SYSTEMS = ("gemmlowp", "tflite", "tpu-mlir")
-VECTORS = load(SYSTEMS)
+#: Functions by the beginning of an operation's name, by system; the longest that matches is called.
+BY_PREFIX: Mapping[str, Mapping[str, Callable[[Vector], Answer]]] = {
+    "gemmlowp": GEMMLOWP,
+    "tflite": TFLITE,
+    "oneflow": ONEFLOW,
+    "tensorflow": TENSORFLOW,
+    "dorefa": DOREFA,
+    "pytorch": PYTORCH,
+}
+#: Systems whose results are compared in float32; those of the others are integers, or compared as they are.
+IN_FLOAT32 = ("oneflow", "tensorflow", "dorefa", "pytorch")
+#: Operations that are whole workflows of torch; `test_pytorch.py` tests them.
+ELSEWHERE = ("prepare_fx",)
+VECTORS = [v for v in load((*BY_PREFIX, "tpu-mlir")) if not v.op.startswith(ELSEWHERE)]
 
 
 def answer(vector: Vector) -> Answer:
     """Compute a vector's results with hago."""
-    if vector["system"] == "tpu-mlir":
+    if vector.system == "tpu-mlir":
         for pattern, function in TPU_MLIR:
-            match = re.fullmatch(pattern, vector["op"])
+            match = re.fullmatch(pattern, vector.op)
             if match:
                 return function(vector, match)
-    table = {"gemmlowp": GEMMLOWP, "tflite": TFLITE}.get(vector["system"], {})
-    for name, answer_one in table.items():
-        if vector["op"].startswith(name):
-            return answer_one(vector)
-    raise AssertionError(f"{vector['id']}: nothing answers {vector['op']!r} of {vector['system']}")
+    table = BY_PREFIX.get(vector.system, {})
+    prefixes = [prefix for prefix in table if vector.op.startswith(prefix)]
+    assert prefixes, f"{vector.id}: nothing answers {vector.op!r} of {vector.system}"
+    return table[max(prefixes, key=len)](vector)
 
 
-@pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["id"])
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda v: f"{v.id} {v.op}")
 def test_agrees(vector: Vector) -> None:
-    mismatches = differences(answer(vector), vector["expected"], vector["tolerance"], vector["id"])
+    compare = float_differences if vector.system in IN_FLOAT32 else differences
+    mismatches = compare(answer(vector), vector.expected, vector.tolerance)
     assert not mismatches, "\n".join(mismatches)
 
 
 def test_every_system_has_its_vectors() -> None:
-    counts = {system: sum(v["system"] == system for v in VECTORS) for system in SYSTEMS}
+    counts = Counter(v.system for v in VECTORS)
     assert counts["gemmlowp"] >= 20 and counts["tflite"] >= 29 and counts["tpu-mlir"] >= 46
+    assert all(counts[system] >= 15 for system in IN_FLOAT32)
 
 
-@pytest.mark.parametrize("vector", [v for v in VECTORS if "calibration" in v["params"]], ids=lambda v: v["id"])
+@pytest.mark.parametrize("vector", [v for v in VECTORS if "calibration" in v.params], ids=lambda v: v.id)
 def test_a_types_scale_and_zero_point_follow_from_its_calibration_row(vector: Vector) -> None:
-    p = vector["params"]
+    p = vector.params
     for name, row in p["calibration"].items():
         kind = "mul" if name == "y_Mul" else "general"
-        derived = uniform_type_of_row(*row, asymmetric="asymmetric" in vector["op"], kind=kind)
+        derived = uniform_type_of_row(*row, asymmetric="asymmetric" in vector.op, kind=kind)
         if "in_scale" in p:
             stated = (p["in_scale"], p["in_zp"]) if name == "x" else (p["out_scale"], p["out_zp"])
         else:
@@ -81,24 +102,37 @@ def test_a_difference_is_found(got: object, expected: object, tolerance: float) 
     assert differences(got, expected, tolerance)
 
 
+def test_differences_in_float32() -> None:
+    def differ(got: object, expected: object, tolerance: float) -> bool:
+        return bool(float_differences({"y": got}, {"y": expected}, tolerance))
+
+    assert not differ([1.0, 2.0], [1.0, 2.0], 0)
+    assert differ([1.0, 2.0000002], [1.0, 2.0], 0) and not differ([1.0, 2.00000002], [1.0, 2.0], 0)
+    assert differ([1.0], [1.0, 2.0], 1e-6)
+    assert not differ(torch.tensor([[float("nan")]]), ["nan"], 0) and differ([0.0], ["nan"], 1.0)
+    assert differ([1e9], ["inf"], 1.0) and not differ([float("inf")], ["inf"], 1.0)
+    assert differ([2.00001], [2.0], 1e-6)
+    assert not differ("oneflow.float32", "oneflow.float32", 1e-6)
+    assert float_differences({}, {"y": 1.0}, 0) == ["not computed: y"]
+
+
 def test_what_is_within_the_tolerance_passes() -> None:
     got = {"a": [100.9, float("nan")], "b": "int8", "c": 0.009, "more": 1}
     assert not differences(got, {"a": [100.0, "nan"], "b": "int8", "c": 0}, 1e-2)
 
 
 def test_a_changed_expectation_fails() -> None:
-    vector = next(v for v in VECTORS if v["id"] == "tflite-045")
-    changed = json.loads(json.dumps(vector["expected"]))
+    vector = next(v for v in VECTORS if v.id == "tflite-045")
+    changed = json.loads(json.dumps(vector.expected))
     changed["single_rounding"][3] += 1
-    assert differences(answer(vector), changed, vector["tolerance"])
+    assert differences(answer(vector), changed, vector.tolerance)
 
 
 def test_another_file_of_vectors_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    extra = {**VECTORS[0], "id": "more-1"}
-    foreign = {**VECTORS[0], "id": "more-2", "system": "pytorch"}
+    extra, foreign = {**asdict(VECTORS[0]), "id": "more-1"}, {**asdict(VECTORS[0]), "id": "more-2", "system": "other"}
     (tmp_path / "more.json").write_text(json.dumps([extra, foreign]), encoding="utf-8")
     monkeypatch.setenv(MORE, str(tmp_path / "more.json"))
-    names = {v["id"] for v in load(SYSTEMS)}
+    names = {v.id for v in load(tuple(BY_PREFIX))}
     assert "more-1" in names and "more-2" not in names
 
 

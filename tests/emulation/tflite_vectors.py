@@ -21,18 +21,18 @@ def _integers(value: Any) -> Tensor:
 
 # ---------------------------------------------------------------- gemmlowp
 def _high_mul(vector: Vector) -> Answer:
-    a, b = _integers(vector["inputs"]["a"]), _integers(vector["inputs"]["b"])
-    bits = vector["params"].get("bits", 16 if "int16" in vector["op"] else 32)
+    a, b = _integers(vector.inputs["a"]), _integers(vector.inputs["b"])
+    bits = vector.params.get("bits", 16 if "int16" in vector.op else 32)
     return {"y": gemmlowp.saturating_rounding_doubling_high_mul(a, b, bits).tolist()}
 
 
 def _divide_by_pot(vector: Vector) -> Answer:
-    exponent = vector["params"].get("exponent", vector["inputs"].get("exponent"))
-    return {"y": gemmlowp.rounding_divide_by_pot(_integers(vector["inputs"]["x"]), _integers(exponent)).tolist()}
+    exponent = vector.params.get("exponent", vector.inputs.get("exponent"))
+    return {"y": gemmlowp.rounding_divide_by_pot(_integers(vector.inputs["x"]), _integers(exponent)).tolist()}
 
 
 def _gemm(vector: Vector) -> Answer:
-    gemm = gemmlowp.quantized_gemm(torch.tensor(vector["inputs"]["lhs"]), torch.tensor(vector["inputs"]["rhs"]))
+    gemm = gemmlowp.quantized_gemm(torch.tensor(vector.inputs["lhs"]), torch.tensor(vector.inputs["rhs"]))
     return {
         "lhs_scale": gemm.lhs_scale,
         "lhs_zp": gemm.lhs_zero_point,
@@ -51,7 +51,7 @@ def _gemm(vector: Vector) -> Answer:
 
 # ---------------------------------------------------------------- tflite
 def _quantize_multiplier(vector: Vector) -> Answer:
-    inputs = vector["inputs"]
+    inputs = vector.inputs
     real = next(inputs[key] for key in ("real_multiplier", "weights", "effective_scales") if key in inputs)
     multiplier, shift = tflite.quantize_multiplier(torch.tensor(real, dtype=torch.float64))
     answer = {"quantized_multiplier": multiplier.tolist(), "shift": shift.tolist()}
@@ -63,22 +63,22 @@ def _quantize_multiplier(vector: Vector) -> Answer:
 
 
 def _multiply(vector: Vector) -> Answer:
-    x, params = _integers(vector["inputs"]["x"]), {**vector["params"], **vector["inputs"]}
+    x, params = _integers(vector.inputs["x"]), {**vector.params, **vector.inputs}
     m, shift = _integers(params["quantized_multiplier"]), _integers(params["shift"])
-    if "int64" in vector["op"]:
+    if "int64" in vector.op:
         return {"y": tflite.multiply_by_quantized_multiplier_int64(x, m, shift).tolist()}
     double = tflite.multiply_by_quantized_multiplier(x, m, shift, "double").tolist()
     single = tflite.multiply_by_quantized_multiplier(x, m, shift, "single").tolist()
-    y = single if "single rounding" in vector["op"] else double
+    y = single if "single rounding" in vector.op else double
     return {"y": y, "double_rounding": double, "single_rounding": single}
 
 
 def _choose(vector: Vector) -> Answer:
-    inputs, params = vector["inputs"], vector["params"]
+    inputs, params = vector.inputs, vector.params
     try:
         scale, zero = tflite.choose_quantization_params(inputs["rmin"], inputs["rmax"], params["qmin"], params["qmax"])
     except HagoError:
-        return dict.fromkeys(vector["expected"], "refused")
+        return dict.fromkeys(vector.expected, "refused")
     return {"scale": scale, "zero_point": zero}
 
 

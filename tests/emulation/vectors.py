@@ -8,17 +8,31 @@ import math
 import operator
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-Vector = dict[str, Any]
+import torch
+from torch import Tensor
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 #: The environment variable that names one more file of vectors to run.
 MORE = "HAGO_CONFORMANCE"
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One case: inputs, and the results of the original implementation."""
+
+    id: str
+    system: str
+    op: str
+    params: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    expected: Mapping[str, Any]
+    tolerance: float
 
 
 def load(systems: tuple[str, ...]) -> list[Vector]:
@@ -26,18 +40,40 @@ def load(systems: tuple[str, ...]) -> list[Vector]:
     files = [GOLDEN / f"conformance_{system.replace('-', '_')}.json" for system in systems]
     if os.environ.get(MORE):
         files.append(Path(os.environ[MORE]))
-    vectors = [vector for file in files for vector in json.loads(file.read_text(encoding="utf-8"))]
-    unique = {(v["id"], json.dumps(v, sort_keys=True)): v for v in vectors if v["system"] in systems}
-    return list(unique.values())
+    rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
+    unique = {json.dumps(row, sort_keys=True): row for row in rows if row["system"] in systems}
+    names = [f.name for f in fields(Vector)]
+    return [Vector(**{name: row[name] for name in names}) for row in unique.values()]
 
 
+# ---------------------------------------------------------------- tensors
+def tensor(values: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Nested lists of numbers, or "nan" and "inf" as text, as a tensor."""
+    return torch.tensor(_numbers(values), dtype=dtype)
+
+
+def _numbers(values: Any) -> Any:
+    return [_numbers(v) for v in values] if isinstance(values, list) else float(values)
+
+
+def with_gradient(call: Any, x: Tensor, grad_out: Any, *others: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """`call(x, *others)` and, where `grad_out` is given, the gradients of x and the others."""
+    leaves = [t.detach().clone().requires_grad_() for t in (x, *others)]
+    y = call(*leaves)
+    if grad_out is None:
+        return y, []
+    y.backward(tensor(grad_out, y.dtype).reshape(y.shape))
+    return y, [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves]
+
+
+# ---------------------------------------------------------------- the comparison of results
 def differences(got: Any, expected: Any, tolerance: float, where: str = "") -> list[str]:
     """The entries of `got` that differ from `expected` by more than `tolerance * max(1, |expected|)`.
 
     Keys of `got` that `expected` does not have are ignored.
     """
-    if isinstance(expected, dict):
-        if not isinstance(got, dict) or not set(expected) <= set(got):
+    if isinstance(expected, Mapping):
+        if not isinstance(got, Mapping) or not set(expected) <= set(got):
             return [f"{where}: got {got!r}, expected the keys {sorted(expected)}"]
         return [d for key in expected for d in differences(got[key], expected[key], tolerance, f"{where}.{key}")]
     if isinstance(expected, list):
@@ -48,9 +84,29 @@ def differences(got: Any, expected: Any, tolerance: float, where: str = "") -> l
     if isinstance(expected, str) and expected not in ("nan", "inf", "-inf"):
         return [] if got == expected else [f"{where}: got {got!r}, expected {expected!r}"]
     number, other = float(expected), float(got)
-    near = abs(other - number) <= tolerance * max(1.0, abs(number))
+    near = math.isfinite(number) and abs(other - number) <= tolerance * max(1.0, abs(number))
     same = other == number or (math.isnan(other) and math.isnan(number))
     return [] if same or near else [f"{where}: got {got!r}, expected {expected!r}, tolerance {tolerance}"]
+
+
+def float_differences(got: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float) -> list[str]:
+    """The differences of results that may be tensors: entry by entry, whatever their shape.
+
+    With a tolerance of 0 entries must be equal in float32.
+    """
+    missing = [f"not computed: {key}" for key in expected if key not in got]
+    kept = {key: _entries(value, tolerance) for key, value in got.items()}
+    wanted = {key: _entries(value, tolerance) for key, value in expected.items() if key in got}
+    return missing + differences(kept, wanted, tolerance)
+
+
+def _entries(values: Any, tolerance: float) -> list[Any]:
+    if isinstance(values, Tensor):
+        values = values.detach().to(torch.float64 if values.is_floating_point() else values.dtype).tolist()
+    if isinstance(values, list | tuple):
+        return [entry for value in values for entry in _entries(value, tolerance)]
+    is_text = isinstance(values, str) and values not in ("nan", "inf", "-inf")
+    return [values if is_text or tolerance else float(np.float32(values))]
 
 
 # ---------------------------------------------------------------- generated inputs

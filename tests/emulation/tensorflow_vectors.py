@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from emulation.insertion_graphs import named
+from emulation.vectors import Vector, float_differences, tensor, with_gradient
 from hago.emulation.tensorflow.fake_quantize import (
     FakeQuant,
     Kernel,
@@ -19,9 +21,6 @@ from hago.emulation.tensorflow.fake_quantize import (
 )
 from hago.emulation.tensorflow.layers import FoldedLayer, FoldedPass
 from hago.emulation.tensorflow.rewrite import Op, quantize_ops
-
-from .insertion_graphs import named
-from .vectors import Vector, tensor, with_gradient, wrong
 
 
 def kernel_of(vector: Vector) -> Kernel:
@@ -165,7 +164,7 @@ def training_fold(vector: Vector) -> dict[str, Any]:
     for layer in _starts(vector, x):
         for _ in range(vector.inputs.get("step", 1)):
             results = _pass(layer, x)
-        if not any(wrong(results[k], e, vector.tolerance) for k, e in vector.expected.items()):
+        if not float_differences(results, vector.expected, vector.tolerance):
             break
     return results
 
@@ -195,7 +194,7 @@ def insertion_points(vector: Vector) -> dict[str, Any]:
 
 
 #: Functions by a prefix of the op; the longest prefix that matches is used.
-DISPATCH: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
+TENSORFLOW: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
     "FakeQuantWithMinMax": fake_quant,
     "LastValueQuantize": observer,
     "MovingAvgQuantize": observer,

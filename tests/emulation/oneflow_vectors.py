@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from emulation.vectors import Vector, tensor, with_gradient
 from hago.emulation.oneflow import (
     MovingAverageMinMaxObserver,
     QatConv1d,
@@ -18,8 +19,6 @@ from hago.emulation.oneflow import (
     Quantizer,
     Range,
 )
-
-from .vectors import Vector, tensor, with_gradient
 
 
 def quantizer_of(params: Mapping[str, Any]) -> Quantizer:
@@ -160,7 +159,7 @@ def q_conv_bn(vector: Vector) -> dict[str, Any]:
     return _ranges(layer) | results
 
 
-DISPATCH: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
+ONEFLOW: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
     "MinMaxObserver": min_max,
     "MovingAverageMinMaxObserver": moving_average,
     "FakeQuantization": fake_quantization,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from emulation.vectors import Vector, tensor, with_gradient
 from hago.emulation.dorefa import (
     Variant,
     quantize_activation,
@@ -16,8 +17,6 @@ from hago.emulation.dorefa import (
     quantize_weight,
     ternarize,
 )
-
-from .vectors import Vector, tensor, with_gradient
 
 
 def _variant(vector: Vector) -> Variant:
@@ -83,7 +82,7 @@ def ternary(vector: Vector) -> dict[str, Any]:
 
 
 #: Functions by a prefix of the op; the longest prefix that matches is used.
-DISPATCH: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
+DOREFA: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
     "fw (": weight,
     "weight_quantize_fn": weight,
     "fa(": activation,

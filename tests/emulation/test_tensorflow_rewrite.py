@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emulation.insertion_graphs import Drawing, named
 from hago.emulation.tensorflow.rewrite import FAKE_QUANT, Op, quantize_ops
 from hago.errors import GraphError, HagoError
-
-from .insertion_graphs import Drawing, named
 
 
 def points(ops: list[Op], **options: object) -> set[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from emulation.vectors import Vector, tensor, with_gradient
 from hago.emulation.pytorch import (
     FakeQuantize,
     HistogramObserver,
@@ -18,8 +19,6 @@ from hago.emulation.pytorch import (
     fake_quantize_learnable,
     quantize,
 )
-
-from .vectors import Vector, tensor, with_gradient
 
 
 def _qrange(params: Mapping[str, Any], default: str = "per_tensor_affine") -> QRange:
@@ -122,7 +121,7 @@ def quantized(vector: Vector) -> dict[str, Any]:
 
 
 #: Functions by a prefix of the op; the longest prefix that matches is used.
-DISPATCH: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
+PYTORCH: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
     "MinMaxObserver": observer,
     "HistogramObserver": histogram,
     "MovingAverageMinMaxObserver": observer,
