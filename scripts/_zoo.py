@@ -1,8 +1,8 @@
 """The networks of collections, with random weights: torchvision's, timm's, and small ones of the architectures of
 transformers. Nothing is downloaded.
 
-A network comes as a module of tensors to tensors with the arguments that it takes, at about the wanted size of images
-where it takes any.
+Every network is a module from tensors to tensors. It is given images of about the size that is asked for, if its images
+may have any size.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 from hago import HagoError
 
-#: Sides of images that are tried after the wanted one.
+#: Sides of images that are tried after the one that is asked for.
 SIDES = (128, 224, 240, 256, 299)
 
 
-class Answers(nn.Module):
-    """A network with its tensors alone as answers.
+class TensorOutputs(nn.Module):
+    """A network of which only the floating-point tensors among its outputs are returned.
 
     Args:
-        network: answers in tensors, or in containers of them and of what is left out.
-        names: how the tensors that are passed are called; they are passed by position where there is none.
+        network: returns tensors, or containers of tensors and other values.
+        names: names of the arguments that get the input; without names it is passed by position.
         fixed: further arguments.
     """
 
@@ -39,14 +39,14 @@ class Answers(nn.Module):
         self.fixed = dict(fixed or {})
 
     def forward(self, first: Tensor) -> Any:
-        """The tensors that the network answers with."""
+        """The floating-point tensors of the outputs."""
         given = dict.fromkeys(self.names, first)
-        answers = self.network(**given, **self.fixed) if given else self.network(first, **self.fixed)
-        found = tuple(_tensors(answers))
-        return found[0] if len(found) == 1 else found
+        outputs = self.network(**given, **self.fixed) if given else self.network(first, **self.fixed)
+        tensors = tuple(_tensors(outputs))
+        return tensors[0] if len(tensors) == 1 else tensors
 
 
-class Translated(nn.Module):
+class EncoderDecoder(nn.Module):
     """An encoder and a decoder that read the same tokens."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -54,7 +54,7 @@ class Translated(nn.Module):
         self.network = network
 
     def forward(self, tokens: Tensor) -> Any:
-        """What the decoder answers."""
+        """The output of the decoder."""
         return self.network(input_ids=tokens, decoder_input_ids=tokens, use_cache=False)[0]
 
 
@@ -70,10 +70,11 @@ class Collection:
     """Networks by name.
 
     Args:
-        names: all that there are.
-        make: a network from its name and the side of its images.
+        names: of all its networks.
+        make: makes a network from its name and the side of its images.
         families: one name of each family.
-        inputs: what a network reads, given a name, how many samples and the side of images; None: images.
+        inputs: makes the inputs of a network from its name, a number of samples and the side of images; None for random
+            images.
     """
 
     names: Sequence[str]
@@ -82,18 +83,18 @@ class Collection:
     inputs: Callable[[str, int, int], Tensor] | None = None
 
     def network(self, name: str, side: int) -> nn.Module:
-        """A network in eval mode, with batch norms that do something."""
-        return lively(self.make(name, side))
+        """A network in eval mode, whose parameters all have an effect."""
+        return with_effective_parameters(self.make(name, side))
 
     def samples(self, name: str, network: nn.Module, count: int, side: int) -> Tensor:
-        """What the network reads: random images of the given size, or of the least usual one that it takes.
+        """Inputs of the network: random images of the given size, or of the first of SIDES that it accepts.
 
         Raises:
-            HagoError: it takes none of them.
+            HagoError: it accepts none of them.
         """
         if self.inputs is not None:
             return self.inputs(name, count, side)
-        said = ""
+        why = ""
         for tried in (side, *SIDES):
             shape = (3, 8, tried, tried) if name in VIDEO else (3, tried, tried)
             images = torch.randn(count, *shape)
@@ -102,14 +103,17 @@ class Collection:
                     network(images[:2])
                 return images
             except (RuntimeError, AssertionError, ValueError) as error:
-                said = str(error).partition("\n")[0]
-        raise HagoError(f"takes no images of the sizes that were tried: {said}")
+                why = str(error).partition("\n")[0]
+        raise HagoError(f"takes no images of the sizes that were tried: {why}")
 
 
-def lively(network: nn.Module) -> nn.Module:
-    """With batch norms that do something, heads that begin at 0 and would answer nothing, and tokens and positions that
-    begin at 0 as large as patches are: the norm of a token that is nothing makes values of its rounding, so that
-    DeiT answers with 9 dB for what is 33 dB on every other token."""
+def with_effective_parameters(network: nn.Module) -> nn.Module:
+    """Give random values to parameters that are initialized so that they have no effect, and set the eval mode.
+
+    These are batch norms, heads whose weights are 0, and tokens and positions near 0, which become as large as patches.
+    A norm of a token that is nearly 0 would amplify its rounding error: DeiT would have 9 dB on this token, and has
+    33 dB on all others.
+    """
     for module in network.modules():
         if isinstance(module, nn.Linear) and not bool(module.weight.any()):
             nn.init.trunc_normal_(module.weight, std=0.02)
@@ -123,11 +127,11 @@ def lively(network: nn.Module) -> nn.Module:
     return network.eval()
 
 
-#: Networks that would take minutes to draw their weights.
+#: Networks whose usual initialization of weights would take minutes.
 INITIAL = {"googlenet": {"init_weights": False}, "inception_v3": {"init_weights": False}}
-#: Networks whose images have a time.
+#: Networks that read videos.
 VIDEO = ("r3d_18", "mc3_18", "r2plus1d_18")
-#: Networks that answer for every pixel, or with boxes for anchors.
+#: Networks whose outputs are for every pixel, or are boxes for anchors.
 SEGMENTATION = ("lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large", "fcn_resnet50")
 DETECTION = ("ssdlite320_mobilenet_v3_large",)
 TORCHVISION = (
@@ -138,8 +142,8 @@ TORCHVISION = (
 )  # fmt: skip
 
 
-class Heads(nn.Module):
-    """A detector's network without what it does to images before and to boxes after."""
+class DetectorHeads(nn.Module):
+    """The backbone and the head of a detector, without its preparation of images and its selection of boxes."""
 
     def __init__(self, detector: Any) -> None:
         super().__init__()
@@ -147,12 +151,12 @@ class Heads(nn.Module):
 
     def forward(self, images: Tensor) -> Any:
         """Logits and boxes relative to anchors."""
-        found = self.head(list(self.backbone(images).values()))
-        return found["cls_logits"], found["bbox_regression"]
+        outputs = self.head(list(self.backbone(images).values()))
+        return outputs["cls_logits"], outputs["bbox_regression"]
 
 
 def torchvision() -> Collection:
-    """Networks of torchvision, as they are made without weights."""
+    """The networks of torchvision, without trained weights."""
     _declare_operators()
     models: Any = importlib.import_module("torchvision.models")
 
@@ -160,16 +164,20 @@ def torchvision() -> Collection:
         options: dict[str, Any] = dict(INITIAL.get(name, {}))
         if name in SEGMENTATION or name in DETECTION:
             options["weights_backbone"] = None
-        found: nn.Module = models.get_model(name, weights=None, **options)
-        return Heads(found) if name in DETECTION else Answers(found) if name in SEGMENTATION else found
+        network: nn.Module = models.get_model(name, weights=None, **options)
+        if name in DETECTION:
+            return DetectorHeads(network)
+        return TensorOutputs(network) if name in SEGMENTATION else network
 
     known = models.list_models(module=models)
     return Collection([*known, *(n for n in TORCHVISION if n not in known)], make, TORCHVISION)
 
 
 def _declare_operators() -> None:
-    """torchvision's own operators, declared where this build of it has not been made for this torch: what uses them
-    then cannot run, all else can."""
+    """Declare torchvision's own operators if its build is for another torch, so that it can be imported.
+
+    Networks that use these operators cannot run then; all others can.
+    """
     if importlib.util.find_spec("torchvision") is None:
         return
     try:
@@ -207,7 +215,7 @@ TIMM = (
 
 
 def timm() -> Collection:
-    """All that timm lists."""
+    """The networks that timm lists."""
     _declare_operators()
     package: Any = importlib.import_module("timm")
     known = package.list_models()
@@ -216,10 +224,11 @@ def timm() -> Collection:
         multiple = side // 32 * 32
         for options in ({"img_size": multiple}, {}):
             try:
-                found: nn.Module = package.create_model(name, pretrained=False, **options)
+                network: nn.Module = package.create_model(name, pretrained=False, **options)
+                size = (multiple, multiple) if options else _default_size(network)
                 with torch.no_grad():
-                    found.eval()(torch.zeros(2, 3, *(2 * (multiple,) if options else _usual(found))))
-                return found
+                    network.eval()(torch.zeros(2, 3, *size))
+                return network
             except (TypeError, RuntimeError, AssertionError, ValueError):
                 if not options:
                     raise
@@ -228,15 +237,16 @@ def timm() -> Collection:
     return Collection(known, make, [n for n in TIMM if n in known])
 
 
-def _usual(network: Any) -> tuple[int, int]:
-    side = network.pretrained_cfg.get("input_size", (3, 224, 224))
-    return side[1], side[2]
+def _default_size(network: Any) -> tuple[int, int]:
+    """The height and the width of the images that a network of timm was made for."""
+    _, height, width = network.pretrained_cfg.get("input_size", (3, 224, 224))
+    return height, width
 
 
-#: How many tokens a sample has, and how many are known.
-TOKENS, KNOWN = 16, 100
+#: The number of tokens of a sample, and the size of the vocabulary.
+TOKENS, VOCAB = 16, 100
 _TEXT = {
-    "vocab_size": KNOWN, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
+    "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
     "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _GROUPED = {**_TEXT, "num_key_value_heads": 2}
@@ -249,30 +259,30 @@ _SPEECH = {
     "conv_kernel": (10, 3), "conv_stride": (5, 2), "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 16,
     "num_conv_pos_embedding_groups": 4,
 }  # fmt: skip
-#: By name: the config's class and what it is made with; the model is that of AutoModel but where it is named.
+#: By name: the class of the config, its options, and the class of the model; an empty name stands for AutoModel's.
 TRANSFORMERS: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
     "bert": ("BertConfig", _TEXT, ""),
     "roberta": ("RobertaConfig", {**_TEXT, "pad_token_id": 1}, ""),
-    "distilbert": ("DistilBertConfig", {"vocab_size": KNOWN, "dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 96},
+    "distilbert": ("DistilBertConfig", {"vocab_size": VOCAB, "dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 96},
                    ""),
     "electra": ("ElectraConfig", {**_TEXT, "embedding_size": 32}, ""),
     "deberta_v2": ("DebertaV2Config", {**_TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, ""),
-    "mobilebert": ("MobileBertConfig", {"vocab_size": KNOWN, "num_hidden_layers": 2}, ""),
+    "mobilebert": ("MobileBertConfig", {"vocab_size": VOCAB, "num_hidden_layers": 2}, ""),
     "albert": ("AlbertConfig", {**_TEXT, "embedding_size": 32}, ""),
-    "gpt2": ("GPT2Config", {"vocab_size": KNOWN, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64}, ""),
+    "gpt2": ("GPT2Config", {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64}, ""),
     "gpt_neox": ("GPTNeoXConfig", _TEXT, ""),
     "opt": ("OPTConfig", {**_TEXT, "ffn_dim": 96, "word_embed_proj_dim": 48, "pad_token_id": 1}, ""),
-    "bloom": ("BloomConfig", {"vocab_size": KNOWN, "hidden_size": 48, "n_layer": 2, "n_head": 4}, ""),
+    "bloom": ("BloomConfig", {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 2, "n_head": 4}, ""),
     "phi": ("PhiConfig", _TEXT, ""),
     "llama": ("LlamaConfig", _GROUPED, "LlamaForCausalLM"),
     "mistral": ("MistralConfig", {**_GROUPED, "sliding_window": 8}, ""),
     "qwen2": ("Qwen2Config", _GROUPED, ""),
     "qwen3": ("Qwen3Config", {**_GROUPED, "head_dim": 12}, ""),
     "gemma": ("GemmaConfig", {**_GROUPED, "head_dim": 12}, ""),
-    "mamba": ("MambaConfig", {"vocab_size": KNOWN, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, ""),
-    "t5": ("T5Config", {"vocab_size": KNOWN, "d_model": 48, "d_kv": 12, "d_ff": 96, "num_layers": 2, "num_heads": 4},
+    "mamba": ("MambaConfig", {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, ""),
+    "t5": ("T5Config", {"vocab_size": VOCAB, "d_model": 48, "d_kv": 12, "d_ff": 96, "num_layers": 2, "num_heads": 4},
            ""),
-    "bart": ("BartConfig", {"vocab_size": KNOWN, "d_model": 48, "encoder_layers": 2, "decoder_layers": 2,
+    "bart": ("BartConfig", {"vocab_size": VOCAB, "d_model": 48, "encoder_layers": 2, "decoder_layers": 2,
              "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96,
              "max_position_embeddings": 64}, ""),
     "vit": ("ViTConfig", _IMAGE, ""),
@@ -309,11 +319,11 @@ def transformers() -> Collection:
         config.return_dict = True
         network = getattr(package, model_class)(config) if model_class else package.AutoModel.from_config(config)
         if name == "whisper_encoder":
-            return Answers(network.encoder, ["input_features"]).eval()
+            return TensorOutputs(network.encoder, ["input_features"]).eval()
         if name in ("t5", "bart"):
-            return Translated(network.eval()).eval()
+            return EncoderDecoder(network.eval()).eval()
         read = "pixel_values" if name in _PIXELS else "input_values" if name in _SOUND else "input_ids"
-        return Answers(network, [read], {"use_cache": False} if name in _CACHED else {}).eval()
+        return TensorOutputs(network, [read], {"use_cache": False} if name in _CACHED else {}).eval()
 
     def inputs(name: str, count: int, side: int) -> Tensor:
         if name in _PIXELS:
@@ -322,7 +332,7 @@ def transformers() -> Collection:
             return torch.randn(count, 800)
         if name == "whisper_encoder":
             return torch.randn(count, 16, 64)
-        return torch.randint(3, KNOWN, (count, TOKENS))
+        return torch.randint(3, VOCAB, (count, TOKENS))
 
     return Collection(tuple(TRANSFORMERS), make, tuple(TRANSFORMERS), inputs)
 
