@@ -1,17 +1,17 @@
-"""Quantize the networks of a collection, with random weights, and count the values in which their forms differ.
+"""Quantize the networks of a collection, with random weights, and count the values in which the engines differ.
 
-Every network is imported, calibrated on random images, and taken at its most bits; simulator, integer model and fast
-engine are compared value by value, and with --onnx the file that is written of it, node by node, with what ONNX
-Runtime makes of it (where a scale is no power of two, that may be one quantum of an addition). The collections are
-those of torchvision and timm, whichever is installed, and small models of the architectures of transformers. Exits
-with 1 if simulator and integers differ anywhere.
+Every network is imported, calibrated on random images, and quantized to its most bits. The simulator, the integer model
+and the native engine are compared value by value. With --onnx, ONNX Runtime runs the exported file, too, and is compared
+node by node; where a scale is no power of two, an addition may differ by one quantum. The collections are torchvision's
+and timm's, whichever is installed, and small models of the architectures of transformers. The exit status is 1 if the
+simulator and the integer model differ anywhere.
 
     python scripts/check_zoo.py --from timm --names mobilenetv4_conv_small fastvit_t8 --hardware x86_vnni
 
-With --search every network is searched with every searcher on every hardware, each case in a process of its own with
-limits of time and memory, one JSON line a case: what stands in the file is not run again, unless it was skipped. The
-table is of the whole file; --write puts it into a Markdown file, between two comments. Times and limits are processor
-time on one thread. Exits with 1 if a case crashed or its values differ.
+With --search every network is searched with every searcher on every hardware. Each case runs in a process of its own
+with limits on time and memory, and becomes a JSON line of the log. Cases that are in the log are not run again, unless
+they were skipped. The table is of the whole log; --write puts it into a Markdown file, between two comments. Times and
+limits are processor time on one thread. The exit status is 1 if a case crashed or its values differ.
 
     python scripts/check_zoo.py --search --from torchvision timm transformers --log zoo.jsonl --write docs/zoo.md
 """
@@ -52,12 +52,12 @@ from hago.search import session as search
 
 SEED = 0
 BEGIN, END = "<!-- zoo:begin -->", "<!-- zoo:end -->"
-#: Wall time that a case may take for each second of processor time that it may take: the machine may be busy.
+#: A case may take this many times its limit of processor time by the clock, because the machine may be busy.
 PATIENCE = 6
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the check; 1 if anything differs."""
+    """Run the check, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="collections", nargs="+", choices=sorted(COLLECTIONS), default=["torchvision"])
     parser.add_argument("--names", nargs="+", help="all that have at most --largest parameters by default")
@@ -90,7 +90,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def check(collection: Collection, name: str, hardware: str, options: Any) -> int:
-    """One network at its most bits; how many values differ."""
+    """Check one network at its most bits, print a line, and return the number of values that differ."""
     started = time.perf_counter()
     torch.manual_seed(SEED)
     network = collection.network(name, options.size)
@@ -99,16 +99,16 @@ def check(collection: Collection, name: str, hardware: str, options: Any) -> int
         print(f"{name:32} skipped: {count:,} parameters", flush=True)
         return 0
     try:
-        differ, said = checked(network, collection.samples(name, network, 4, options.size), hardware, options.onnx)
+        differ, figures = checked(network, collection.samples(name, network, 4, options.size), hardware, options.onnx)
     except HagoError as error:
         print(f"{name:32} {str(error).splitlines()[0][:200]}", flush=True)
         return 0
-    print(f"{name:32} {said} {time.perf_counter() - started:6.1f} s", flush=True)
+    print(f"{name:32} {figures} {time.perf_counter() - started:6.1f} s", flush=True)
     return differ
 
 
 def checked(network: nn.Module, images: Tensor, hardware: str, onnx: str | None) -> tuple[int, str]:
-    """How many values differ, and a line."""
+    """The number of values that differ, and the figures of the check as text."""
     prepared = prepare(network, hardware, [images[:2], images[2:]])
     plan = prepared.resolver(prepared.space.widest())
     found = compare_plan_exactly(plan, [images[:1]])
@@ -118,12 +118,12 @@ def checked(network: nn.Module, images: Tensor, hardware: str, onnx: str | None)
 
 
 def in_float(plan: Plan) -> int:
-    """Nodes that compute and are not quantized."""
+    """The number of computed nodes that are not quantized."""
     return sum(n.name not in plan.nodes and n.op not in ("input", "const") for n in plan.graph)
 
 
 def in_onnx(plan: Plan, images: Tensor, form: str) -> str:
-    """What ONNX Runtime makes of the file."""
+    """The differences of ONNX Runtime on the exported file, as text."""
     try:
         found = check_onnx(make_onnx(plan, form), plan, [[images[:2]]])
     except HagoError as error:
@@ -132,7 +132,7 @@ def in_onnx(plan: Plan, images: Tensor, form: str) -> str:
 
 
 def parameters(network: nn.Module) -> int:
-    """How many numbers a network has learned."""
+    """The number of parameters of a network."""
     return sum(p.numel() for p in network.parameters())
 
 
@@ -141,7 +141,7 @@ Say = Callable[[Mapping[str, Any]], None]
 
 
 def search_all(options: Any) -> int:
-    """Every case that the log lacks, then the table; 1 if one crashed or differs."""
+    """Run every case that the log lacks, print the table, and return the exit status."""
     done = read_log(options.log)
     cases = list(dict.fromkeys(cases_of(options)))
     left = [case for case in cases if done.get(case, {"status": "skipped"})["status"] == "skipped"]
@@ -169,7 +169,7 @@ Case = tuple[str, str, str, str]
 
 
 def cases_of(options: Any) -> Iterator[Case]:
-    """All cases: every network once, then again with the next pair of a searcher and a hardware."""
+    """All cases: every network with the first pair of a hardware and a searcher, then with the next pair, and so on."""
     chips, searchers = options.hardware, options.searchers
     order = [(chips[(i + shift) % len(chips)], s) for shift in range(len(chips)) for i, s in enumerate(searchers)]
     for hardware, searcher in order:
@@ -181,7 +181,7 @@ def cases_of(options: Any) -> Iterator[Case]:
 
 
 def read_log(path: Path) -> dict[Case, dict[str, Any]]:
-    """The cases of a log, the last line of each; a line that a kill cut off is none."""
+    """The last line of every case in a log; a line that was cut off by a kill is ignored."""
     found: dict[Case, dict[str, Any]] = {}
     for text in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -193,7 +193,7 @@ def read_log(path: Path) -> dict[Case, dict[str, Any]]:
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
-    """One more line, on a line of its own even where a kill cut the last one off."""
+    """Append a line to the log, on a line of its own even if the last line was cut off by a kill."""
     with path.open("ab+") as log:
         whole = log.tell() == 0
         if not whole:
@@ -203,7 +203,7 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def warm() -> None:
-    """Load what every case needs, so that no case is charged for it."""
+    """Load the modules that every case needs, so that no case is charged for it."""
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
     with torch.no_grad():
         from_torch(network, [torch.zeros(2, 3, 8, 8)])
@@ -213,12 +213,12 @@ def in_child(work: Callable[[Say], str | None], seconds: int, gigabytes: float) 
     """Run a case in a forked process.
 
     Args:
-        work: says what it knows as soon as it knows it.
-        seconds: of processor time, at most; the clock may show some times as many.
-        gigabytes: of memory, at most, beyond what this process has.
+        work: reports its results, by the function that it is given, as soon as it has them.
+        seconds: the limit of processor time; the clock may show PATIENCE times as many.
+        gigabytes: the limit of memory.
 
     Returns:
-        All that it said, and `status`: ok, skipped, refused (hago said why), crashed, slow, or large.
+        All that it reported, and its `status`: ok, skipped, refused (by a HagoError), crashed, slow, or large.
     """
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -237,7 +237,7 @@ def in_child(work: Callable[[Say], str | None], seconds: int, gigabytes: float) 
         try:
             row.update(json.loads(text))
         except json.JSONDecodeError:
-            continue  # the process ended while it spoke
+            continue  # the process ended while it wrote
     if late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
         row |= {"status": "slow", "why": f"more than {seconds} s of processor time" if not late else "the clock"}
     elif os.WIFSIGNALED(status):
@@ -246,7 +246,7 @@ def in_child(work: Callable[[Say], str | None], seconds: int, gigabytes: float) 
 
 
 def _listen(reader: int, until: float) -> tuple[bytes, bool]:
-    """All that comes until the other end is closed, and whether that took too long."""
+    """Everything that is read until the other end is closed, and whether that took too long."""
     said = b""
     while True:
         ready, _, _ = select.select([reader], [], [], max(0.0, until - time.monotonic()))
@@ -259,7 +259,7 @@ def _listen(reader: int, until: float) -> tuple[bytes, bool]:
 
 
 def _child(work: Callable[[Say], str | None], writer: int, seconds: int, gigabytes: float) -> None:
-    """What the forked process does; it never returns."""
+    """Run a case in the forked process; this never returns."""
     code = 1
     try:
         torch.set_num_threads(1)  # threads of the first process do not outlive the fork
@@ -287,7 +287,7 @@ def _child(work: Callable[[Say], str | None], writer: int, seconds: int, gigabyt
 
 
 def one_search(case: Case, options: Any, say: Say) -> str | None:
-    """Import, calibrate, search, realize and compare one network; "skipped" where it is too large."""
+    """Import, calibrate, search, realize and compare one network; the result is "skipped" if it is too large."""
     collection, name, hardware, searcher = case
     torch.manual_seed(SEED)
     made = COLLECTIONS[collection]()
@@ -311,7 +311,7 @@ def one_search(case: Case, options: Any, say: Say) -> str | None:
 def searched(
     network: nn.Module, batches: list[Tensor], hardware: str, searcher: str, options: Any, steps: Steps, say: Say
 ) -> float:
-    """Search and compare; the seconds that the answer took, import and calibration included."""
+    """Search and compare; returns the seconds of the import, the calibration and the search."""
     with steps("importing"):
         graph = from_torch(network, [batches[0][:2]], ops=load_hardware(hardware).known_ops)
     say({"nodes": len(graph.nodes)})
@@ -343,10 +343,10 @@ def searched(
 
 
 class Steps:
-    """Times the steps of a case, and says which one it is at.
+    """Times the steps of a case, and reports which step is running.
 
     Args:
-        say: to whom.
+        say: reports values.
     """
 
     def __init__(self, say: Say) -> None:
@@ -370,8 +370,11 @@ class Steps:
 
 
 def float_forward(network: nn.Module, samples: Tensor) -> float:
-    """Seconds of a pass over all samples: of as many as take half a second, since clocks of processors are coarse,
-    after one that is not counted."""
+    """The seconds of a float pass over all samples.
+
+    It is the mean of as many passes as take half a second, because processor clocks are coarse, after one pass that is
+    not counted.
+    """
     spent, passes = 0.0, 0
     with torch.no_grad():
         network(samples)
@@ -388,21 +391,21 @@ COLUMNS = ("importing", "calibrating", "searching", "realizing", "comparing")
 
 def line(row: Mapping[str, Any]) -> str:
     """A case in a line."""
-    said = f"{row['network']} {row['hardware']} {row['searcher']}: {row['status']}"
+    head = f"{row['network']} {row['hardware']} {row['searcher']}: {row['status']}"
     if row["status"] != "ok":
-        return f"{said} at {row.get('step')} after {row['seconds']} s: {str(row.get('why')).splitlines()[0][:200]}"
+        return f"{head} at {row.get('step')} after {row['seconds']} s: {str(row.get('why')).splitlines()[0][:200]}"
     spent = ", ".join(f"{k} {row['spent'].get(k, 0.0):.1f}" for k in COLUMNS)
-    return f"{said}, {share(row)} in integers, {row['sqnr']:.1f} dB, {row['differ']} differ, {spent} s"
+    return f"{head}, {share(row)} in integers, {row['sqnr']:.1f} dB, {row['differ']} differ, {spent} s"
 
 
 def share(row: Mapping[str, Any]) -> str:
-    """The integer share."""
+    """The share of multiply-accumulates in integers, as text."""
     found = row.get("integer_share")
     return "" if found is None else f"{100 * found:.1f} %"
 
 
 def table(rows: Any) -> str:
-    """All cases as Markdown: how many ended how, each case, and what those said that failed."""
+    """All cases as Markdown: the number of cases by status, a row for each, and the messages of those that failed."""
     rows = sorted(rows, key=lambda row: [str(row[k]).lower() for k in CASE])
     counts = {s: sum(r["status"] == s for r in rows) for s in dict.fromkeys(r["status"] for r in rows)}
     ended = ", ".join(f"{n} {s}" for s, n in sorted(counts.items(), key=lambda item: -item[1]))
