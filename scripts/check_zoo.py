@@ -1,10 +1,10 @@
 """Quantize the networks of a collection, with random weights, and count the values in which the engines differ.
 
 Every network is imported, calibrated on random images, and quantized to its most bits. The simulator, the integer model
-and the native engine are compared value by value. With --onnx, ONNX Runtime runs the exported file, too, and is compared
-node by node; where a scale is no power of two, an addition may differ by one quantum. The collections are torchvision's
-and timm's, whichever is installed, and small models of the architectures of transformers. The exit status is 1 if the
-simulator and the integer model differ anywhere.
+and the native engine are compared value by value. With --onnx, ONNX Runtime runs the exported file, too, and is
+compared node by node; where a scale is no power of two, an addition may differ by one quantum. The collections are
+torchvision's and timm's, whichever is installed, and small models of the architectures of transformers. The exit status
+is 1 if the simulator and the integer model differ anywhere.
 
     python scripts/check_zoo.py --from timm --names mobilenetv4_conv_small fastvit_t8 --hardware x86_vnni
 

@@ -1,4 +1,4 @@
-"""Feed hago mutated files: each is loaded, or refused in one short message of hago's own.
+"""Feed hago mutated files: it must load each, or refuse it with one short HagoError.
 
     python scripts/fuzz_files.py --count 10000                   # every kind
     python scripts/fuzz_files.py --kind strategy log --seed 3
@@ -7,10 +7,10 @@
 Kinds: hardware, strategy, front, log, rfc (a log of the prototype) and kernels (the manifest of built kernels), all
 JSON; npz and image (calibration data), weights (a state dict) and safetensors; ranges and modes (tables of TPU-MLIR);
 model and checkpoint (sealed anew so that their checksums are right). `quantizer`, `replay` and `training` are
-strategies, logs and checkpoints too, with which something is done: what is read late is read there. A case is made
-from (seed, kind, number) alone. Cases run in child processes; where one ends with a crash, the next goes on behind it.
-A model that loads must give the same outputs in both engines, or refuse to run. Exit status 1 where something else
-happened, with the cases to run again.
+strategies, logs and checkpoints, too, which are not only loaded but used, because some parts are read only then. A case
+depends on (seed, kind, number) alone. Cases run in child processes; if one crashes, another child continues after it.
+A model that loads must give the same outputs in both engines, or refuse to run. The exit status is 1 if anything else
+happened; the cases are printed, so that they can be run again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from hago.serialization.tensor_file import from_bytes, to_bytes
 from hago.study import read_log
 from hago.study.rfc_log import read_rfc_log
 
-#: Longest message, bytes of memory and seconds that a case may take.
+#: The longest message in characters, and the most memory in bytes and time in seconds of a case.
 LONGEST: Final = 2500
 MEMORY: Final = 6 << 30
 SECONDS: Final = 60
@@ -89,7 +89,7 @@ def _data() -> list[torch.Tensor]:
 
 
 def originals(folder: Path) -> dict[str, bytes]:
-    """A good file of every kind."""
+    """A valid file of every kind."""
     model, data = _network(), _data()
     paths = {kind: folder / f"{kind}{ENDINGS.get(kind, '.' + kind)}" for kind in READERS}
     hago.search_quantize_strategy(
@@ -121,7 +121,7 @@ def originals(folder: Path) -> dict[str, bytes]:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of everything in a JSON value."""
+    """The path of every value in a JSON value."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
@@ -129,7 +129,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutated_json(value: Any, rng: random.Random) -> Any:
-    """The same with one to three changes."""
+    """The JSON value with one to three changes."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         value = _changed(value, rng.choice(list(places(value))), rng)
     return value
@@ -161,7 +161,7 @@ def _changed(value: Any, path: tuple[Any, ...], rng: random.Random) -> Any:
 
 
 def mutated_bytes(content: bytes, rng: random.Random) -> bytes:
-    """The same with bytes changed, cut, repeated or put in."""
+    """The bytes with some changed, removed, reversed or inserted."""
     made = bytearray(content)
     for _ in range(rng.choice((1, 1, 2, 8))):
         at, size = rng.randrange(len(made) + 1), rng.choice((1, 2, 16, 300))
@@ -182,14 +182,14 @@ def mutated_bytes(content: bytes, rng: random.Random) -> bytes:
 
 
 def text_of(value: Any, rng: random.Random) -> bytes:
-    """The text of a JSON value, in which `nested N deep` becomes so many lists."""
+    """The text of a JSON value, in which the string `nested N deep` becomes N nested lists."""
     text = json.dumps(value, ensure_ascii=rng.random() < 0.5)
     text = re.sub(r'"nested (\d+) deep"', lambda m: "[" * int(m[1]) + "]" * int(m[1]), text)
     return text.encode("utf-8", "surrogatepass")
 
 
 def mutated(kind: str, content: bytes, rng: random.Random) -> bytes:
-    """A mutation of a good file."""
+    """A mutation of a valid file."""
     if rng.random() < 0.25 or kind in ("image", "ranges", "modes"):
         return mutated_bytes(content, rng)
     if kind in ("npz", "weights"):
@@ -203,14 +203,14 @@ def mutated(kind: str, content: bytes, rng: random.Random) -> bytes:
     if kind not in ("log", "replay", "rfc"):
         return text_of(mutated_json(json.loads(content), rng), rng)
     lines = content.splitlines()
-    # most of what is read back stands in the header
+    # most of what a replay reads is in the header
     number = 0 if kind == "replay" and rng.random() < 0.7 else rng.randrange(len(lines))
     lines[number] = text_of(mutated_json(json.loads(lines[number]), rng), rng)
     return b"\n".join(lines) + b"\n"
 
 
 def zipped(content: bytes, rng: random.Random) -> bytes:
-    """A zip file of which one member is mutated, with the checksum that goes with it."""
+    """A zip file of which one member is mutated, with the right checksum."""
     made = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(made, "w") as new:
         names = old.namelist()
@@ -221,10 +221,10 @@ def zipped(content: bytes, rng: random.Random) -> bytes:
 
 
 def sealed(content: bytes, kind: str, rng: random.Random) -> bytes:
-    """A stored model or checkpoint with another document or other tensors, and the checksum that goes with them."""
-    document, tensors = from_bytes(content, kind, "the good file")
+    """A stored model or checkpoint with a mutated document or a mutated tensor, and the right checksum."""
+    document, tensors = from_bytes(content, kind, "the valid file")
     if rng.random() < 0.75:
-        # what JSON does not have cannot be sealed
+        # NaN and infinities, which JSON does not have, become strings
         document = json.loads(json.dumps(mutated_json(document, rng)), parse_constant=lambda name: name)
     else:
         name = rng.choice(sorted(tensors))
@@ -233,7 +233,7 @@ def sealed(content: bytes, kind: str, rng: random.Random) -> bytes:
 
 
 def hostile(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
-    """Another tensor in its place."""
+    """A tensor of another shape or dtype, or with an extreme value."""
     made = tensor.clone()
     choice = rng.randrange(6)
     if choice == 0:
@@ -279,17 +279,16 @@ def _graph() -> hago.Graph:
 
 
 def _make_quantizer(path: Path) -> None:
-    """Inputs that a strategy remembers are read where a module is imported anew."""
+    """Apply a strategy; the inputs that it holds are read only if a module is exported with them."""
     strategy = hago.Strategy.load(path)
-    remembered = {"tensors": [{"dtype": "float32", "shape": [2, 3, 8, 8]}]}
-    same = strategy.made_by.get("inputs", {}).get("tensors") == remembered["tensors"]
-    graph = _graph() if same else _network()
+    unchanged = [{"dtype": "float32", "shape": [2, 3, 8, 8]}]
+    graph = _graph() if strategy.made_by.get("inputs", {}).get("tensors") == unchanged else _network()
     hago.create_quantizer(graph, "x86_vnni", strategy).simulate()(*_data())
     hago.replay(_graph(), "x86_vnni", path, _data())
 
 
 def _replay(path: Path) -> None:
-    """Replayed, taken over by another search, and continued."""
+    """Replay a log, take its scores in another search, and continue it; refused if all three refuse it."""
     done = 0
     for read in (
         lambda: hago.replay(_graph(), "x86_vnni", path, _data()),
@@ -332,7 +331,7 @@ def _load_kernels(path: Path) -> None:
         raise HagoError("it is built anew")
 
 
-#: Who reads each kind of file.
+#: The function that reads each kind of file.
 READERS: Final[dict[str, Callable[[Path], object]]] = {
     "hardware": hago.load_hardware,
     "strategy": hago.Strategy.load,
@@ -370,7 +369,7 @@ def _ring(*_: object) -> None:
 
 
 def outcome(kind: str, content: bytes, folder: Path) -> str:
-    """What comes of a file: `loaded`, `refused`, or what is wrong."""
+    """The result of reading a file: `loaded`, `refused`, or a description of what went wrong."""
     path = folder / f"case{ENDINGS.get(kind, '.' + kind)}"
     path.write_bytes(content)
     signal.signal(signal.SIGALRM, _ring)
@@ -407,7 +406,7 @@ class _Kept(logging.Handler):
 
 @contextlib.contextmanager
 def said_aside() -> Iterator[list[str]]:
-    """What hago says while this lasts: notices and warnings, which are not shown."""
+    """Collect hago's log records and warnings while the context is open, without showing them."""
     notices: list[str] = []
     logger, handler = logging.getLogger("hago"), _Kept(notices)
     logger.addHandler(handler)
@@ -423,7 +422,7 @@ def said_aside() -> Iterator[list[str]]:
 
 
 def _child(kind: str, content: bytes, seed: int, numbers: range, sent: Any) -> None:
-    """Every case of a range; says of each that it begins, and what came of it."""
+    """Run the cases of a range; send the number of each before it begins, and its result after it."""
     faulthandler.disable()
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -436,7 +435,7 @@ def _child(kind: str, content: bytes, seed: int, numbers: range, sent: Any) -> N
 
 
 def run(kind: str, content: bytes, seed: int, numbers: range, bar: Any) -> dict[int, str]:
-    """What came of every case."""
+    """The results of the cases, by number."""
     context, found = multiprocessing.get_context("fork"), dict[int, str]()
     while numbers:
         received, sent = context.Pipe(duplex=False)
