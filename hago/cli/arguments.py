@@ -339,15 +339,14 @@ def build_parser() -> argparse.ArgumentParser:
     _explain(commands)
     _cost(commands)
     _sensitivity(commands)
-    for name, text in (
-        ("simulate", "measure a strategy on data: the simulation against the float model"),
-        ("realize", "build the integer model and check that it equals its simulation bit for bit"),
-        ("inspect", "compare float, simulated and integer values of every layer, and name the causes of errors"),
-        ("compare", "compare realizations of a strategy on data, node by node: hago's engines, ONNX engines, float"),
-        ("finetune", "train a strategy further on data without labels; continues after an interruption"),
-        ("replay", "evaluate a log or a strategy again and compare every figure"),
-    ):
-        _on_record(commands, name, text)
+    _on_record(commands, "simulate", "measure a strategy on data: the simulation against the float model")
+    _realize(commands)
+    _inspect(commands)
+    compared = "compare realizations of a strategy on data, node by node: hago's engines, ONNX engines, float"
+    compare_options(_on_record(commands, "compare", compared))
+    trained = "train a strategy further on data without labels; continues after an interruption"
+    finetune_options(_on_record(commands, "finetune", trained))
+    _replay(commands)
     _run(commands)
     _export(commands)
     _hardware(commands)
@@ -501,31 +500,39 @@ def _sensitivity(commands: Any) -> None:
     )
 
 
-def _on_record(commands: Any, name: str, text: str) -> None:
+def _on_record(
+    commands: Any, name: str, text: str, metavar: str = "STRATEGY", record: str = "a strategy (.json)"
+) -> argparse.ArgumentParser:
+    """Add a command that takes a model, a strategy or what `metavar` says instead, and data."""
     parser = _add(commands, name, text)
     _model(parser)
-    record = "a strategy (.json) or a log (.jsonl)" if name == "replay" else "a strategy (.json)"
-    parser.add_argument("record", metavar="LOG|STRATEGY" if name == "replay" else "STRATEGY", help=record)
+    parser.add_argument("record", metavar=metavar, help=record)
     _chip(parser, required=False)
     _data(parser)
-    if name == "realize":
-        parser.add_argument("--save", metavar="FILE", help="the integer model, for 'hago run' and other processes")
-        parser.add_argument("--explain", action="store_true", help="show which kernel runs each node here, and why")
-    if name == "compare":
-        compare_options(parser)
-    if name == "finetune":
-        finetune_options(parser)
-    if name == "inspect":
-        parser.add_argument("--csv", metavar="FILE", help="also write the table to this file")
-        parser.add_argument("--values", action="store_true", help="also show ranges, means and deviations")
-    if name == "replay":
-        parser.add_argument(
-            "--objective", metavar="NAME", help="package.module:name, needed if the search used your own objective"
-        )
-        parser.add_argument(
-            "--estimator", metavar="NAME", help="package.module:name, needed if the search used your own estimator"
-        )
-        parser.add_argument("--best-only", action="store_true", help="evaluate only the best trial of a log")
+    return parser
+
+
+def _realize(commands: Any) -> None:
+    text = "build the integer model and check that it equals its simulation bit for bit"
+    parser = _on_record(commands, "realize", text)
+    parser.add_argument("--save", metavar="FILE", help="the integer model, for 'hago run' and other processes")
+    parser.add_argument("--explain", action="store_true", help="show which kernel runs each node here, and why")
+
+
+def _inspect(commands: Any) -> None:
+    text = "compare float, simulated and integer values of every layer, and name the causes of errors"
+    parser = _on_record(commands, "inspect", text)
+    parser.add_argument("--csv", metavar="FILE", help="also write the table to this file")
+    parser.add_argument("--values", action="store_true", help="also show ranges, means and deviations")
+
+
+def _replay(commands: Any) -> None:
+    text, record = "evaluate a log or a strategy again and compare every figure", "a strategy (.json) or a log (.jsonl)"
+    parser = _on_record(commands, "replay", text, "LOG|STRATEGY", record)
+    for option in ("objective", "estimator"):
+        needed = f"package.module:name, needed if the search used your own {option}"
+        parser.add_argument(f"--{option}", metavar="NAME", help=needed)
+    parser.add_argument("--best-only", action="store_true", help="evaluate only the best trial of a log")
 
 
 def _run(commands: Any) -> None:
