@@ -171,6 +171,33 @@ def batch_extremes(
     return (x.amin(reduced, True) * scale).amin().reshape(1), (x.amax(reduced, True) * scale).amax().reshape(1)
 
 
+class RangeUpdater:
+    """Updates ranges with the values of one pass, each range once. A pass makes it."""
+
+    def __init__(self, training: Training) -> None:
+        self.ranges, self.ops = training.ranges, training.plan.ops
+        self._updated: set[int] = set()  # identities of ranges
+
+    def __call__(
+        self, key: str, node: Node, value: Tensor, source: QParams | None = None, *, relu_fused: bool = False
+    ) -> None:
+        """Update the range of a threshold, if it changes with the batches of training.
+
+        Args:
+            key: of the threshold.
+            node: reads `value`, or computes it.
+            value: real values if `source` is None, else centered integers of `source`.
+            relu_fused: whether the range is that of the value after a relu.
+        """
+        observed = self.ranges.get(key)
+        if observed is None or not observed.observes or id(observed) in self._updated:
+            return
+        self._updated.add(id(observed))
+        form = self.ops[node.op].integer
+        low, high = batch_extremes(value, source, observed, None if form is None else form.weight)
+        observed.observe(low.clamp_min(0.0) if relu_fused else low, high)
+
+
 # ---------------------------------------------------------------- the quantized pass
 #: In the dependencies of a cached value, a range that requires a gradient: such a value is never cached.
 _LEARNED: Final = object()
@@ -199,7 +226,7 @@ class LivePass:
         self.qparams: dict[str, QParams | None] = {}
         self._quantized: dict[tuple[str, int], Tensor] = {}  # by source and identity of the target
         self._shared: dict[tuple[int, int, str, bool], QParams] = {}
-        self._observed: set[int] = set()  # identities of ranges
+        self._update_range = RangeUpdater(training)
         self._interned: list[QParams] = []
 
     def intern(self, qparams: QParams) -> QParams:
@@ -409,15 +436,11 @@ class LivePass:
 
     # ------------------------------------------------------------ observing
     def _observe_operands(self, node: Node, values: Sequence[Any]) -> None:
-        """Update the ranges of a node's operands with this batch, each range once per pass."""
+        """Update the ranges of a node's operands with this batch."""
         # NormedPass passes the data alone, before it has the weight
-        for edge, value in zip(node.edges, values, strict=False):
-            trained = self.training.range_of(edge)
-            if trained is not None and trained.observes and id(trained) not in self._observed:
-                self._observed.add(id(trained))
-                name = node.inputs[edge.slot]
-                low, high = batch_extremes(value, self.qparams.get(name), trained, self._form(node).weight)
-                trained.observe(low.clamp_min(0.0) if name in self.training.fused_relus else low, high)
+        for edge, name, value in zip(node.edges, node.inputs, values, strict=False):
+            relu_fused = name in self.training.fused_relus
+            self._update_range(str(edge), node, value, self.qparams.get(name), relu_fused=relu_fused)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -508,7 +531,7 @@ class FloatPass:
     def __init__(self, training: Training, norms: NormsByLayer, *, observing: bool) -> None:
         self.training, self.norms, self.observing = training, norms, observing
         self.ops = training.plan.ops
-        self._observed: set[int] = set()  # identities of ranges
+        self._update_range = RangeUpdater(training)
 
     def __call__(self, node: Node, values: Sequence[Any]) -> Any:
         norm = self.norms.get(node.name)
@@ -520,16 +543,9 @@ class FloatPass:
         if self.observing and (node.name in plan.nodes or any(e in plan.weights for e in node.edges)):
             inputs = values if norm is None else [values[0], *norm.folded()]
             for edge, x in zip(node.edges, inputs, strict=True):
-                self._observe(str(edge), node, x)
-            self._observe(f"{node.name}:out", node, value)
+                self._update_range(str(edge), node, x)
+            self._update_range(f"{node.name}:out", node, value)
         return value
-
-    def _observe(self, key: str, node: Node, value: Any) -> None:
-        trained = self.training.ranges.get(key)
-        if trained is not None and trained.observes and id(trained) not in self._observed:
-            self._observed.add(id(trained))
-            form = self.ops[node.op].integer
-            trained.observe(*batch_extremes(value, None, trained, None if form is None else form.weight))
 
 
 def _layer_output(node: Node, x: Tensor, ops: Ops, weight: Tensor, bias: Tensor | None) -> Tensor:
