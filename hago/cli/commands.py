@@ -14,7 +14,7 @@ from hago.analysis import measure_hardware
 from hago.analysis.strategy_report import report_plan
 from hago.arithmetic.types import TORCH_DTYPES
 from hago.cli.export import compare_command, export_command
-from hago.cli.finetune import run_finetune
+from hago.cli.finetune import finetune_command
 from hago.cli.options import (
     NO,
     OK,
@@ -36,7 +36,7 @@ from hago.data import Batches
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
 from hago.errors import HagoError, HardwareError
 from hago.graph.model_source import load_model
-from hago.hardware import Hardware, available_hardware, explain_hardware, load_hardware, save_hardware
+from hago.hardware import available_hardware, explain_hardware, load_hardware, save_hardware
 from hago.importing import input_names
 from hago.plan import Plan, Strategy
 from hago.runtime.native import Executor
@@ -81,12 +81,12 @@ def _measure_strategy(args: Namespace, integer: bool) -> tuple[Strategy, Plan, O
     return strategy, plan, Outcome(str(report), report.to_json(), OK if report.same else NO)
 
 
-def simulate(args: Namespace, console: Console) -> Outcome:
+def simulate_command(args: Namespace, console: Console) -> Outcome:
     """Compare the simulation with the float model."""
     return _measure_strategy(args, integer=False)[-1]
 
 
-def realize(args: Namespace, console: Console) -> Outcome:
+def realize_command(args: Namespace, console: Console) -> Outcome:
     """Compare the integer model with its simulation and the float model, and store it if it equals its simulation."""
     strategy, plan, outcome = _measure_strategy(args, integer=True)
     if args.explain:
@@ -97,7 +97,7 @@ def realize(args: Namespace, console: Console) -> Outcome:
     return store_model(outcome, args.save, plan, strategy)
 
 
-def cost(args: Namespace, console: Console) -> Outcome:
+def cost_command(args: Namespace, console: Console) -> Outcome:
     """Estimate the cost of a strategy, node by node."""
     strategy, hardware, model = load_strategy(args)
     plan_cost = api.estimate_cost(model, hardware, strategy, batch=args.batch)
@@ -122,7 +122,7 @@ def sensitivity_command(args: Namespace, console: Console) -> Outcome:
     return Outcome(str(losses), losses.to_json())
 
 
-def inspect(args: Namespace, console: Console) -> Outcome:
+def inspect_command(args: Namespace, console: Console) -> Outcome:
     """Compare float, simulated and integer values of every layer."""
     strategy, hardware, model = load_strategy(args)
     statistic = api.inspect_graph_statistic(model, hardware, strategy, load_batches(args))
@@ -154,15 +154,15 @@ def replay_command(args: Namespace, console: Console) -> Outcome:
 
 
 # ---------------------------------------------------------------- hardware and demo
-def hardware(args: Namespace, console: Console) -> Outcome:
+def hardware_command(args: Namespace, console: Console) -> Outcome:
     """List, show, check or measure hardware."""
     if args.action == "list":
-        return _list(tuple(map(load_hardware, available_hardware())))
+        return _list_hardware()
     if args.action == "show":
         shown = explain_hardware(load_chip(args, args.hardware))
         return Outcome(str(shown), shown.to_json())
     if args.action == "measure":
-        return _measure(args, console)
+        return _measure_hardware(args, console)
     if args.hardware not in available_hardware() and not is_file(args.hardware):
         raise HardwareError(f"there is no hardware file {args.hardware!r}")
     try:
@@ -173,7 +173,7 @@ def hardware(args: Namespace, console: Console) -> Outcome:
     return Outcome(f"{args.hardware} is valid: {len(chip.ops)} ops", {"ok": True, "mistakes": [], "ops": len(chip.ops)})
 
 
-def _list(known: tuple[Hardware, ...]) -> Outcome:
+def _list_hardware() -> Outcome:
     titles = ("name", "activations", "weights", "requantize", "rounding", "other_ops", "ops")
     rows = [
         (
@@ -185,12 +185,12 @@ def _list(known: tuple[Hardware, ...]) -> Outcome:
             h.other_ops,
             str(len(h.ops)),
         )
-        for h in known
+        for h in map(load_hardware, available_hardware())
     ]
     return Outcome("\n".join(table(titles, rows)), [dict(zip(titles, row, strict=True)) for row in rows])
 
 
-def _measure(args: Namespace, console: Console) -> Outcome:
+def _measure_hardware(args: Namespace, console: Console) -> Outcome:
     """Measure the costs of signatures on this machine, and write them into a copy of the hardware file."""
     chip, saved = load_chip(args, args.hardware), Path(args.output)
     if saved.suffix != ".json":
@@ -203,7 +203,7 @@ def _measure(args: Namespace, console: Console) -> Outcome:
     return Outcome(f"{measured}\nhardware  {saved}", {**measured.to_json(), "hardware": str(saved)})
 
 
-def demo(args: Namespace, console: Console) -> Outcome:
+def demo_command(args: Namespace, console: Console) -> Outcome:
     """Run the demo: train, search, realize and check."""
     out = Path(args.out)
     results = run_demo(out, console.tell, hardware=args.hardware or HARDWARE, budget=args.budget, seed=args.seed)
@@ -221,16 +221,16 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Console], Outcome]]] = {
     "search": search_command,
     "quantize": quantize_command,
     "explain": explain_command,
-    "simulate": simulate,
-    "realize": realize,
+    "simulate": simulate_command,
+    "realize": realize_command,
     "run": run_command,
-    "cost": cost,
+    "cost": cost_command,
     "sensitivity": sensitivity_command,
     "compare": compare_command,
-    "inspect": inspect,
+    "inspect": inspect_command,
     "replay": replay_command,
-    "finetune": run_finetune,
+    "finetune": finetune_command,
     "export": export_command,
-    "hardware": hardware,
-    "demo": demo,
+    "hardware": hardware_command,
+    "demo": demo_command,
 }

@@ -67,7 +67,7 @@ def finetune_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-resume", action="store_true", help="start anew even if a checkpoint exists")
 
 
-def run_finetune(args: Namespace, console: Console) -> Outcome:
+def finetune_command(args: Namespace, console: Console) -> Outcome:
     """Run the command: train, save the strategy and the weights, and report measures before and after."""
     strategy, hardware, model = load_strategy(args)
     log = _path(args, args.log, hardware, "logs", "-finetune.jsonl")
