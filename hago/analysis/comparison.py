@@ -230,9 +230,10 @@ def compare_realizations(
 
 def compare_plan(plan: Plan, batches: Batches, realizations: Sequence[str], base: str = "reference") -> Comparison:
     """Compare realizations of a resolved Plan; see `compare_realizations`."""
+    names = [name for name in dict.fromkeys(realizations) if name != base]
     running: dict[str, Realize] = {}
     skipped: dict[str, str] = {}
-    for name in dict.fromkeys(n for n in as_strings(realizations, "realizations") if n != base):
+    for name in names:
         try:
             running[name] = REALIZATIONS[name](plan)
         except HagoError as error:
@@ -247,7 +248,7 @@ def compare_plan(plan: Plan, batches: Batches, realizations: Sequence[str], base
     by_name = {n: RealizationDifference(n, tuple(places[n].values()), tuple(outputs[n].values())) for n in running}
     by_name |= {n: RealizationDifference(n, skipped=why) for n, why in skipped.items()}
     notes = (f"onnxruntime: {SATURATES}",) if "onnxruntime" in (base, *running) and saturates_pairs() else ()
-    return Comparison(base, batches.samples, tuple(by_name[n] for n in dict.fromkeys(realizations) if n != base), notes)
+    return Comparison(base, batches.samples, tuple(by_name[n] for n in names), notes)
 
 
 def _compare(

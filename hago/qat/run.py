@@ -33,6 +33,7 @@ from hago.errors import (
     shortened_to,
 )
 from hago.graph import Graph, run_real
+from hago.ops import Ops
 from hago.plan import Plan
 from hago.qat.losses import Loss
 from hago.qat.model import QatModel
@@ -79,7 +80,7 @@ class Samples:
         )
 
     @staticmethod
-    def of(graph: Graph, batches: Batches, ops: Any) -> Samples:
+    def of(graph: Graph, batches: Batches, ops: Ops) -> Samples:
         """Read a data set into memory, and run the float model on it.
 
         Raises:
