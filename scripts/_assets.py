@@ -1,7 +1,7 @@
-"""The measured networks, each with what it is calibrated on, what it is tested on, and its metric.
+"""The networks that are measured, each with its calibration samples, its test samples and its metric.
 
-The folder given as `--assets` holds `loaders.py` (see its README): weights and data that are no part
-of this project. Calibration and test samples are disjoint, and the choice of samples is fixed.
+The folder that is given as `--assets` has `loaders.py` (see its README), which loads weights and data that are not part
+of this project. Calibration and test samples are disjoint, and their choice is fixed.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Asset:
     Args:
         calibration: batches of inputs, without labels.
         test: batches of inputs, disjoint from `calibration`.
-        labels: (samples,) of the test samples, where the metric is top-1; else None.
-        metric: its name.
-        score: from the outputs of all test samples to the metric; larger is better.
-        kinds: by name, bool (samples,), test samples whose SQNR is told apart; empty where all are of one kind.
-        placements: where the metric is an area under a curve, from the outputs of all test samples to the placements
-            of its cases and of its controls; see `area_difference`.
-        recording: how many test samples in a row are of one recording, and so are alike.
+        labels: (samples,) of the test samples if the metric is top-1; else None.
+        metric: name of the metric.
+        score: computes the metric from the outputs of all test samples; larger is better.
+        kinds: by name, bool (samples,), the test samples whose SQNR is reported apart; empty if all are of one kind.
+        placements: if the metric is an area under a curve, computes the placements of cases and of controls from the
+            outputs of all test samples; see `area_difference`.
+        recording: number of consecutive test samples that are of one recording, and therefore alike.
     """
 
     name: str
@@ -68,12 +68,12 @@ class Asset:
 
     @property
     def samples(self) -> int:
-        """How many test samples there are."""
+        """The number of test samples."""
         return sum(len(batch[0]) for batch in self.test)
 
 
 def load(folder: str | Path, name: str, calibration: int = 512, test: int | None = None) -> Asset:
-    """One network with at most `calibration` and `test` samples."""
+    """Load one network with at most `calibration` and `test` samples."""
     path = str(Path(folder).resolve())
     if path not in sys.path:
         sys.path.insert(0, path)
@@ -150,7 +150,7 @@ def _images(loaders: Any, name: str, calibration: int, test: int | None) -> tupl
 
 
 def _anomaly(module: nn.Module, loaders: Any, calibration: int, test: int | None) -> Asset:
-    """Calibrated on windows of sound files without anomalies, file by file; tested on at most `test` other files."""
+    """The autoencoder: calibrated on windows of sound files without anomalies, tested on at most `test` other files."""
     files, anomalous, _ = loaders.anomaly()
     windows = torch.stack([loaders.anomaly_windows(file) for file in files])
     normal = (anomalous == 0).nonzero().flatten()
@@ -183,7 +183,7 @@ def _anomaly(module: nn.Module, loaders: Any, calibration: int, test: int | None
 
 
 def _text(module: nn.Module, text: dict[str, Tensor], calibration: int, test: int | None) -> Asset:
-    """Calibrated on the words of SimLex-999 that WordSim-353, the test, does not hold."""
+    """The sentence encoder: calibrated on words of SimLex-999 that WordSim-353, the test, does not have."""
     first, second = text["wordsim_a"].long()[:test], text["wordsim_b"].long()[:test]
     human = text["wordsim_human"][:test]
     tested = {tuple(row) for row in torch.cat([first, second]).tolist()}

@@ -1,8 +1,8 @@
-"""Fronts of weight bytes against what is lost, all measured on the same held-out samples.
+"""Pareto fronts of weight bytes and SQNR, all measured on the same held-out samples.
 
-A point carries what every sample contributes, so that two points are compared sample by sample: a point
-lies above a front where the front's best point of no more bytes is worse, and the 95 % interval of the
-paired difference does not reach 0.
+A point has the contribution of every sample, so that two points are compared sample by sample. A point lies above a
+front if the best point of the front with no more bytes is worse, and the 95 % interval of the paired difference does
+not include 0.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Point:
 
     Args:
         cost: bytes of its weights.
-        signal, noise: (samples,) squares of the float model's outputs, and of what differs from them.
+        signal, noise: (samples,) sums of squares of the float model's outputs, and of the differences from them.
         right: (samples,) whether the class is right; None without labels.
-        label: what it is, e.g. its bits.
-        seconds: of the search, after which it was found.
+        label: describes it, e.g. by its bits.
+        seconds: time of the search at which it was found.
     """
 
     cost: float
@@ -44,16 +44,16 @@ class Point:
 
     @property
     def sqnr(self) -> float:
-        """In dB, of all samples together."""
+        """The SQNR of all samples together, in dB."""
         return decibels(float(self.signal.sum()), float(self.noise.sum()))
 
     @property
     def top1(self) -> float | None:
-        """The part of the samples that is classified rightly."""
+        """The fraction of the samples that is classified correctly."""
         return None if self.right is None else float(self.right.double().mean())
 
     def above(self, other: Point) -> tuple[float, float, float]:
-        """By how many dB it lies above another, with the paired 95 % interval."""
+        """The number of dB by which it lies above another point, with the paired 95 % interval."""
         noises = torch.stack([other.noise, self.noise], 1).double()
 
         def gain(mean: Tensor) -> float:
@@ -68,7 +68,7 @@ class Point:
 
 
 def front(points: Iterable[Point]) -> list[Point]:
-    """Those that none beats in both, by rising bytes."""
+    """The points that no other point beats in both bytes and SQNR, in order of bytes."""
     found: list[Point] = []
     for point in sorted(points, key=lambda p: (p.cost, -p.sqnr)):
         if not found or point.sqnr > found[-1].sqnr:
@@ -77,19 +77,19 @@ def front(points: Iterable[Point]) -> list[Point]:
 
 
 def hypervolume(points: Sequence[Point], most: float) -> float:
-    """Bytes times dB that a front beats, up to `most` bytes and down to 0 dB."""
+    """The area, in bytes times dB, that a front dominates up to `most` bytes and down to 0 dB."""
     line = [p for p in front(points) if p.cost <= most and p.sqnr > 0.0]
     ends = [*(p.cost for p in line), most][1:]
     return sum((end - p.cost) * p.sqnr for p, end in zip(line, ends, strict=True))
 
 
 def rival(point: Point, ours: Sequence[Point]) -> Point | None:
-    """Our best point of no more bytes; None where every one has more."""
+    """Our best point with no more bytes than `point`; None if all our points have more."""
     return max((p for p in ours if p.cost <= point.cost), key=lambda p: p.sqnr, default=None)
 
 
 def beaten(theirs: Sequence[Point], ours: Sequence[Point]) -> list[tuple[Point, str]]:
-    """Those of their front that lie above ours beyond the interval, and by how much."""
+    """The points of their front that lie above ours, each with the difference as text."""
     found = []
     for point in front(theirs):
         best = rival(point, ours)
@@ -104,10 +104,10 @@ def beaten(theirs: Sequence[Point], ours: Sequence[Point]) -> list[tuple[Point, 
 
 
 def compared(fronts: Mapping[str, Sequence[Point]], mine: str, most: float | None = None) -> list[Row]:
-    """A line for every front: its hypervolume, and how many of its points lie above `mine`.
+    """A row for every front: its hypervolume, and the number of its points that lie above the front `mine`.
 
     Args:
-        most: bytes up to which volumes count; by default the most of any point.
+        most: bytes up to which volumes count; by default those of the largest point.
     """
     edge = max(p.cost for line in fronts.values() for p in line) if most is None else most
     whole = hypervolume(fronts[mine], edge) or 1.0
@@ -129,8 +129,10 @@ def compared(fronts: Mapping[str, Sequence[Point]], mine: str, most: float | Non
 
 
 def as_good_after(ours: Sequence[Point], theirs: Sequence[Point], most: float) -> float:
-    """Seconds of our search until its front had their hypervolume, and none of their points lay above it; infinite
-    where that never was."""
+    """The seconds after which our front had their hypervolume and none of their points lay above it.
+
+    They are infinite if that was never the case.
+    """
     for seconds in sorted(p.seconds for p in ours):
         known = [p for p in ours if p.seconds <= seconds]
         if hypervolume(known, most) >= hypervolume(theirs, most) and not beaten(theirs, known):
@@ -139,7 +141,7 @@ def as_good_after(ours: Sequence[Point], theirs: Sequence[Point], most: float) -
 
 
 def _lost(point: Point, ours: Sequence[Point]) -> bool:
-    """Whether a point's top-1 lies above the best of ours of no more bytes, beyond the paired interval."""
+    """Whether the top-1 of a point lies above that of our best point with no more bytes, beyond the paired interval."""
     cheaper = [p for p in ours if p.cost <= point.cost and p.right is not None]
     if point.right is None or not cheaper:
         return False
@@ -165,7 +167,7 @@ def listed(fronts: Mapping[str, Sequence[Point]]) -> list[Row]:
 
 
 def plot(fronts: Mapping[str, Sequence[Point]], path: Path, title: str) -> str:
-    """Draw the fronts; what was done is said, which is nothing where matplotlib is not installed."""
+    """Draw the fronts, and return a line that says where; without matplotlib nothing is drawn, and the line says so."""
     try:
         import matplotlib
     except ImportError:
@@ -194,7 +196,7 @@ def plot(fronts: Mapping[str, Sequence[Point]], path: Path, title: str) -> str:
 
 
 def write(folder: Path, name: str, rows: Sequence[Row]) -> None:
-    """Rows as JSON, and what is a number or a word of them as a table."""
+    """Write rows as JSON, and their numbers and texts as a table in Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(list(rows), indent=1))
     titles = [k for k, v in rows[0].items() if isinstance(v, (int, float, str))]
