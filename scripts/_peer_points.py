@@ -1,7 +1,7 @@
-"""What the processes of peers share: their data, and how they hand over what they found.
+"""The data that the process of a peer reads, and the points that it writes.
 
 A peer runs in an environment of its own, where hago is not installed. It reads `calibration.npy`, `labels.npy` and
-`held_out.npy` of a folder, and writes `points.json` and the held-out outputs of each of its models there.
+`held_out.npy` from a folder, and writes `points.json` and the held-out outputs of each of its models there.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ BATCH = 32
 
 
 class Task:
-    """One peer's data and network, and its points; what it takes to measure them on held-out data is not in the
-    time that is reported."""
+    """The data and the network of one peer, and its points.
+
+    The time of measuring points on held-out data is not part of the time that is reported.
+    """
 
     def __init__(self) -> None:
         self.folder, assets, network, threads = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
@@ -39,11 +41,11 @@ class Task:
         self._aside = 0.0
 
     def network(self) -> nn.Module:
-        """The float network, afresh."""
+        """The float network, loaded again."""
         return self._make().eval()
 
     def start(self) -> None:
-        """What came before is not counted: imports and reading."""
+        """Start the clock; the time of imports and of reading data does not count."""
         self._begun, self._aside = time.perf_counter(), 0.0
 
     def batches(self) -> list[Tensor]:
@@ -58,12 +60,12 @@ class Task:
         label: str,
         seconds: float | None = None,
     ) -> None:
-        """Take a model.
+        """Add a quantized model as a point.
 
         Args:
-            run: its own simulation, or its own engine.
-            weights, activations: bits by layer; 32 where it is float.
-            seconds: after which it was found; by default until now.
+            run: runs the model in the peer's own simulation or engine.
+            weights, activations: bits by layer; 32 for a float layer.
+            seconds: the time at which it was found; by default now.
         """
         paused = time.perf_counter()
         with torch.no_grad():
@@ -76,14 +78,14 @@ class Task:
         self.points.append({"label": label, "outputs": name, "seconds": seconds, **parts})
 
     def seconds(self) -> float:
-        """That were spent so far."""
+        """The seconds since the start, without those of measuring points."""
         return time.perf_counter() - self._begun - self._aside
 
     def end(self, seconds: float | None = None) -> None:
         """Write the points.
 
         Args:
-            seconds: where not all since the start count.
+            seconds: of the whole search; by default all since the start.
         """
         spent = self.seconds() if seconds is None else seconds
         (self.folder / "points.json").write_text(json.dumps({"seconds": spent, "points": self.points}))

@@ -1,13 +1,14 @@
-"""Pareto search beside the peers that search, on one network: fronts on held-out images, and time.
+"""Compare Pareto search with peers that also search, on one network: fronts on held-out images, and time.
 
-Each peer is installed into an environment of its own, a folder below --environments, which is used again where it
-is there. It runs there in a process of its own with the same threads, on the same calibration images, and its own
-simulation, or its own engine, gives the outputs that count. hago runs in a process of its own too, and all run one
-after the other in one run; installing, importing and measuring on held-out images is not in the times. Beside them
-stands when hago, whose front is there from the first trial on, had as much hypervolume and no point above its own;
-each of its --searchers is compared with all peers.
-Bytes of weights are counted alike: elements times their bits, and 4 for every bias. hago runs on the hardware file
---hardware, peers are offered 8 bits for activations and fewer for weights; layers may stay float on both sides.
+Each peer is installed into an environment of its own, a folder below --environments, which is used again if it exists.
+It runs there in a process of its own, with the same threads and the same calibration images, and its own simulation or
+engine computes the outputs that are compared. hago runs in a process of its own, too. The processes run one after the
+other. Installing, importing and measuring on held-out images do not count as time. For each peer the table also says
+after how many seconds the front of hago had as much hypervolume as the peer's, and no point of the peer lay above it.
+Each of --searchers is compared with all peers.
+
+Bytes of weights are counted alike: elements times their bits, and 4 bytes for every bias. hago runs on the hardware
+file --hardware; peers may choose 8 bits for activations and fewer for weights; layers may stay float on both sides.
 
     python scripts/benchmark_peers.py --assets DIR --environments DIR --out DIR
 """
@@ -38,7 +39,7 @@ TORCH = "torch==2.13.0"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer: where it lives, what it needs, and its script with what that is told."""
+    """A peer: its environment and the packages in it, and its script with further arguments (`told`)."""
 
     name: str
     environment: str
@@ -57,7 +58,7 @@ PEERS = (
 
 
 def main() -> None:
-    """Run all, compare, print."""
+    """Run hago and all peers, compare them, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assets", required=True, help="the folder of pretrained networks")
     parser.add_argument("--environments", type=Path, required=True, help="where peers are, or will be, installed")
@@ -86,7 +87,7 @@ def main() -> None:
 
 
 class Contest:
-    """One network, its data, and the fronts found so far."""
+    """One network, its data, and the fronts so far."""
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -97,7 +98,7 @@ class Contest:
         self.bits: dict[str, list[Row]] = {}
 
     def point(self, found: Tensor, cost: float, label: str, seconds: float) -> Point:
-        """A model by its outputs on the held-out images."""
+        """The point of a model, from its outputs on the held-out images."""
         reference = self.reference.double().flatten(1)
         noise = (found.double().flatten(1) - reference).square().sum(1)
         labels = self.asset.labels
@@ -105,7 +106,7 @@ class Contest:
         return Point(cost, reference.square().sum(1), noise, right, label, seconds)
 
     def mine(self, searcher: str) -> None:
-        """A search by hago, in a process of its own."""
+        """Search with hago, in a process of its own."""
         name, runs = f"hago {searcher}", []
         for _ in range(self.options.runs):
             with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +117,7 @@ class Contest:
         self.seconds[name] = float(np.median(runs))
 
     def theirs(self, peer: Peer) -> str:
-        """Install and run a peer; why that could not be done, or nothing."""
+        """Install and run a peer; returns the reason if that failed, else an empty string."""
         python = self.options.environments / peer.environment / "bin" / "python"
         said = "" if python.exists() else install(python.parent.parent, peer.packages)
         if said:
@@ -128,12 +129,12 @@ class Contest:
         return said
 
     def _run(self, python: str, script: str, folder: Path, told: Sequence[str]) -> str:
-        """Run a script on this contest's data; why it failed, or nothing."""
+        """Run a script on the data of this contest; returns the reason if it failed, else an empty string."""
         net, threads = self.options.net, str(self.options.threads)
         known = torch.cat([batch[0] for batch in self.asset.calibration])
         np.save(folder / "calibration.npy", known.numpy())
         np.save(folder / "held_out.npy", torch.cat([batch[0] for batch in self.asset.test]).numpy())
-        # what they learn from labels, they learn from the float model's classes: calibration has none
+        # calibration has no labels; peers that need some get the classes of the float model
         classes = outputs(self.asset.module, self.asset.calibration).argmax(1)
         np.save(folder / "labels.npy", classes.numpy())
         command = [python, str(HERE / script), str(folder), str(Path(self.options.assets).resolve()), net, threads]
@@ -141,7 +142,7 @@ class Contest:
         return "" if ran.returncode == 0 else last_line(ran.stderr)
 
     def _read(self, name: str, folder: Path) -> float:
-        """Take a process's points; the seconds that it searched for."""
+        """Read the points of a process; returns the seconds of its search."""
         found = json.loads((folder / "points.json").read_text())
         self.fronts[name], self.bits[name] = [], found["points"]
         for row in found["points"]:
@@ -152,9 +153,9 @@ class Contest:
         return float(found["seconds"])
 
     def report(self) -> None:
-        """Print and write what was found."""
+        """Print and write the results."""
         options = self.options
-        # in the volumes, bytes beyond those of 8 bits everywhere count no more: every front has a best point there
+        # volumes end at the bytes of 8 bits everywhere, where every front has its best point
         widest = weight_bytes(self.asset.module, [8.0] * len(layers(self.asset.module)))
         head = (
             f"{options.net} on {options.hardware}, {options.images} images to search on, {self.asset.samples} held out"
@@ -180,7 +181,7 @@ class Contest:
             print(plot(self.fronts, options.out / "peers.png", head))
 
     def _beside(self, own: str, widest: float) -> list[Row]:
-        """Lines of a table: one search of hago, and every peer against it."""
+        """The rows of a table: one search of hago, and every peer compared with it."""
         others = [name for name in self.fronts if not name.startswith("hago ")]
         rows = compared({name: self.fronts[name] for name in (own, *others)}, own, widest)
         for row in rows:
@@ -203,15 +204,17 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def layers(module: nn.Module) -> list[nn.Module]:
-    """Those with weights, in order."""
+    """The layers with weights, in order."""
     return [m for m in module.modules() if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Linear))]
 
 
 def weight_bytes(module: nn.Module, bits: Any) -> float:
-    """Of all layers, biases at 4 bytes: one for every output channel, as batch norms are folded.
+    """The bytes of the weights of all layers, and of a bias of 4 bytes for every output channel.
+
+    Every layer has a bias, because batch norms are folded into it.
 
     Args:
-        bits: of each layer, in order; or by name, in order.
+        bits: of each layer in order, as a sequence or by name.
 
     Raises:
         SystemExit: another number of layers than the network has.
@@ -224,7 +227,7 @@ def weight_bytes(module: nn.Module, bits: Any) -> float:
 
 
 def install(folder: Path, packages: Sequence[str]) -> str:
-    """Make an environment; why that could not be done, or nothing."""
+    """Make an environment; returns the reason if that failed, else an empty string."""
     for command in (
         [sys.executable, "-m", "venv", str(folder)],
         [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", TORCH, "numpy", "pillow", *packages],
@@ -237,7 +240,7 @@ def install(folder: Path, packages: Sequence[str]) -> str:
 
 
 def last_line(text: str) -> str:
-    """What went wrong, of a traceback."""
+    """The last line of a traceback, which says what went wrong."""
     return (text.strip().splitlines() or ["it said nothing"])[-1]
 
 

@@ -1,9 +1,9 @@
-"""Whether a search leaves the same log whoever runs it: in one process, on workers, and through kills.
+"""Check that a search writes the same log in one process, on workers, and when it is killed and resumed.
 
     python scripts/check_resume.py --kills 20 --workers 4
 
-Every search runs in processes of its own. The killed ones are ended with SIGKILL at random moments, workers and
-all, and started again with the same words until one ends by itself.
+Every search runs in processes of its own. Some are killed at random moments with SIGKILL, together with their workers,
+and started again with the same arguments until one ends by itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEARCHES = {
 
 
 def main() -> int:
-    """Run every search in every way and compare."""
+    """Run every search in every way and compare; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="of each search")
     parser.add_argument("--workers", type=int, default=4)
@@ -70,7 +70,7 @@ def child(options: argparse.Namespace, log: str, executor: str) -> None:
 
 
 def check(options: argparse.Namespace, searcher: str, folder: Path) -> int:
-    """Compare the logs of one search, each as soon as it is there; how many differ."""
+    """Compare the logs of one search, each as soon as it is written; returns the number of logs that differ."""
     stem, wrong = searcher.partition(":")[0], 0
     first = folder / f"{stem}.alone"
     start(options, searcher, first, "").wait()
@@ -92,7 +92,7 @@ def check(options: argparse.Namespace, searcher: str, folder: Path) -> int:
     draw = random.Random(options.seed)
     for way, executor in (("killed", ""), ("killed workers", workers)):
         left, number = options.kills, 0
-        while left > 0:  # a search that ended before it was killed so often is begun again
+        while left > 0:  # a search that ended before all its kills is run again
             number += 1
             log = folder / f"{stem}.{way.replace(' ', '-')}.{number}"
             kills = kill_and_resume(options, searcher, log, executor, draw, left)
@@ -111,13 +111,13 @@ def start(options: argparse.Namespace, searcher: str, log: Path, executor: str) 
 def kill_and_resume(
     options: argparse.Namespace, searcher: str, log: Path, executor: str, draw: random.Random, most: int
 ) -> int:
-    """Run a search through kills, at most so many; how many there were."""
+    """Kill and resume a search at most `most` times until it ends; returns the number of kills."""
     kills = 0
     while True:
         before = size(log)
         running = start(options, searcher, log, executor)
         if kills < most:
-            # Not while it imports: there is nothing to lose yet. One kill in four comes before the first new line.
+            # Most kills wait for a new line, because while it imports there is nothing to lose; one in four does not.
             early = draw.random() < 0.25
             deadline = time.monotonic() + draw.uniform(1.0, 6.0)
             while running.poll() is None and (time.monotonic() < deadline if early else size(log) <= before):
@@ -135,13 +135,13 @@ def size(path: Path) -> int:
 
 
 def timeless(log: Path) -> list[str]:
-    """The lines of a log, less the field that holds times."""
+    """The lines of a log without the field of times."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     return [json.dumps({k: v for k, v in line.items() if k != "time"}, sort_keys=True) for line in lines]
 
 
 def outcome(log: Path) -> tuple[bytes, bytes]:
-    """The best strategy and the front."""
+    """The files of the best strategy and of the front."""
     return Path(f"{log}.best").read_bytes(), Path(f"{log}.front").read_bytes()
 
 
