@@ -1,11 +1,11 @@
-"""Quality of a search: its front of weight bytes against SQNR, beside those of plain baselines.
+"""The quality of Pareto search: its front of weight bytes and SQNR, compared with those of simple baselines.
 
-Every search sees the same calibration samples and the same space. Each keeps what is a front there; those
-points are then measured on held-out samples, and compared there. Random search and TPE have ten times as many
-evaluations as Pareto search, its pass for gradients counted in.
+Every search has the same calibration samples and the same space. The front of each on these samples is measured on
+held-out samples, and the fronts are compared there. Random search and TPE have ten times as many evaluations as Pareto
+search, including its pass for gradients.
 
-Pareto search refines thresholds of its own; the baselines have the estimator's, as they have when they are asked for.
-In a second table some of them are given the refined ones: what is then left is how points are chosen.
+Pareto search refines thresholds; the baselines have those of the estimator. In a second table some baselines are given
+the refined thresholds, so that only the choice of points differs.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from hago.search.safe_bits import widest_safe_bits
 from hago.search.scoring import GoalScorer
 from hago.study import Ask, GeneratorSearcher, Score, Searcher, Steps, Trial, TrialFront, point_key, run_study, shifted
 
-#: Of the plain greedy search, in dB: each gives one point, and those on the way to it.
+#: Tolerances of the plain greedy search, in dB.
 TOLERANCES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 UNIFORM = (8, 6, 4)
-#: So many times the evaluations of Pareto search for random search and TPE.
+#: Random search and TPE have this many times the evaluations of Pareto search.
 MORE = 10
-#: What Pareto search is compared with, and what of that again with its thresholds.
+#: The searches that Pareto search is compared with, and those of them that are also run with its thresholds.
 BASELINES = ("uniform", "greedy", "rfc_greedy", "random", "tpe", "descent")
 REFINED = ("tpe", "descent")
 #: A limit that nothing exceeds.
@@ -49,11 +49,11 @@ Make = Callable[[Space, Bits, int], Searcher]
 # ---------------------------------------------------------------- baselines
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """There is nothing to choose."""
+    """The options of a searcher that has none."""
 
 
 def uniform(prepared: Prepared) -> list[Bits]:
-    """Every group, and every weight alone, at no more than so many bits."""
+    """The points with at most 8, 6 or 4 bits for all groups, or for weights alone."""
     space = prepared.space
     weights = {k for k, g in space.groups.items() if prepared.graph[g.source].op == "const"}
     points: list[Bits] = []
@@ -64,12 +64,12 @@ def uniform(prepared: Prepared) -> list[Bits]:
 
 
 def at_most(choices: Sequence[int], most: int) -> int:
-    """The most bits that are no more than that, or the fewest there are."""
+    """The largest choice of at most `most` bits, or the smallest choice if there is none."""
     return max((b for b in choices if b <= most), default=min(choices))
 
 
 def listed_points(points: Sequence[Bits]) -> Make:
-    """A searcher that asks the start and then these."""
+    """A searcher that asks for the start and then for these points."""
 
     def steps(start: Bits) -> Steps[None]:
         seen = set()
@@ -82,8 +82,8 @@ def listed_points(points: Sequence[Bits]) -> Make:
 
 
 def descent(space: Space, start: Bits, seed: int) -> Searcher:
-    """Steepest descent: of all weights that could take one choice fewer, the one that loses the least squared error
-    for each byte it saves does, until all have their fewest."""
+    """Steepest descent: lower the weight by one choice that adds the least squared error per saved byte, and repeat
+    until all weights have their fewest bits."""
     return GeneratorSearcher("descent", Nothing(), _descent(space, start))
 
 
@@ -113,7 +113,7 @@ def _noise(score: Score) -> float:
 
 
 def tpe(trials: int) -> Make:
-    """Optuna's TPE for two objectives, told nothing but the start and its own trials."""
+    """Optuna's TPE for two objectives, which knows only the start and its own trials."""
 
     def steps(space: Space, start: Bits, seed: int) -> Steps[None]:
         import optuna
@@ -135,7 +135,7 @@ def tpe(trials: int) -> Make:
 # ---------------------------------------------------------------- what is measured
 @dataclass
 class Contest:
-    """Searches of one network on one hardware, and their points on held-out samples."""
+    """The searches of one network on one hardware, and their points on held-out samples."""
 
     asset: Asset
     hardware: str
@@ -192,7 +192,7 @@ class Contest:
 
 
 def contest(assets: str, net: str, hardware: str, options: Any) -> Contest:
-    """Prepared for searches."""
+    """Prepare the searches of a network on a hardware."""
     asset = load(assets, net, options.images, options.held_out)
     prepared = prune_redundant_choices(prepare(asset.module, hardware, asset.calibration), ("weight_bytes",))
     rows: Any = asset.test

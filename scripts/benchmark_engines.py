@@ -1,9 +1,9 @@
-"""The exported ONNX files of the measured networks: are the integers ours, and how fast are they?
+"""Compare the exported ONNX files of networks with the integer model, and measure their speed in ONNX Runtime.
 
-Equality: each node of the file is fed the integers of our integer model, with power-of-two and with float scales.
-Speed: the file in ONNX Runtime against what its own `quantize_static` makes of the same float file, and against that
-float file, each in interleaved pairs; a ratio is the median of the ratios of the rounds, with the interval that it
-lies in with 95 % confidence. OpenVINO runs the same file where it is installed. Nothing is asserted.
+Equality: each node of the file is given the integers of the integer model, with power-of-two and with float scales.
+Speed: the file is compared with the file that ONNX Runtime's `quantize_static` makes, and with the float file that both
+are made from, in interleaved pairs. A ratio is the median of the ratios of the rounds, with its 95 % confidence
+interval. OpenVINO runs the same file if it is installed. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hago.plan import Plan
 from hago.search import QuantizationOptions, prepare
 
 BEGIN: Final = "<!-- engines:begin -->"
-#: How long one turn of a timed part lasts at least, in seconds.
+#: The least duration of one turn of a timed part, in seconds.
 _TURN: Final = 0.01
 END: Final = "<!-- engines:end -->"
 SCALES: Final = {"power of two": "power2_range", "float": "mse"}
@@ -52,7 +52,7 @@ TITLES: Final = (
 
 
 def main() -> None:
-    """Measure, print, and write where asked."""
+    """Measure, print, and write the results to the files that are given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assets", required=True, help="folder with loaders.py")
     parser.add_argument("--networks", nargs="+", default=list(NAMES), choices=NAMES)
@@ -97,7 +97,7 @@ def network(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 # ---------------------------------------------------------------- equality
 def equality(plan: Plan, asset: Asset, options: argparse.Namespace) -> dict[str, Any]:
-    """What differs: per engine, and the outputs of our fast engine."""
+    """The differences of each engine, and those of the outputs of the native engine."""
     made = make_onnx(plan, options.form)
     batches = [tuple(t[: options.samples] for t in asset.test[0])]
     found: dict[str, Any] = {}
@@ -114,7 +114,7 @@ def equality(plan: Plan, asset: Asset, options: argparse.Namespace) -> dict[str,
 
 
 def summary(check: OnnxCheck) -> dict[str, Any]:
-    """Counts, and whether they are within one quantum on one value in 10,000."""
+    """The counts of a check, and whether its differences are tolerable."""
     return {
         "compared": check.compared,
         "differing": check.differing,
@@ -125,18 +125,18 @@ def summary(check: OnnxCheck) -> dict[str, Any]:
 
 
 def differing(check: OnnxCheck) -> list[dict[str, Any]]:
-    """The nodes that differ."""
+    """The nodes with integers that differ."""
     return [p.to_json() for p in check.places if p.integer and p.differing]
 
 
 def wrong(found: RealizationDifference) -> int:
-    """Differing outputs."""
+    """The number of output values that differ."""
     return sum(p.differing for p in found.outputs)
 
 
 # ---------------------------------------------------------------- speed
 def speed(plan: Plan, asset: Asset, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a batch: the file, ONNX Runtime's own, and the float file."""
+    """The time of the file relative to ONNX Runtime's own quantized file and to the float file."""
     if not options.rounds:
         return {}
     batch = repeated(asset.test[0], options.batch)
@@ -153,17 +153,17 @@ def speed(plan: Plan, asset: Asset, options: argparse.Namespace) -> dict[str, An
 
 
 def measured(options: argparse.Namespace) -> dict[str, int]:
-    """What times depend on."""
+    """The options on which times depend."""
     return {"batch": options.batch, "threads": options.threads, "rounds": options.rounds}
 
 
 def float_plan(plan: Plan) -> Plan:
-    """The same graph with nothing quantized: what both files are made of, batch norms folded."""
+    """The same graph with nothing quantized, from which both files are made."""
     return replace(plan, nodes={}, edges=dict.fromkeys(plan.graph.edges))
 
 
 def repeated(batch: Samples, size: int) -> Samples:
-    """Exactly `size` samples."""
+    """The samples of a batch, repeated or cut to exactly `size`."""
     return tuple(t.repeat(-(-size // len(t)), *[1] * (t.ndim - 1))[:size].contiguous() for t in batch)
 
 
@@ -175,12 +175,12 @@ def bound(run: Run, names: Sequence[str], batch: Samples) -> Callable[[], Any]:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How long one part takes against another.
+    """The time of one part relative to another.
 
     Args:
-        median: of the rounds.
-        low, high: the median lies between them with 95 % confidence, whatever the noise is distributed like.
-        seconds: of one run of either, medians.
+        median: of the ratios of the rounds.
+        low, high: the 95 % confidence interval of the median, which assumes no distribution of the noise.
+        seconds: the medians of one run of either part.
     """
 
     median: float
@@ -193,8 +193,11 @@ class Ratio:
 
 
 def paired(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, clock: Callable[[], float]) -> Ratio:
-    """Ours against theirs in rounds of four turns: ours, theirs, theirs, ours. So either is run as often after
-    itself as after the other, whatever that leaves in the caches, and a drift of the machine falls on both."""
+    """Time two parts in rounds of four turns: ours, theirs, theirs, ours.
+
+    Each part then runs as often after itself as after the other, so that the state of the caches and a drift of the
+    machine affect both alike.
+    """
     repeats = max(1, math.ceil(_TURN / min(turn(part, 1, time.perf_counter) for part in (ours, theirs) * 2)))
     found = []
     for _ in range(rounds):
@@ -209,7 +212,7 @@ def paired(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, cloc
 
 
 def turn(part: Callable[[], Any], repeats: int, clock: Callable[[], float]) -> float:
-    """Seconds of that many runs."""
+    """The seconds of `repeats` runs."""
     started = clock()
     for _ in range(repeats):
         part()
@@ -233,14 +236,14 @@ def line(row: Mapping[str, Any]) -> str:
 
 
 def equal_cells(row: Mapping[str, Any]) -> list[str]:
-    """What was compared, and what differs where."""
+    """The cells on the integers and outputs that were compared."""
     compared, fast = row["onnxruntime"].get("compared", 0), row["fast"]
     equal = f"{fast['outputs'] - fast['differing']:,} of {fast['outputs']:,} equal"
     return [f"{compared:,}", engine_cell(row["onnxruntime"]), engine_cell(row["openvino"]), equal]
 
 
 def engine_cell(found: Mapping[str, Any]) -> str:
-    """How many integers differ, and by how much."""
+    """The number of integers that differ in an engine, and the largest difference."""
     if "skipped" in found:
         return "not run"
     by = f", by at most {found['largest']:.0f}" if found["differing"] else ""

@@ -1,10 +1,10 @@
-"""What each searcher finds under limits on costs, in as much time as the default search takes.
+"""Compare the searchers under limits on costs, given as much time as the default search takes.
 
-A goal is `COST*PART` (the best SQNR while the cost is at most that part of what it is with the most bits) or
-`min:COST@DB` (the least cost while SQNR on the calibration data is at least so many dB). The default search runs
-until it ends; the others may take as many forwards as it took (`--times` as many), as budgets count them: one for each
-trial, and what came before the first. Figures are of samples that calibration did not see, by the
-simulator. Every search runs in a process of its own; what `--out` holds already is not run again.
+A goal is `COST*PART` (the best SQNR with at most that part of the cost of the most bits) or `min:COST@DB` (the least
+cost with at least so many dB of SQNR on the calibration data). The default search runs until it ends. The others may
+take as many forwards as it took, or `--times` as many. A budget counts one forward for each trial, and the forwards
+before the first. Figures are measured with the simulator on samples that calibration did not see. Every search runs in
+a process of its own. Searches whose results are in the file `--out` are not run again.
 
     python scripts/benchmark_limits.py --assets DIR --out limits.jsonl
     python scripts/benchmark_limits.py --assets DIR --models lenet --hardware tflite --goals "weight_bytes*0.7"
@@ -40,14 +40,14 @@ HARDWARE = ("x86_vnni", "vta", "tflite", "cmsis_nn", "int16_accumulator")
 GOALS = ("weight_bytes*0.9", "weight_bytes*0.75", "weight_bytes*0.6", "bops*0.5", "min:weight_bytes@20")
 SEARCHERS = (AUTO, "gradient", "sensitivity", "pareto", "pareto:points=16", "greedy", "annealing")
 KEY = ("model", "hardware", "goal", "searcher")
-#: Forwards that a search is given at least: a pass for gradients, and a trial.
+#: The smallest budget in forwards: a pass for gradients, and a trial.
 LEAST = GRADIENT_FORWARDS + 1
 
 Case = dict[str, Any]
 
 
 def measure(case: Mapping[str, Any]) -> Case:
-    """One search, as a line of the file."""
+    """Run one search; returns its line of the file."""
     torch.set_num_threads(1)
     asset = load(case["assets"], case["model"], case["calibration"], case["test"])
     hardware, data = as_hardware(case["hardware"]), asset.calibration
@@ -84,7 +84,7 @@ def measure(case: Mapping[str, Any]) -> Case:
 
 
 def goal_of(case: Mapping[str, Any], module: Any, data: Any) -> tuple[dict[str, Any], float]:
-    """The arguments of a search, and the limit."""
+    """The arguments of a search that its goal gives, and the limit."""
     goal = case["goal"]
     if goal.startswith("min:"):
         cost, _, least = goal.removeprefix("min:").partition("@")
@@ -97,7 +97,7 @@ def goal_of(case: Mapping[str, Any], module: Any, data: Any) -> tuple[dict[str, 
 
 
 def float_pass(module: Any, data: Iterable[Sequence[Tensor]]) -> float:
-    """Processor seconds of one pass of the float model over the data: the least of three."""
+    """The processor seconds of a pass of the float model over the data, the least of three passes."""
     times = []
     for _ in range(3):
         begun = time.process_time()
@@ -107,7 +107,7 @@ def float_pass(module: Any, data: Iterable[Sequence[Tensor]]) -> float:
 
 
 def results(cases: Iterable[Case], known: Mapping[tuple[str, ...], Case], out: Path | None) -> list[Case]:
-    """The lines of all cases, those that are known already as they are; each search in a new process."""
+    """The lines of all cases; those that are not in `known` are run, each in a new process."""
     context, lines, forwards = multiprocessing.get_context("spawn"), [], dict[tuple[str, ...], float]()
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
         for case in cases:
