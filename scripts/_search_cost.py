@@ -1,13 +1,13 @@
-"""What the default search pays and finds against the RFC's greedy: every choice of every edge in turn, the whole data
-set each time, nothing kept.
+"""Compare the cost and the result of the default search with those of the RFC's greedy search, which tries every choice
+of every edge in turn, on the whole data set each time, and caches nothing.
 
-The RFC's greedy is searched with all that makes hago fast, so that what it finds is known; what it pays is worked
-out: one naive trial, timed in the same run, for every choice of every group, which is exactly what it asks. The
-default search is then held to the costs that the RFC's point has, so it may be better at equal or lower cost alone.
-Its forwards by the algorithm are the steps that it ran, caches and racing counted, in passes over all images; a
-pass for gradients counts as three. Its seconds are all that a user waits for: import, calibration, search; the RFC's
-greedy is given the import and the calibration of the same run, too. What it took to reach the RFC's objective is
-counted up to the first trial, simulated on all images, that has it and keeps the costs.
+The result of the RFC's greedy search is found with hago's fast evaluation. Its cost is computed: one naive trial, timed
+in the same run, for every choice of every group, which is the number of trials that it makes. The default search is
+then limited to the costs of the point that the RFC's search found, so that it can only be better at equal or lower
+cost. Its forwards are the steps that it ran, in passes over all images, with the savings of caches and racing; a pass
+for gradients counts as three. Its seconds are all that a user waits for: import, calibration and search. The import and
+the calibration of the same run are added to the RFC's seconds, too. The cost of reaching the RFC's objective is counted
+up to the first trial on all images that reaches it within the limits.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ ASSETS = (
     "squeezenet1_1",
     "minilm",
 )
-#: The costs that the RFC's point has, and that the other search must keep.
+#: The costs that the default search may not exceed; their limits are those of the point that the RFC's search found.
 COSTS = ("weight_bytes", "activation_bytes")
 
 
 @dataclass(frozen=True)
 class Searched:
-    """A search, its time with import and calibration, and the passes that its steps come to.
+    """A search, its time with import and calibration, and its forwards.
 
     Args:
-        wall: its seconds by the clock of its trials.
+        wall: its seconds by the clock by which its trials are timed.
     """
 
     result: StudyResult
@@ -55,7 +55,7 @@ class Searched:
     wall: float
 
     def reached(self, value: float) -> tuple[float, float]:
-        """Seconds and forwards until a trial first had the objective within the limits; infinite where none has."""
+        """The seconds and forwards until a trial first had the objective within the limits; infinite if none had."""
         trials = self.result.trials
         at = next((t for t in trials if t.score.accepted and t.score.results["sqnr"] >= value), None)
         if at is None:
@@ -66,13 +66,15 @@ class Searched:
 
 
 def search_cost(options: Any) -> list[Row]:
-    """A search against the RFC's greedy, network by network and hardware by hardware."""
+    """Compare a search with the RFC's greedy search on every network and hardware."""
     return [r for s in _subjects(options) for hardware in options.hardware for r in _both(s, hardware, options)]
 
 
 def default_cost(options: Any) -> list[Row]:
-    """What a whole search takes, import and calibration included, in passes of the network as it is given over the same
-    samples, which are timed before and after it."""
+    """Time whole searches, import and calibration included, in passes of the given network over the same samples.
+
+    These passes are timed before and after the search.
+    """
     print(f"{'network':20} {'hardware':18} {'seconds':>8} {'a forward':>10} {'forwards':>9} {'trials':>7} {'SQNR':>7}")
     rows: list[Row] = []
     for subject in _subjects(options):
@@ -95,7 +97,7 @@ def default_cost(options: Any) -> list[Row]:
 
 
 def _given_forward(subject: Subject, options: Any) -> float:
-    """Seconds of a pass of the network as it is given over all samples; the median of five."""
+    """The seconds of a pass of the given network over all samples; the median of five."""
     network = subject.network
     if isinstance(network, Graph):
         raise HagoError("a graph has no forward of its own; give networks (--assets)")
@@ -109,7 +111,7 @@ def _given_forward(subject: Subject, options: Any) -> float:
 
 
 def _subjects(options: Any) -> Iterator[Subject]:
-    """The pretrained networks; those with made-up weights where there are none, or where they are named."""
+    """The pretrained networks, and those with random weights if there are no pretrained ones or if they are named."""
     if options.assets:
         yield from (asset(options, n) for n in ASSETS if wanted(options, n))
     if options.nets or not options.assets:
@@ -170,10 +172,10 @@ def _said(row: Mapping[str, Any]) -> str:
 
 
 def searched(subject: Subject, hardware: str, searcher: str, most: Mapping[str, float], options: Any) -> Searched:
-    """A search that keeps costs.
+    """Run a search with limits on costs.
 
     Args:
-        most: by cost, what it may be; nothing for a search without limits.
+        most: the limits by cost; empty for a search without limits.
     """
     limits = [f"{name} <= {most[name]!r}" for name in COSTS if name in most]
     begun, started = options.clock(), time.monotonic()

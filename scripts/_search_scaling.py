@@ -1,4 +1,4 @@
-"""How the time of a trial grows with edges and images, and what worker processes bring."""
+"""The time of a trial by the number of edges and images, and the gain of worker processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hago.study import Score, read_log
 
 
 def chain(edges: int) -> Graph:
-    """Convolutions in a row with a residual add after every fourth, so many edges with bits to choose."""
+    """Convolutions in a row with a residual add after every fourth, with at least `edges` edges that have bits."""
     nodes, consts = [Node("x", "input", (), {"dtype": "float32"}, (1, 8, 8, 8))], {}
     draw, source, kept, count, made = torch.Generator().manual_seed(0), "x", "x", 0, 0
     attrs = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "groups": 1}

@@ -1,4 +1,4 @@
-"""What searches are measured on, and how: networks with images, and seconds of a float forward and a naive trial."""
+"""The networks and images on which searches are measured, and the time of a float forward and of a naive trial."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Subject:
 
 
 def subjects(options: Any) -> Iterable[Subject]:
-    """SqueezeNet with its images, MobileNetV2 and ResNet-18 with statistics of random ones."""
+    """SqueezeNet with its images, and ResNet-18 and MobileNetV2 with batch norms fitted to random images."""
     if options.assets and wanted(options, "squeezenet1_1"):
         yield asset(options, "squeezenet1_1")
     images = torch.randn(options.images, 3, options.size, options.size, generator=torch.Generator().manual_seed(0))

@@ -1,13 +1,13 @@
-"""What a trial costs: all evaluation time of a search, divided by its distinct Plans, over one float forward.
+"""The cost of a trial: the evaluation time of a search per distinct Plan, relative to a float forward.
 
-The search starts with cold caches and runs until it ends, or for --trials; points that a race gives up count as
-trials, and so does their time. The float forward over the same images is timed now and then between trials. What
-comes before the trials of a guided search, its pass for sensitivities above all, is a row of its own.
+The search starts with cold caches and runs until it ends, or for --trials. Points that a race gives up count as trials,
+and their time counts, too. The float forward over the same images is timed repeatedly between trials. The work before
+the trials of a guided search, mainly its pass for sensitivities, has a row of its own.
 
-Paths: `integer`, the fastest kernels that are exact. `float carriers`: every fourth of the greedy search's points
-once more, in its order and from cold caches, on the simulator alone, over --carrier-images of the images, and in
-units of a float forward over these; such points differ by more from one to the next, so less is reused. `naive`: the
-RFC's seven passes on every edge, nothing kept, over the same few images, in pairs.
+Paths: `integer`: the fastest kernels that are exact. `float carriers`: every fourth point of the greedy search again,
+in the same order and from cold caches, by the simulator alone, over --carrier-images of the images, relative to a float
+forward over these; less is reused, because successive points differ more. `naive`: the RFC's seven passes on every edge
+without any cache, over the same few images, in pairs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from hago.searchers import SEARCHERS, make_searcher
 from hago.study import Score, run_study
 
 SCALES = {"powers of two": "power2_range", "float scales": "mse"}
-#: By the name that a row has, the searcher; what is raced is raced with the default error level.
+#: The searcher of each row; a race has the default error level.
 SEARCHES = {"greedy": "greedy", "greedy, raced": "greedy", "sensitivity": "sensitivity"}
-#: Of a greedy search's points, how many are evaluated on float carriers: one in so many.
+#: One in so many points of the greedy search is evaluated on float carriers.
 STRIDE = 4
 #: Evaluations between two float forwards.
 BETWEEN = 96
@@ -43,7 +43,7 @@ BETWEEN = 96
 
 @dataclass
 class Timed:
-    """A point scorer whose evaluation time is counted, and a float forward that is timed now and then between."""
+    """A point scorer whose evaluation time is counted, and a float forward that is timed between evaluations."""
 
     scorer: PointScorer
     forward: Callable[[], Any]
@@ -65,12 +65,12 @@ class Timed:
 
     @property
     def trial(self) -> float:
-        """Of a float forward."""
+        """The time of a trial relative to a float forward."""
         return self.seconds / len(self.points) / statistics.median(self.floats)
 
     @property
     def reused(self) -> float:
-        """Of all steps of all trials, the part that did not run."""
+        """The fraction of all steps of all trials that did not have to run."""
         return self.scorer.evaluator.reuse.spent.share
 
 
@@ -139,7 +139,7 @@ def _searched(prepared: Prepared, subject: Subject, name: str, options: Any) -> 
 
 
 def _again(prepared: Prepared, subject: Subject, points: Sequence[Bits], options: Any) -> Timed:
-    """Points of a search once more, on float carriers alone."""
+    """Evaluate points of a search again, on float carriers alone."""
     batches = Batches(subject.batches, prepared.graph.inputs)
     evaluator = Evaluator(prepared.graph, batches, named_objective("sqnr"), prepared.hardware.known_ops, engine="float")
     forward = float_forward(prepared.graph, subject.batches)
@@ -151,7 +151,7 @@ def _again(prepared: Prepared, subject: Subject, points: Sequence[Bits], options
 
 
 def _first(subject: Subject, images: int) -> list[tuple[Any, ...]]:
-    """As many images, or all of them where there are fewer."""
+    """The first `images` images, or all of them if there are fewer."""
     batches, left = [], images
     for batch in subject.batches:
         if left > 0:
