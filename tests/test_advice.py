@@ -1226,7 +1226,7 @@ ELSEWHERE: Final = {
     ),
     "keep what overflows float": ("test_robustness.py", "test_what_is_advised_where_an"),
     "pass the neighbour's Range": (
-        "qat/test_oneflow_layers.py",
+        "emulation/test_oneflow_layers.py",
         "test_ranges_come_from_the_layer_or_from_its_neighbour",
     ),
     "no edge quantizes these, so they have no row; give --data": (
