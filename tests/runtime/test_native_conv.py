@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hago.arithmetic.types import INT32, ZERO, QParams
 from hago.runtime.native import library as native
-from hago.runtime.native.calls import ConvCall
+from hago.runtime.native.calls import conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
-from hago.runtime.native.requantize import AS_IS, SLACK
+from hago.runtime.native.requantize import AS_IS
 from hago.runtime.native.weights import Geometry, pack
 
 SUMS = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
@@ -24,11 +24,8 @@ pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 def sums_of(x: Tensor, w: Tensor, geometry: Geometry, zero: int, tiles: bool) -> Tensor:
     """Sums of the kernel, of values whose zero point is `zero`."""
     packed, values = pack(w, geometry, tiles), native.TYPES[str(x.dtype).removeprefix("torch.")]
-    zeros = torch.full((geometry.channels * x.element_size() + SLACK,), zero % 256, dtype=torch.uint8)
-    offset = packed.offsets(None, zero + 128 * (x.dtype == torch.int8), geometry.groups)
-    template = native.conv_of(geometry, packed, values, offset, zeros)
     epilogue = Epilogue(geometry.out_channels, [], stored=[StoredOutput("", AS_IS, SUMS)]).build()
-    return ConvCall(native.library().calls, template, geometry, epilogue, (packed.weight, offset, zeros), False)([x])[0]
+    return conv_call(native.library().calls, geometry, packed, (values, zero), epilogue)([x])[0]
 
 
 @pytest.mark.skipif(not native.library().has_conv, reason="the processor has no AVX512-VNNI, or there is no compiler")

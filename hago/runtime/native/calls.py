@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hago.runtime.native import library as native
 from hago.runtime.native.epilogue import BuiltEpilogue
-from hago.runtime.native.requantize import StorageFormat, period
-from hago.runtime.native.weights import Geometry
+from hago.runtime.native.requantize import SLACK, StorageFormat, period
+from hago.runtime.native.weights import Geometry, Packed
 
 CHANNELS_LAST: Final = torch.channels_last
 
@@ -65,7 +65,7 @@ def empty_channels_inner(shape: Sequence[int], axis: int, dtype: torch.dtype) ->
 
 @dataclass(frozen=True, slots=True)
 class ConvCall:
-    """A convolution, or a matrix product by a constant, with its epilogue.
+    """A convolution, or a matrix product by a constant, with its epilogue. Made by `conv_call`.
 
     Args:
         library: the library of native kernels.
@@ -107,6 +107,36 @@ class ConvCall:
                 addressof(self.template), addressof(shape), addressof(epilogue), x.data_ptr(), torch.get_num_threads()
             )
         return outputs
+
+
+def conv_call(
+    library: Any,
+    geometry: Geometry,
+    packed: Packed,
+    source: StorageFormat,
+    epilogue: BuiltEpilogue,
+    bias: Tensor | None = None,
+    flat: bool = False,
+) -> ConvCall:
+    """The call of a convolution.
+
+    Args:
+        library: the library of native kernels.
+        packed: the weights of this geometry.
+        source: the storage format of the activations.
+        bias: integers on the scale of the sums, or None.
+        flat: as in `ConvCall`.
+    """
+    g, (values, zero), size = geometry, source, packed.weight.element_size()
+    # the kernel reads int8 as uint8, which adds 128 to every value
+    offset = packed.offsets(bias, zero + 128 * (values == native.TYPES["int8"]), g.groups)
+    zeros = torch.full((g.channels * size + SLACK,), zero % 256, dtype=torch.uint8)
+    template = native.Conv(
+        g.channels * size, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, values,
+        packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps, packed.woven,
+        packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(),
+    )  # fmt: skip
+    return ConvCall(library, template, g, epilogue, (packed.weight, offset, zeros), flat)
 
 
 @dataclass(frozen=True, slots=True)

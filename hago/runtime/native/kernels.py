@@ -24,7 +24,6 @@ from hago.graph import CONST, Node
 from hago.plan import NodePlan, Plan
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import (
-    ConvCall,
     ConvPoolCall,
     MatmulCall,
     MultiplyCall,
@@ -33,6 +32,7 @@ from hago.runtime.native.calls import (
     ReduceCall,
     RowsCall,
     TableCall,
+    conv_call,
 )
 from hago.runtime.native.epilogue import (
     AddedOperand,
@@ -46,7 +46,6 @@ from hago.runtime.native.layouts import JOINERS, MOVERS, Converts, Fusion, Reque
 from hago.runtime.native.onednn import OnednnConv, prepack, requantizes_exactly, run_on_any_rank
 from hago.runtime.native.requantize import (
     AS_IS,
-    SLACK,
     Requantization,
     channel_axis,
     largest_of,
@@ -256,24 +255,20 @@ def _match_conv(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
 
 def _emit_conv(state: LoweringState, node: Node) -> Call | str:
     node_plan = state.plan.nodes[node.name]
-    g, x = geometry_of(node, node_plan), node_plan.operands[0]
-    assert not isinstance(g, str) and x is not None
+    g = geometry_of(node, node_plan)
+    assert not isinstance(g, str)
     name = state.layouts.names[node.edges[0]]
     if not state.kernels.conv.exact:
         return _emit_onednn(state, node, g)
     epilogue = state.epilogues.after(node, g.out_channels)
     if epilogue is None:
         return _NO_FORM
-    values, zero = stored_type(x), int(x.zero_point)
-    assert values is not None
-    words = values == native.TYPES["int16"]
+    words = _reads_int16(node_plan)
     tiles = state.kernels.tiles.exact and not words and tiles_pay(g)
     packed = state.constant_cache(node_plan.consts[1], g, tiles, node.op == "matmul", words)
-    offset = packed.offsets(node_plan.consts.get(2), zero + 128 * (values == native.TYPES["int8"]), g.groups)
-    zeros = torch.full((g.channels * (1 + words) + SLACK,), zero % 256, dtype=torch.uint8)
-    template = native.conv_of(g, packed, values, offset, zeros)
     pooled = state.epilogues.pooled(epilogue) if node.op == "conv2d" and not g.pointwise else None
-    call = ConvCall(state.kernels.calls, template, g, epilogue.build(), (packed.weight, offset, zeros), _is_flat(node))
+    bias, built = node_plan.consts.get(2), epilogue.build()
+    call = conv_call(state.kernels.calls, g, packed, storage_format(node_plan.operands[0]), built, bias, _is_flat(node))
     kernel = "native conv on tiles" if packed.steps else "native conv of words" if words else "native conv"
     if pooled is None:
         return _call_with_epilogue(kernel, epilogue, name, call)

@@ -123,7 +123,7 @@ class EpilogueParams(ctypes.Structure):
 
 
 class Conv(ctypes.Structure):
-    """A convolution: `Conv` of cpp/conv.h, which lays out the weights. `weights.Packed` makes the layout.
+    """A convolution: `Conv` of cpp/conv.h, which lays out the weights. Made by `calls.conv_call` from `weights.Packed`.
 
     Args:
         channels: the bytes of a pixel: where values have 16 bits, two for each channel.
@@ -186,22 +186,6 @@ class Matrices(ctypes.Structure):
         *((n, c_int32) for n in ("a_type", "a_zero", "b_type", "b_zero")),
         ("offset", c_void_p),
     ]
-
-
-def conv_of(geometry: Any, packed: Any, values: int, offset: Any, zeros: Any) -> Conv:
-    """The structure of a convolution. It points to the tensors, which the caller keeps alive.
-
-    Args:
-        geometry: `weights.Geometry`.
-        packed: `weights.Packed`.
-        values: the type code of the activations.
-    """
-    g, size = geometry, packed.weight.element_size()
-    return Conv(
-        g.channels * size, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, values,
-        packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps, packed.woven,
-        packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(),
-    )  # fmt: skip
 
 
 _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {

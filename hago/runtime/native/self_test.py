@@ -21,10 +21,10 @@ from torch import Tensor
 from hago.arithmetic.numerics import Requantize, apply_simq
 from hago.arithmetic.types import INT32, UINT8, ZERO, QParams, SimQ
 from hago.runtime.native import library as native
-from hago.runtime.native.calls import ConvCall, MatmulCall, MultiplyCall, RowsCall
+from hago.runtime.native.calls import MatmulCall, MultiplyCall, RowsCall, conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.onednn import onednn_conv, onednn_fused
-from hago.runtime.native.requantize import AS_IS, SLACK, StorageFormat, period, requantization_of
+from hago.runtime.native.requantize import AS_IS, StorageFormat, period, requantization_of
 from hago.runtime.native.weights import Geometry, pack
 
 #: (uint8 image, int8 weight, groups) to the sums.
@@ -270,8 +270,5 @@ def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, type_code: int, tiles: 
     geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
     packed = pack(w, geometry, tiles)
     epilogue = Epilogue(int(out), [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
-    offset = packed.offsets(None, zero + 128 * (type_code == native.TYPES["int8"]), groups)
-    zeros = torch.zeros(geometry.channels * w.element_size() + SLACK, dtype=torch.uint8)
-    template = native.conv_of(geometry, packed, type_code, offset, zeros)
-    (output,) = ConvCall(calls, template, geometry, epilogue, (packed.weight, offset, zeros), False)([x])
+    (output,) = conv_call(calls, geometry, packed, (type_code, zero), epilogue)([x])
     return output
