@@ -160,10 +160,11 @@ def _stored_const(node_plan: NodePlan, slot: int) -> Tensor | None:
     return store(node_plan.consts[slot], qparams) if slot in node_plan.consts else None
 
 
-def _call_with_epilogue(kernel: str, epilogue: Epilogue, name: str, run: Run) -> Call:
-    """The call of a kernel that reads the value `name` and stores the outputs of its epilogue."""
-    inputs = (name, *((epilogue.added.name,) if epilogue.added else ()))
-    return Call(tuple(dict.fromkeys(epilogue.nodes)), kernel, inputs, tuple(s.name for s in epilogue.stored), run)
+def _call_with_epilogue(kernel: str, epilogue: Epilogue, names: Sequence[str], run: Run) -> Call:
+    """The call of a kernel that reads the values `names`, then the one that its epilogue adds, and stores the outputs
+    of its epilogue."""
+    added = [] if epilogue.added is None else [epilogue.added.name]
+    return Call(tuple(epilogue.nodes), kernel, (*names, *added), tuple(s.name for s in epilogue.stored), run)
 
 
 def _call_of_rows(
@@ -171,7 +172,7 @@ def _call_of_rows(
 ) -> Call:
     """The call of a pass that applies an epilogue to the stored value `name`."""
     call = RowsCall(state.kernels.calls, epilogue.build(), storage_format(source), axis, period(epilogue.channels))
-    return _call_with_epilogue(kernel, epilogue, name, call)
+    return _call_with_epilogue(kernel, epilogue, [name], call)
 
 
 def _call_of_node(state: LoweringState, node: Node, kernel: str, run: Run) -> Call:
@@ -271,11 +272,11 @@ def _emit_conv(state: LoweringState, node: Node) -> Call | str:
     call = conv_call(state.kernels.calls, g, packed, storage_format(node_plan.operands[0]), built, bias, _is_flat(node))
     kernel = "native conv on tiles" if packed.steps else "native conv of words" if words else "native conv"
     if pooled is None:
-        return _call_with_epilogue(kernel, epilogue, name, call)
+        return _call_with_epilogue(kernel, epilogue, [name], call)
     end, after = pooled
     pool = PoolCall(state.kernels.calls, *_window(state.plan.nodes[end.name]), (0, 0), after.build())
     fused = replace(epilogue, nodes=[*epilogue.nodes, *after.nodes], stored=after.stored)
-    return _call_with_epilogue(kernel, fused, name, ConvPoolCall(call, pool))
+    return _call_with_epilogue(kernel, fused, [name], ConvPoolCall(call, pool))
 
 
 def _emit_onednn(state: LoweringState, node: Node, g: Geometry) -> Call | str:
@@ -398,9 +399,8 @@ def _emit_multiply(state: LoweringState, node: Node) -> Call | str:
 def _call_of_product(
     state: LoweringState, kernel: str, node: Node, epilogue: Epilogue, run: MatmulCall | MultiplyCall
 ) -> Call:
-    edges = [e for slot, e in enumerate(node.edges[:2]) if run.consts[slot] is None]
-    inputs = (*(state.layouts.names[e] for e in edges), *((epilogue.added.name,) if epilogue.added else ()))
-    return Call(tuple(dict.fromkeys(epilogue.nodes)), kernel, inputs, tuple(s.name for s in epilogue.stored), run)
+    names = [state.layouts.names[e] for e, const in zip(node.edges, run.consts, strict=False) if const is None]
+    return _call_with_epilogue(kernel, epilogue, names, run)
 
 
 def _batches_agree(plan: Plan, node: Node) -> bool:
@@ -433,7 +433,7 @@ def _emit_sum_pool(state: LoweringState, node: Node) -> Call | str:
     if epilogue is None:
         return _NO_FORM
     call = PoolCall(state.kernels.calls, *_window(node_plan), storage_format(node_plan.operands[0]), epilogue.build())
-    return _call_with_epilogue("native sum pool", epilogue, state.layouts.names[node.edges[0]], call)
+    return _call_with_epilogue("native sum pool", epilogue, [state.layouts.names[node.edges[0]]], call)
 
 
 def _match_reduce(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
@@ -452,7 +452,7 @@ def _emit_reduce(state: LoweringState, node: Node) -> Call | str:
         return _NO_FORM
     axes, keepdim = tuple(node_plan.attrs["axes"]), bool(node_plan.attrs["keepdim"])
     call = ReduceCall(state.kernels.calls, axes, keepdim, storage_format(node_plan.operands[0]), epilogue.build())
-    return _call_with_epilogue("native sum over axes", epilogue, state.layouts.names[node.edges[0]], call)
+    return _call_with_epilogue("native sum over axes", epilogue, [state.layouts.names[node.edges[0]]], call)
 
 
 SUM_POOL: Final = Kernel("native sum pool", _match_sum_pool, _emit_sum_pool, "passes")
@@ -595,12 +595,10 @@ def _other_operand(
 def _call_of_sum(state: LoweringState, node: Node, slot: int, epilogue: Epilogue) -> Call:
     """The call of a pass over the operand in `slot`, to which the other operand of any shape is added."""
     node_plan, const = state.plan.nodes[node.name], _stored_const(state.plan.nodes[node.name], 1 - slot)
-    assert epilogue.added is not None
-    source = storage_format(node_plan.operands[slot])
-    call = RowsCall(state.kernels.calls, epilogue.build(), source, None, period(1), const)
-    inputs = (state.layouts.names[node.edges[slot]], *((epilogue.added.name,) if const is None else ()))
-    stored = tuple(s.name for s in epilogue.stored)
-    return Call(tuple(dict.fromkeys(epilogue.nodes)), "native add", inputs, stored, call)
+    source, name = storage_format(node_plan.operands[slot]), state.layouts.names[node.edges[slot]]
+    run = RowsCall(state.kernels.calls, epilogue.build(), source, None, period(1), const)
+    call = _call_with_epilogue("native add", epilogue, [name], run)
+    return call if const is None else replace(call, inputs=(name,))  # the call holds the other operand
 
 
 ADD: Final = Kernel("native add", _match_add, _emit_add, "passes", converts="integers", fuses_as="add")
