@@ -175,26 +175,23 @@ class Executor:
         self.ends = tuple(lowering.outputs)
         self._reads = {name for step in self._steps for name in step.inputs} | set(self.ends)
         self._scheduled = make_schedule(self._steps, self.ends)
-        inputs = plan.graph.inputs if lowering.by_sample else ()
-        self.segments = (
-            micro_batch_segments(self._steps, lowering.sizes, inputs, self.ends, cached_bytes) if inputs else ()
-        )
+        self.segments: tuple[MicroBatchSegment, ...] = ()
+        if lowering.by_sample:
+            self.segments = micro_batch_segments(
+                self._steps, lowering.sizes, plan.graph.inputs, self.ends, cached_bytes
+            )
 
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
         """The outputs for flat inputs, equal bit for bit to those of the reference engine."""
         size = len(inputs[0]) if inputs and inputs[0].ndim else 0
-        if not any(s.at_once < size for s in self.segments) or any(len(x) != size for x in inputs):
-            return self._run(inputs)
+        in_parts = any(s.at_once < size for s in self.segments) and all(len(x) == size for x in inputs)
         values = self.begin(inputs)
         with torch.no_grad():
-            for segment in self.segments:
-                segment.run(values, size)
-        return self.end(values)
-
-    def _run(self, inputs: Sequence[Tensor]) -> list[Any]:
-        values = self.begin(inputs)
-        with torch.no_grad():
-            run_steps(self._scheduled, values)
+            if in_parts:
+                for segment in self.segments:
+                    segment.run(values, size)
+            else:
+                run_steps(self._scheduled, values)
         return self.end(values)
 
     def steps(self) -> tuple[Step, ...]:
