@@ -1,6 +1,6 @@
 """Epilogues: the operations that a kernel applies to its sums before it stores them.
 
-In order: the overflow of the register, the sum with another operand, a clamp, and a requantization for each output.
+In order: the overflow of the accumulator, the sum with another operand, a clamp, and a requantization for each output.
 `FusedEpilogues` decides which nodes after a sum become part of its kernel; an `Epilogue` collects them; `build` makes
 the structure that the C++ kernels read.
 """
@@ -64,7 +64,7 @@ class AddedOperand:
         name, qparams: of the operand as it is stored.
         own, other: the requantizations of the kernel's own operand and of this one, before the sum.
         sign: `native.PLUS`, `native.MINUS` or `native.FROM`.
-        register: the overflow of the register that holds the sum.
+        overflow: of the accumulator that holds the sum.
     """
 
     name: str
@@ -72,7 +72,7 @@ class AddedOperand:
     own: Requantization
     other: Requantization
     sign: int
-    register: native.OverflowRule
+    overflow: native.OverflowRule
 
 
 @dataclass(slots=True)
@@ -82,13 +82,13 @@ class Epilogue:
     Args:
         channels: the size of the channel axis of the per-channel arrays; 1 if all are per tensor.
         nodes: the nodes that the call computes, in order.
-        register: the overflow of the register that holds the kernel's own sums.
+        overflow: of the accumulator that holds the kernel's own sums.
         limits: of a clamp after the sum, one integer per entry of a row; None for no clamp.
     """
 
     channels: int
     nodes: list[str]
-    register: native.OverflowRule = field(default_factory=native.OverflowRule)
+    overflow: native.OverflowRule = field(default_factory=native.OverflowRule)
     added: AddedOperand | None = None
     limits: tuple[Tensor, Tensor] | None = None
     stored: list[StoredOutput] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Epilogue:
 
     def build(self) -> BuiltEpilogue:
         """The structure that kernels read, without the addresses of one call."""
-        template = native.EpilogueParams(sums=self.register, outputs=len(self.stored))
+        template = native.EpilogueParams(sums=self.overflow, outputs=len(self.stored))
         kept: list[object] = []
         if self.limits is not None:
             low, high = self.limits
@@ -116,7 +116,7 @@ class Epilogue:
             kept += self.limits
         if self.added is not None:
             added = self.added
-            template.adds, template.added = added.sign, added.register
+            template.adds, template.added = added.sign, added.overflow
             template.addend.own, template.addend.other = added.own.move, added.other.move
             template.addend.type, template.addend.zero = storage_format(added.qparams)
             kept += (*added.own.kept, *added.other.kept)
@@ -157,9 +157,9 @@ class BuiltEpilogue:
         return bound
 
 
-def accumulator_register(plan: NodePlan) -> native.OverflowRule | str:
-    """The overflow of a node's register for int32 sums, or the reason why int32 sums do not have the values that the
-    Plan prescribes."""
+def overflow_rule(plan: NodePlan) -> native.OverflowRule | str:
+    """What happens to int32 sums of a node that leave its accumulator, or the reason why int32 sums do not have the
+    values that the Plan prescribes."""
     register = plan.desc.register
     if plan.pairs is not None:
         return "neighbouring products that may saturate"
@@ -217,9 +217,9 @@ class FusedEpilogues:
         Returns:
             The epilogue; None if the kernel cannot store even the node's own value.
         """
-        register = accumulator_register(self.plan.nodes[node.name])
-        assert not isinstance(register, str)
-        epilogue = Epilogue(channels, [node.name], register)
+        overflow = overflow_rule(self.plan.nodes[node.name])
+        assert not isinstance(overflow, str)
+        epilogue = Epilogue(channels, [node.name], overflow)
         end = node
         if self.plan.nodes[node.name].out_simq is None:
             end = self._fuse_add(epilogue, node)
@@ -267,8 +267,8 @@ class FusedEpilogues:
         """The operand of an add besides the one in `slot`, which the kernel has; None if the kernel cannot requantize
         one of them."""
         plan = self.plan.nodes[node.name]
-        register = accumulator_register(plan)
-        if isinstance(register, str):
+        overflow = overflow_rule(plan)
+        if isinstance(overflow, str):
             return None
         requantizations: list[Requantization] = []
         for s in (slot, 1 - slot):
@@ -287,7 +287,7 @@ class FusedEpilogues:
         if qparams is None or stored_type(qparams) is None:
             return None
         name, (own, other) = self.layouts.names[node.edges[1 - slot]], requantizations
-        return AddedOperand(name, qparams, own, other, addition_sign(node.op, slot), register)
+        return AddedOperand(name, qparams, own, other, addition_sign(node.op, slot), overflow)
 
     def _fuse_add(self, epilogue: Epilogue, node: Node) -> Node:
         """Fuse the add that is the only reader of `node`, if an earlier step makes its other operand.

@@ -39,8 +39,8 @@ from hago.runtime.native.epilogue import (
     Epilogue,
     FusedEpilogues,
     StoredOutput,
-    accumulator_register,
     addition_sign,
+    overflow_rule,
 )
 from hago.runtime.native.layouts import JOINERS, MOVERS, Converts, Fusion, RequestedLayouts
 from hago.runtime.native.onednn import OnednnConv, prepack, requantizes_exactly, run_on_any_rank
@@ -250,8 +250,8 @@ def _match_conv(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
         return "a bias beyond int32"
     if len(node.inputs) > 2 and 2 not in node_plan.consts:
         return "a bias that is no constant"
-    register = accumulator_register(node_plan)
-    return register if isinstance(register, str) else Match(f"{'s16 x s16' if words else 'u8 x s8'} products in int32")
+    overflow = overflow_rule(node_plan)
+    return overflow if isinstance(overflow, str) else Match(f"{'s16 x s16' if words else 'u8 x s8'} products in int32")
 
 
 def _emit_conv(state: LoweringState, node: Node) -> Call | str:
@@ -356,8 +356,8 @@ def _match_matmul(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
         return "a bias that is no constant, or beyond int32"
     if channel_axis(node_plan.register.scale, len(node.shape or ())) not in (None, len(node.shape or ()) - 1):
         return "scales that vary along another axis than the columns"
-    register = accumulator_register(node_plan)
-    return register if isinstance(register, str) else Match("s16 x s16 products in int32")
+    overflow = overflow_rule(node_plan)
+    return overflow if isinstance(overflow, str) else Match("s16 x s16 products in int32")
 
 
 def _emit_matmul(state: LoweringState, node: Node) -> Call | str:
@@ -376,9 +376,9 @@ def _match_multiply(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
     for q in node_plan.operands:
         if q is None or stored_type(q) is None:
             return f"an operand of {q and q.dtype}"
-    axis, register = channel_axis(node_plan.register.scale, len(node.shape or ())), accumulator_register(node_plan)
-    if isinstance(axis, str) or isinstance(register, str):
-        return axis if isinstance(axis, str) else str(register)
+    axis, overflow = channel_axis(node_plan.register.scale, len(node.shape or ())), overflow_rule(node_plan)
+    if isinstance(axis, str) or isinstance(overflow, str):
+        return axis if isinstance(axis, str) else str(overflow)
     return Match("both operands multiplied in one pass, in int32")
 
 
@@ -422,10 +422,10 @@ MULTIPLY: Final = Kernel("native multiply", _match_multiply, _emit_multiply, "pr
 
 # ---------------------------------------------------------------- sums over windows and axes
 def _match_sum_pool(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
-    x, register = node_plan.operands[0], accumulator_register(node_plan)
+    x, overflow = node_plan.operands[0], overflow_rule(node_plan)
     if x is None or stored_type(x) is None or node_plan.attrs.get("ceil_mode"):
         return f"values of {x and x.dtype}, or ceil_mode"
-    return register if isinstance(register, str) else Match("window sums in int32")
+    return overflow if isinstance(overflow, str) else Match("window sums in int32")
 
 
 def _emit_sum_pool(state: LoweringState, node: Node) -> Call | str:
@@ -437,13 +437,13 @@ def _emit_sum_pool(state: LoweringState, node: Node) -> Call | str:
 
 
 def _match_reduce(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
-    x, register, axes = node_plan.operands[0], accumulator_register(node_plan), node_plan.attrs["axes"]
+    x, overflow, axes = node_plan.operands[0], overflow_rule(node_plan), node_plan.attrs["axes"]
     rank = len(plan.graph[node.inputs[0]].shape or ())
     if x is None or stored_type(x) is None or node_plan.register.scale.numel() > 1:
         return f"values of {x and x.dtype}, or a scale per channel"
     if 0 in axes or rank - len(axes) < 2:
         return "sums over the batch, or over everything else"
-    return register if isinstance(register, str) else Match("sums in int32")
+    return overflow if isinstance(overflow, str) else Match("sums in int32")
 
 
 def _emit_reduce(state: LoweringState, node: Node) -> Call | str:
@@ -462,10 +462,10 @@ REDUCE: Final = Kernel("native sum over axes", _match_reduce, _emit_reduce, "pas
 # ---------------------------------------------------------------- sums of two values
 def _why_no_sum(plan: Plan, node: Node, node_plan: NodePlan) -> str:
     """The reason why neither `ADD` nor `BROADCAST_ADD` can compute a sum; empty if one of them may."""
-    form, register = plan.ops[node.op].integer, accumulator_register(node_plan)
+    form, overflow = plan.ops[node.op].integer, overflow_rule(node_plan)
     if form is None or form.slots != ("common",):
         return "no common scale"
-    return register if isinstance(register, str) else ""
+    return overflow if isinstance(overflow, str) else ""
 
 
 def _has_one_shape(plan: Plan, node: Node) -> bool:
@@ -531,10 +531,10 @@ def _match_broadcast_add(plan: Plan, node: Node, node_plan: NodePlan) -> Match |
 
 
 def _emit_broadcast_add(state: LoweringState, node: Node) -> Call | str:
-    register = accumulator_register(state.plan.nodes[node.name])
-    assert not isinstance(register, str)
+    overflow = overflow_rule(state.plan.nodes[node.name])
+    assert not isinstance(overflow, str)
     slot = _whole_slot(state, node)
-    epilogue = Epilogue(1, [node.name], added=_other_operand(state, node, slot, (AS_IS, AS_IS), register))
+    epilogue = Epilogue(1, [node.name], added=_other_operand(state, node, slot, (AS_IS, AS_IS), overflow))
     return _call_of_sum(state, node, slot, epilogue) if state.epilogues.finish(epilogue, node) else _NO_FORM
 
 
@@ -543,9 +543,9 @@ def _match_tflite_sum(plan: Plan, node: Node, node_plan: NodePlan) -> Match | st
     if node_plan.desc.form != "tflite":
         return ""
     shapes = [plan.graph[n].shape for n in node.inputs]
-    register = accumulator_register(node_plan)
-    if isinstance(register, str):
-        return register
+    overflow = overflow_rule(node_plan)
+    if isinstance(overflow, str):
+        return overflow
     if any(q is None or stored_type(q) is None or q.dtype.bits > 16 for q in (*node_plan.operands, node_plan.out)):
         return "values of more than 16 bits"
     if not node_plan.proved or not any(s not in node_plan.consts and shapes[s] == node.shape for s in (0, 1)):
@@ -579,7 +579,7 @@ def _other_operand(
     node: Node,
     slot: int,
     requantizations: tuple[Requantization, Requantization],
-    register: native.OverflowRule,
+    overflow: native.OverflowRule,
 ) -> AddedOperand:
     """The operand that is added to the one in `slot`.
 
@@ -589,7 +589,7 @@ def _other_operand(
     other = state.plan.nodes[node.name].operands[1 - slot]
     assert other is not None
     name = state.layouts.names[node.edges[1 - slot]]
-    return AddedOperand(name, other, *requantizations, addition_sign(node.op, slot), register)
+    return AddedOperand(name, other, *requantizations, addition_sign(node.op, slot), overflow)
 
 
 def _call_of_sum(state: LoweringState, node: Node, slot: int, epilogue: Epilogue) -> Call:
