@@ -178,6 +178,13 @@ def overflow_rule(plan: NodePlan) -> native.OverflowRule | str:
     return f"a register of {register.dtype} that may overflow ({register.overflow})"
 
 
+def read_qparams(plan: NodePlan, slot: int) -> QParams | None:
+    """The qparams of the value that the kernel of a sum reads for an operand: that of the producer, which the kernel
+    requantizes, or the operand itself, if it arrives as it is or a step before quantizes it."""
+    simq = plan.simqs[slot]
+    return plan.operands[slot] if simq is None or simq.source is None else simq.source
+
+
 def addition_sign(op: str, slot: int) -> int:
     """How an add or a sub combines its operand in `slot` with the other one."""
     return native.PLUS if op == "add" else native.MINUS if slot == 0 else native.FROM
@@ -282,8 +289,7 @@ class FusedEpilogues:
             if isinstance(requantization, str):
                 return None
             requantizations.append(requantization)
-        simq, target = plan.simqs[1 - slot], plan.operands[1 - slot]
-        qparams = target if simq is None or simq.source is None else simq.source
+        qparams = read_qparams(plan, 1 - slot)
         if qparams is None or stored_type(qparams) is None:
             return None
         name, (own, other) = self.layouts.names[node.edges[1 - slot]], requantizations

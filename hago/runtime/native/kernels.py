@@ -41,6 +41,7 @@ from hago.runtime.native.epilogue import (
     StoredOutput,
     addition_sign,
     overflow_rule,
+    read_qparams,
 )
 from hago.runtime.native.layouts import JOINERS, MOVERS, Converts, Fusion, RequestedLayouts
 from hago.runtime.native.onednn import OnednnConv, prepack, requantizes_exactly, run_on_any_rank
@@ -484,14 +485,12 @@ def _match_add(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
 
 def _why_not_requantized(plan: Plan, node_plan: NodePlan, slot: int) -> str:
     """The reason why the kernel cannot requantize an operand of a sum; empty if it can."""
-    simq, target = node_plan.simqs[slot], node_plan.operands[slot]
-    source = target if simq is None else simq.source
-    stored = target if source is None else source
-    if target is None or stored is None or stored_type(stored) is None:
-        return f"an operand of {stored and stored.dtype}"
-    if source is None:
+    simq, read = node_plan.simqs[slot], read_qparams(node_plan, slot)
+    if node_plan.operands[slot] is None or read is None or stored_type(read) is None:
+        return f"an operand of {read and read.dtype}"
+    if simq is not None and simq.source is None:
         return ""  # a step before the sum quantizes it
-    requantization = requantization_of(simq, plan.hardware.requantize, max(1, source.scale.numel()), largest_of(source))
+    requantization = requantization_of(simq, plan.hardware.requantize, max(1, read.scale.numel()), largest_of(read))
     return requantization if isinstance(requantization, str) else ""
 
 
@@ -506,7 +505,7 @@ def _emit_add(state: LoweringState, node: Node) -> Call | str:
     epilogue.added = state.epilogues.added(epilogue, node, 0)
     if epilogue.added is None or not state.epilogues.finish(epilogue, node):
         return "an operand that the pass cannot requantize"
-    first = node_plan.operands[0] if (s := node_plan.simqs[0]) is None or s.source is None else s.source
+    first = read_qparams(node_plan, 0)
     assert first is not None
     return _call_of_rows(state, "native add", epilogue, first, axis, state.layouts.names[node.edges[0]])
 
