@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from hago.ops import _opaque as opaque
+from hago.ops._pool import pool_window
 from hago.ops._rule import (
     ONE_ADDITION,
     Addends,
@@ -69,6 +70,7 @@ __all__ = [
     "magnitude_bound",
     "opaque",
     "parsers",
+    "pool_window",
     "product_bound",
     "product_scale",
     "sum_bound",

@@ -212,8 +212,11 @@ def avg_pool_rule(dims: int) -> OpRule:
 
 
 # ---------------------------------------------------------------- average down to a given size
-def _equal_windows(attrs: Attrs) -> Attrs:
-    """The attributes of the average pooling that an adaptive one is, where all windows have one size."""
+def pool_window(attrs: Attrs) -> Attrs:
+    """The attributes of a pooling; of an adaptive one, those of the average pooling that it is, if all its windows have
+    one size."""
+    if "output_size" not in attrs:
+        return attrs
     sides = [i // o for i, o in zip(attrs["input_size"], attrs["output_size"], strict=True)]
     return {**attrs, "kernel_size": sides, "stride": sides, "padding": [0] * len(sides), "ceil_mode": False}
 
@@ -246,7 +249,7 @@ def adaptive_avg_pool_rule(dims: int, aliases: tuple[str, ...] = ()) -> OpRule:
         return Sample(lambda x: pool(x, output[0] if dims == 1 else output), ((2, 3, *size),))
 
     size = (8, 6)[:dims]
-    form, forms = _average_forms(_equal_windows, _adaptive_unsupported, _adaptive_unsupported, _is_global)
+    form, forms = _average_forms(pool_window, _adaptive_unsupported, _adaptive_unsupported, _is_global)
     return OpRule(
         name=name,
         aten=(f"aten.{name}.default",),

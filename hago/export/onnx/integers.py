@@ -21,7 +21,7 @@ from hago.export.onnx.operators import convolution_window, pad_sizes, write_floa
 from hago.export.onnx.values import Value, numpy_dtype, quantizes_to
 from hago.export.onnx.writer import GraphWriter
 from hago.graph import Graph, Node
-from hago.ops import Attrs
+from hago.ops import Attrs, pool_window
 from hago.plan import NodePlan
 
 #: Writes an integer node whose operands and output are stored in 8 bits; the last argument is the name of the output.
@@ -252,12 +252,8 @@ def write_clip_per_channel(w: GraphWriter, attrs: Attrs, x: str, out: str) -> No
 
 def _write_window_sums(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: str, out: str) -> None:
     """Write the sums of a pooling's windows in int64, as the sum of one strided slice per element of the window."""
-    w, a, sizes = builder.writer, node.attrs, (node.shape or ())[2:]
-    if "output_size" in a:
-        kernel = [i // o for i, o in zip(a["input_size"], a["output_size"], strict=True)]
-        stride, padding = kernel, [0] * len(kernel)
-    else:
-        kernel, stride, padding = a["kernel_size"], a["stride"], a["padding"]
+    w, a, sizes = builder.writer, pool_window(node.attrs), (node.shape or ())[2:]
+    kernel, stride, padding = a["kernel_size"], a["stride"], a["padding"]
     x = w.step("Cast", [x], out, to=w.element_type("int64"))
     if any(padding):
         ends = [0, 0, *padding]

@@ -29,6 +29,7 @@ from hago.export.onnx.operators import convolution_window, unflattened_shape, wr
 from hago.export.onnx.values import Value, numpy_dtype
 from hago.export.onnx.writer import MICROSOFT
 from hago.graph import Node
+from hago.ops import pool_window
 from hago.plan import NodePlan
 
 
@@ -160,13 +161,10 @@ def _write_concat(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: lis
 
 def _write_average(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[Value], out: str) -> None:
     inputs = [*_with_qparams(builder, x[0]), *_output_qparams(builder, node, node_plan.out)]
-    attrs = node.attrs
-    if set(attrs.get("output_size", ())) == {1}:
+    if set(node.attrs.get("output_size", ())) == {1}:
         builder.writer.op("QLinearGlobalAveragePool", inputs, out, MICROSOFT)
         return
-    if "output_size" in attrs:
-        size = [i // o for i, o in zip(attrs["input_size"], attrs["output_size"], strict=True)]
-        attrs = {"kernel_size": size, "stride": size, "padding": [0] * len(size), "ceil_mode": False}
+    attrs = pool_window(node.attrs)
     window = {"kernel_shape": attrs["kernel_size"], "strides": attrs["stride"], "pads": list(attrs["padding"]) * 2}
     counts = {"count_include_pad": int(attrs.get("count_include_pad", True)), "ceil_mode": int(attrs["ceil_mode"])}
     builder.writer.op("QLinearAveragePool", inputs, out, MICROSOFT, **window, **counts)

@@ -21,6 +21,7 @@ from torch import Tensor
 from hago.arithmetic.numerics import EXACT_FLOAT32, clip_range, ratio
 from hago.arithmetic.types import QParams, SimQ
 from hago.graph import CONST, Node
+from hago.ops import pool_window
 from hago.plan import NodePlan, Plan
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import (
@@ -189,13 +190,9 @@ def _is_flat(node: Node) -> bool:
 def _window(node_plan: NodePlan) -> tuple[tuple[int, ...], Callable[[Sequence[int]], tuple[int, ...]]]:
     """The kernel, stride, padding and dilation of a pooling, two of each, and a function that gives the size of its
     output from that of its input."""
-    a = node_plan.attrs
-    if "kernel_size" in a:
-        kernel, stride, padding = a["kernel_size"], a["stride"], a["padding"]
-        dilation = a.get("dilation", [1] * len(kernel))
-    else:
-        kernel = [i // o for i, o in zip(a["input_size"], a["output_size"], strict=True)]
-        stride, padding, dilation = kernel, [0] * len(kernel), [1] * len(kernel)
+    a = pool_window(node_plan.attrs)
+    kernel, stride, padding = a["kernel_size"], a["stride"], a["padding"]
+    dilation = a.get("dilation", [1] * len(kernel))
     ones = [1] * (2 - len(kernel))
     pairs = [*ones, *kernel, *ones, *stride, *[0] * len(ones), *padding, *ones, *dilation]
 
