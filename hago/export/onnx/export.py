@@ -7,7 +7,6 @@ every node and edge that ONNX cannot express.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +24,7 @@ from hago.export.onnx.writer import load_onnx
 from hago.graph import CONST, INPUT, OUTPUT, Node
 from hago.plan import NodePlan, Plan
 from hago.plan.topology import varies_along
+from hago.serialization.json_text import replace_file
 
 #: The named forms of ops (`OpDesc.form`) that ONNX operators compute; they also compute ops without a named form.
 ONNX_FORMS: Final = ("common_scale", "dequantize", "qlinear")
@@ -157,19 +157,12 @@ def make_onnx(plan: Plan, form: str = "qdq") -> OnnxFile:
 
 
 def write_onnx(file: OnnxFile, path: str | os.PathLike[str]) -> None:
-    """Write a model to a temporary file, and rename it when it is complete.
+    """Write a model to a file, which is replaced atomically.
 
     Raises:
         HagoError: the file cannot be written.
     """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        temporary.write_bytes(file.model.SerializeToString())
-        os.replace(temporary, target)
-    except (OSError, ValueError) as error:
-        temporary.unlink(missing_ok=True)
-        raise HagoError(f"cannot write {target}: {error}") from None
+    replace_file(Path(path), file.model.SerializeToString())
 
 
 def _check_model(model: Any) -> None:
