@@ -19,8 +19,6 @@ from hago.arithmetic.types import DType, QParams, SimQ
 from hago.export.onnx.writer import NARROW_AND_WIDE_OPSET, GraphWriter
 from hago.plan.topology import varies_along
 
-#: The numbers of onnx.TensorProto.DataType.
-_ELEMENT_TYPES: Final = {"FLOAT": 1, "UINT8": 2, "INT8": 3, "UINT16": 4, "INT16": 5, "INT32": 6, "INT64": 7}
 #: The ONNX nodes that round a float64 in each mode, in order; Add and Sub take one half.
 ROUNDING_NODES: Final = {
     "half_even": ("Round",),
@@ -57,30 +55,22 @@ class Value:
         return self.qparams.dtype
 
 
-def stored_dtype(dtype: DType) -> str:
-    """The name of the smallest ONNX type that holds a dtype of hago, e.g. INT8 for int5 and INT32 for int24."""
-    if dtype.bits <= 8:
-        return "INT8" if dtype.signed else "UINT8"
-    if dtype.bits <= 16:
-        return "INT16" if dtype.signed else "UINT16"
-    return "INT32" if dtype.bits <= 32 else "INT64"
-
-
 def quantizes_to(dtype: DType) -> bool:
     """Whether QuantizeLinear can write integers of this dtype."""
     return dtype.bits <= 16
 
 
 def numpy_dtype(dtype: DType) -> Any:
-    """The numpy dtype of stored integers."""
-    return np.dtype(stored_dtype(dtype).lower())
+    """The numpy dtype of stored integers: the smallest that ONNX has, e.g. int8 for int5 and int32 for int24."""
+    bits = next(n for n in (8, 16, 32, 64) if dtype.bits <= n)
+    return np.dtype(f"int{bits}" if dtype.signed or bits > 16 else f"uint{bits}")
 
 
 def element_type_of(writer: GraphWriter, node: str, value: Value) -> int:
     """The ONNX element type of a value's tensor; of a real value, that of the node, e.g. int64 of a size."""
-    if value.representation == "stored":
-        return _ELEMENT_TYPES[stored_dtype(value.dtype)]
-    return writer.element_type(writer.dtype(node)) if value.representation == "real" else _ELEMENT_TYPES["FLOAT"]
+    if value.representation == "real":
+        return writer.element_type(writer.dtype(node))
+    return writer.element_type("float32" if value.representation == "centered" else str(numpy_dtype(value.dtype)))
 
 
 def axis_of(qparams: QParams, rank: int) -> int | None:

@@ -84,7 +84,7 @@ class GraphWriter:
         return out
 
     def step(self, kind: str, inputs: Sequence[str], out: str, **attrs: Any) -> str:
-        """The same for a value in between, whose name is node_plan from `out`."""
+        """The same for a value in between, whose name is made from `out`."""
         return self.op(kind, inputs, self.fresh(f"{out}:{kind.lower()}"), **attrs)
 
     def constant(self, name: str, value: Tensor | np.ndarray[Any, Any] | Sequence[Any] | float, kind: str = "") -> str:
@@ -98,7 +98,12 @@ class GraphWriter:
         """
         if name not in self._constants:
             array = value.detach().cpu().contiguous().numpy() if isinstance(value, Tensor) else np.asarray(value)
-            self._constants[name] = self._packed(name, array, kind) if kind else self._plain(name, array)
+            if kind:
+                data_type = getattr(self._onnx.TensorProto, kind)
+                tensor = self._onnx.helper.make_tensor(name, data_type, array.shape, array.flatten().tolist())
+            else:
+                tensor = self._onnx.numpy_helper.from_array(array, name)
+            self._constants[name] = tensor
         return name
 
     def integers(self, values: Sequence[int], out: str) -> str:
@@ -109,20 +114,12 @@ class GraphWriter:
         """A constant scalar."""
         return self.constant(self.fresh(f"{out}:number"), np.asarray(value, dtype=like))
 
-    def _plain(self, name: str, array: np.ndarray[Any, Any]) -> Any:
-        return self._onnx.numpy_helper.from_array(array, name)
-
-    def _packed(self, name: str, array: np.ndarray[Any, Any], kind: str) -> Any:
-        data_type = getattr(self._onnx.TensorProto, kind)
-        return self._onnx.helper.make_tensor(name, data_type, array.shape, array.flatten().tolist())
-
     def element_type(self, dtype: torch.dtype | str) -> int:
         """The ONNX element type of a torch dtype, or of one by name ("float32")."""
         name = str(dtype).removeprefix("torch.")
-        names = {"bool": "bool", "bfloat16": None}
-        if name == "bfloat16":
+        if name == "bfloat16":  # numpy has none
             return int(self._onnx.TensorProto.BFLOAT16)
-        return int(self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(names.get(name) or name)))
+        return int(self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)))
 
     def finish(
         self,
