@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from hago.arithmetic.rounding import ROUNDINGS, round_half_away
+from hago.arithmetic.rounding import round_half_away
 
 #: Multipliers of 31 bits from here on would round up to 16 bits; they are cut to the largest of 15 bits.
 _LARGEST_31: Final = 0x7FFF0000
@@ -57,13 +57,13 @@ def least_error_multiplier(ratio: Tensor, bits: int = 31, first: int = -32) -> t
     shifts = torch.arange(first, 31, dtype=torch.float64)
     real = ratio.to(torch.float32).to(torch.float64)
     powers = torch.exp2(shifts)
-    m = ROUNDINGS["half_away"](real.unsqueeze(-1) * powers)
+    m = round_half_away(real.unsqueeze(-1) * powers)
     error = (m / powers - real.unsqueeze(-1)).abs().to(torch.float32)
     error = torch.where(m.abs() < (1 << bits) - 1, error, torch.inf)
     best = error.amin(-1, keepdim=True)
     chosen = torch.where((error == best) & torch.isfinite(best), shifts, torch.inf).amin(-1)
     chosen = torch.where(torch.isfinite(chosen), chosen, torch.zeros_like(chosen))
-    return ROUNDINGS["half_away"](real * torch.exp2(chosen)).to(torch.int64), chosen.to(torch.int64)
+    return round_half_away(real * torch.exp2(chosen)).to(torch.int64), chosen.to(torch.int64)
 
 
 MultiplierFunction = Callable[[Tensor, int], tuple[Tensor, Tensor]]
