@@ -23,13 +23,39 @@ SMALLEST_SCALE: Final = 2.0**-100
 Scheme = Callable[[Tensor, Tensor, int, DType], tuple[Tensor, Tensor, int, int]]
 
 
-def _offset(lo: Tensor, bits: int, dtype: DType) -> int:
-    """The zero point of a symmetric range: 0, or the middle of an unsigned dtype that has to hold negative values."""
-    return 1 << (bits - 1) if not dtype.signed and bool((lo < 0).any()) else 0
-
-
 def _unsigned(lo: Tensor, dtype: DType) -> bool:
     return not dtype.signed and not bool((lo < 0).any())
+
+
+def _symmetric(
+    lo: Tensor, hi: Tensor, bits: int, dtype: DType, quanta_above_top: int
+) -> tuple[Tensor, Tensor, int, int]:
+    """A scheme with zero point 0, or the middle of an unsigned dtype that has to hold negative values.
+
+    Args:
+        quanta_above_top: the quanta between the largest integer and the threshold.
+    """
+    if _unsigned(lo, dtype):
+        top = (1 << bits) - 1
+        return hi / (top + quanta_above_top), torch.zeros_like(hi), 0, top
+    zero = 0 if dtype.signed else 1 << (bits - 1)
+    top = (1 << (bits - 1)) - 1
+    t = torch.maximum(lo.abs(), hi.abs())
+    return t / (top + quanta_above_top), torch.full_like(t, zero), zero - top, zero + top
+
+
+def _two_sided(lo: Tensor, hi: Tensor, bits: int, dtype: DType, quanta: int) -> tuple[Tensor, Tensor, int, int]:
+    """A scheme over a range that is widened to hold 0, with a rounded zero point.
+
+    Args:
+        quanta: between the ends of the range.
+    """
+    lo, hi = lo.clamp_max(0.0), hi.clamp_min(0.0)
+    qmin = -(1 << (bits - 1)) if dtype.signed else 0
+    qmax = qmin + (1 << bits) - 1
+    scale = (hi - lo) / float(quanta)
+    safe = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return scale, torch.round(qmin - lo / safe).clamp(qmin, qmax), qmin, qmax
 
 
 def hago(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
@@ -42,12 +68,7 @@ def hago(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tenso
     References:
         The HAGO RFC (bits 8, threshold 4.0: scale 0.03125, clip +-127).
     """
-    if _unsigned(lo, dtype):
-        return hi / (1 << bits), torch.zeros_like(hi), 0, (1 << bits) - 1
-    zero = _offset(lo, bits, dtype)
-    top = (1 << (bits - 1)) - 1
-    t = torch.maximum(lo.abs(), hi.abs())
-    return t / (1 << (bits - 1)), torch.full_like(t, zero), zero - top, zero + top
+    return _symmetric(lo, hi, bits, dtype, 1)
 
 
 def symmetric(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
@@ -58,13 +79,7 @@ def symmetric(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, 
     References:
         TFLite's quantization specification (int8 weights); ONNX Runtime's symmetric weights.
     """
-    if _unsigned(lo, dtype):
-        top = (1 << bits) - 1
-        return hi / top, torch.zeros_like(hi), 0, top
-    zero = _offset(lo, bits, dtype)
-    top = (1 << (bits - 1)) - 1
-    t = torch.maximum(lo.abs(), hi.abs())
-    return t / top, torch.full_like(t, zero), zero - top, zero + top
+    return _symmetric(lo, hi, bits, dtype, 0)
 
 
 def affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
@@ -73,12 +88,7 @@ def affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Ten
     References:
         Jacob et al., arXiv:1712.05877; ONNX Runtime's asymmetric activations.
     """
-    lo, hi = lo.clamp_max(0.0), hi.clamp_min(0.0)
-    qmin = -(1 << (bits - 1)) if dtype.signed else 0
-    qmax = qmin + (1 << bits) - 1
-    scale = (hi - lo) / ((1 << bits) - 1)
-    safe = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return scale, torch.round(qmin - lo / safe).clamp(qmin, qmax), qmin, qmax
+    return _two_sided(lo, hi, bits, dtype, (1 << bits) - 1)
 
 
 def hago_affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
@@ -87,12 +97,7 @@ def hago_affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor
     It differs from `affine` as `hago` does from `symmetric`: power-of-two thresholds (-t, t) or (0, t) give
     power-of-two scales, and a value exactly at `hi` saturates one quantum below it.
     """
-    lo, hi = lo.clamp_max(0.0), hi.clamp_min(0.0)
-    qmin = -(1 << (bits - 1)) if dtype.signed else 0
-    qmax = qmin + (1 << bits) - 1
-    scale = (hi - lo) / 2.0**bits
-    safe = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return scale, torch.round(qmin - lo / safe).clamp(qmin, qmax), qmin, qmax
+    return _two_sided(lo, hi, bits, dtype, 1 << bits)
 
 
 def symmetric_full(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
