@@ -22,8 +22,7 @@ from hago.errors import HagoError, did_you_mean
 from hago.graph import CONST, INPUT, Node
 from hago.graph.schedule import Name, Schedule, Step, make_schedule, run_steps
 from hago.plan import Plan
-from hago.runtime.native.layouts import wire
-from hago.runtime.native.lowering import Lowering
+from hago.runtime.native.lowering import lower
 from hago.runtime.native.self_test import ExactKernels, exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
@@ -169,16 +168,14 @@ class Executor:
     ) -> None:
         self.plan = plan
         self.using = exact_kernels() if using is None else using
-        lowering = Lowering(wire(plan), KernelConstantCache() if constant_cache is None else constant_cache, self.using)
-        self._steps = tuple(lowering.lower())
-        self._uses, self._skipped = tuple(lowering.uses), lowering.wiring.skipped
-        self.ends = tuple(lowering.outputs)
-        self._reads = {name for step in self._steps for name in step.inputs} | set(self.ends)
-        self._scheduled = make_schedule(self._steps, self.ends)
+        lowered = lower(plan, KernelConstantCache() if constant_cache is None else constant_cache, self.using)
+        self._lowered, self.ends = lowered, lowered.ends
+        self._reads = {name for step in lowered.steps for name in step.inputs} | set(self.ends)
+        self._scheduled = make_schedule(lowered.steps, self.ends)
         self.segments: tuple[MicroBatchSegment, ...] = ()
-        if lowering.by_sample:
+        if lowered.by_sample:
             self.segments = micro_batch_segments(
-                self._steps, lowering.sizes, plan.graph.inputs, self.ends, cached_bytes
+                lowered.steps, lowered.sizes, plan.graph.inputs, self.ends, cached_bytes
             )
 
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
@@ -196,7 +193,7 @@ class Executor:
 
     def steps(self) -> tuple[Step, ...]:
         """The steps, one for every call of a kernel."""
-        return self._steps
+        return self._lowered.steps
 
     def begin(self, inputs: Sequence[Tensor]) -> dict[str, Any]:
         """The values that exist before the first step: flat inputs, and the constants that steps read unconverted."""
@@ -213,11 +210,11 @@ class Executor:
         """The kernel of every node, and why it was selected."""
         graph = self.plan.graph
         rows: dict[str, KernelRow] = {}
-        for use in self._uses:
+        for use in self._lowered.uses:
             for name in use.nodes:
                 why = use.why if name == use.nodes[0] else f"in the kernel of {use.nodes[0]}"
                 rows[name] = KernelRow(name, graph[name].op, use.kernel, why)
-        for name in self._skipped:
+        for name in self._lowered.skipped:
             rows[name] = KernelRow(name, graph[name].op, "none", "part of its readers' clipping")
         order = [n.name for n in graph if n.op not in (INPUT, CONST)]
         return KernelTable(str(self.using), tuple(rows[name] for name in order if name in rows))

@@ -1,4 +1,4 @@
-"""Turns a Plan, as `layouts.wire` rewrote it, into the Steps that an `Executor` runs.
+"""Lowering: turns a Plan into the Steps that an `Executor` runs.
 
 Every node gets the kernel that `kernels.select_kernel` selects for it, together with the nodes that the kernel can
 compute in its epilogue. If a reader requests a value in a form that its kernel does not store, a further step converts
@@ -24,7 +24,7 @@ from hago.runtime.native import library as native
 from hago.runtime.native.calls import QuantizeCall, RowsCall
 from hago.runtime.native.epilogue import Epilogue, FusedEpilogues, StoredOutput, largest_value
 from hago.runtime.native.kernels import REFERENCE, Call, Run, SelectedKernel, native_features, select_kernel
-from hago.runtime.native.layouts import RequestedLayouts, Wiring
+from hago.runtime.native.layouts import RequestedLayouts, Wiring, wire
 from hago.runtime.native.requantize import channel_axis, period, requantization_of, stored_type, to_real
 from hago.runtime.native.self_test import ExactKernels
 from hago.runtime.native.weights import KernelConstantCache
@@ -100,19 +100,49 @@ class KernelUse:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class LoweredPlan:
+    """The Steps of a Plan, made by `lower`, and what an `Executor` must know of them.
+
+    Args:
+        steps: in order.
+        sizes: by step, the bytes of the largest value that it makes of one sample.
+        uses: the calls of kernels, in order.
+        skipped: the nodes that no kernel computes, because their value is that of their operand.
+        ends: the names of the values that are the graph's outputs.
+        by_sample: whether every sample of a batch is computed independently of the others.
+    """
+
+    steps: tuple[Step, ...]
+    sizes: tuple[int, ...]
+    uses: tuple[KernelUse, ...]
+    skipped: frozenset[str]
+    ends: tuple[str, ...]
+    by_sample: bool
+
+
+def lower(plan: Plan, constant_cache: KernelConstantCache, kernels: ExactKernels) -> LoweredPlan:
+    """Lower a Plan to Steps. Called once by every `Executor`.
+
+    Args:
+        constant_cache: packed weights and requantizations, shared by the executors of one search.
+        kernels: the kernels that may be selected.
+    """
+    return Lowering(wire(plan), constant_cache, kernels).lower()
+
+
 class Lowering:
-    """The lowering of one Plan. Made by `Executor`, which calls `lower` once and keeps the results, not the lowering.
+    """The state of one call of `lower`. Kernels read it when they emit their calls (`kernels.LoweringState`).
 
     Args:
         wiring: the Plan as `layouts.wire` rewrote it, and its skipped nodes, whose value is that of their operand.
-        constant_cache: packed weights and requantizations, shared by the executors of one search.
-        kernels: the kernels that may be selected.
     """
 
     def __init__(self, wiring: Wiring, constant_cache: KernelConstantCache, kernels: ExactKernels) -> None:
         self.wiring, self.plan, self.graph = wiring, wiring.plan, wiring.plan.graph
         self.constant_cache, self.kernels = constant_cache, kernels
         features = native_features(kernels)
+        #: The kernel of every node that is computed.
         self.selected: dict[str, SelectedKernel] = {
             n.name: select_kernel(self.plan, n, features)
             for n in self.graph
@@ -123,47 +153,56 @@ class Lowering:
         self.available: set[str] = set(self.graph.consts)
         self.epilogues = FusedEpilogues(self.layouts, self.available, constant_cache)
         self.steps: list[Step] = []
+        self.sizes: list[int] = []
         self.uses: list[KernelUse] = []
-        self.sizes: list[int] = []  # bytes of the largest value of each step at batch 1
-        self._done: set[str] = set()
 
-    def lower(self) -> list[Step]:
-        """The steps, in order."""
+    def lower(self) -> LoweredPlan:
+        """Add the steps of all nodes, in order."""
+        computed: set[str] = set()
         for node in self.graph:
             if node.op in (INPUT, CONST):
                 self.available.add(node.name)
                 self._convert(node.name)
-            elif node.name not in self.wiring.skipped and node.name not in self._done:
-                self._node(node)
-        return self.steps
+            elif node.name in self.selected and node.name not in computed:
+                computed.update(self._compute(node))
+        ends = tuple(self.layouts.names[Edge(OUTPUT, i)] for i in range(len(self.graph.outputs)))
+        steps, sizes, uses = tuple(self.steps), tuple(self.sizes), tuple(self.uses)
+        return LoweredPlan(steps, sizes, uses, self.wiring.skipped, ends, self._by_sample())
 
-    @property
-    def outputs(self) -> list[str]:
-        """The names of the values that are the graph's outputs."""
-        return [self.layouts.names[Edge(OUTPUT, i)] for i in range(len(self.graph.outputs))]
+    def _compute(self, node: Node) -> tuple[str, ...]:
+        """Add the step of a node's kernel, or of the reference arithmetic if the kernel has no call for it.
 
-    def _node(self, node: Node) -> None:
-        """Add the step of a node's kernel, or of the reference arithmetic if the kernel has no call for it."""
+        Returns:
+            The nodes that the step computes.
+        """
         selected = self.selected[node.name]
-        call = selected.kernel.emit(self, node)
-        if isinstance(call, Call):
-            return self._add(call, selected.why)
-        reference = REFERENCE.emit(self, node)
-        assert isinstance(reference, Call)
-        return self._add(reference, call)
-
-    def _add(self, call: Call, why: str) -> None:
+        call, why = selected.kernel.emit(self, node), selected.why
+        if isinstance(call, str):
+            why, call = call, REFERENCE.emit(self, node)
+        assert isinstance(call, Call)
         last = call.nodes[-1]
         digests = [(n, self.plan.nodes[n].digest if n in self.plan.nodes else None) for n in call.nodes]
         edges = [self._edge_key(e) for n in call.nodes for e in self.graph[n].edges]
         conversions = [self._conversion_key(last, name) for name in call.outputs]
-        digest = repr((call.kernel, digests, edges, conversions)).encode()
-        self.steps.append(Step(call.inputs, call.outputs, call.run, digest, (None,) * len(call.outputs)))
+        digest = repr((call.kernel, digests, edges, conversions))
+        self._add(last, call.inputs, call.outputs, call.run, digest)
         self.uses.append(KernelUse(call.nodes, call.kernel, why))
-        self.available.update(call.outputs)
-        self.sizes.append(max(self._bytes(last, name) for name in call.outputs))
-        self._done.update(call.nodes)
         self._convert(last)
+        return call.nodes
+
+    def _convert(self, root: str) -> None:
+        """Add steps for the requested conversions of a value that its kernel does not store."""
+        for name, simq in self.layouts.conversions(root).items():
+            if name not in self.available:
+                assert simq is not None
+                kernel, run = conversion(self.plan, root, simq, self.kernels.calls)
+                self._add(root, (root,), (name,), run, repr((kernel, simq.key)))
+
+    def _add(self, root: str, inputs: tuple[str, ...], outputs: tuple[str, ...], run: Run, digest: str) -> None:
+        """Add a step that makes the value of a root, or conversions of it."""
+        self.steps.append(Step(inputs, outputs, run, digest.encode(), (None,) * len(outputs)))
+        self.sizes.append(max(self._bytes(root, name) for name in outputs))
+        self.available.update(outputs)
 
     def _edge_key(self, edge: Edge) -> object:
         simq = self.plan.edges[edge]
@@ -181,27 +220,14 @@ class Lowering:
         each = 4 if qparams is None else qparams.dtype.torch.itemsize
         return each * math.prod(self.graph[root].shape or ())
 
-    @property
-    def by_sample(self) -> bool:
+    def _by_sample(self) -> bool:
         """Whether every sample of a batch is computed independently of the others."""
-        nodes = [n for n in self.graph if n.op not in (INPUT, CONST) and n.name not in self.wiring.skipped]
-        ends = [n.shape for n in (self.graph[name] for name in (*self.graph.inputs, *self.graph.outputs))]
-        return (
-            bool(nodes) and all(s is not None and s[:1] == (1,) for s in ends) and all(map(self._keeps_samples, nodes))
-        )
+        ends = [self.graph[name].shape for name in (*self.graph.inputs, *self.graph.outputs)]
+        batch_first = all(shape is not None and shape[:1] == (1,) for shape in ends)
+        return bool(self.selected) and batch_first and all(map(self._keeps_samples, self.selected))
 
-    def _keeps_samples(self, node: Node) -> bool:
+    def _keeps_samples(self, name: str) -> bool:
         """Whether the first axis of a node's value is the batch and its kernel computes every sample by itself."""
+        node = self.graph[name]
         batch_first = node.shape is not None and node.shape[:1] == (1,)
-        return batch_first and self.selected[node.name].kernel.by_sample(self.plan, node)
-
-    def _convert(self, root: str) -> None:
-        """Add steps for the requested conversions of a value that its kernel does not store."""
-        for name, simq in self.layouts.conversions(root).items():
-            if name not in self.available:
-                assert simq is not None
-                kernel, run = conversion(self.plan, root, simq, self.kernels.calls)
-                digest = repr((kernel, simq.key)).encode()
-                self.steps.append(Step((root,), (name,), run, digest, (None,)))
-                self.sizes.append(self._bytes(root, name))
-                self.available.add(name)
+        return batch_first and self.selected[name].kernel.by_sample(self.plan, node)
