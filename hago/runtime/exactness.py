@@ -8,13 +8,12 @@ native engine on every output.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from hago.arithmetic.equality import count_differing
-from hago.arithmetic.types import Edge
 from hago.graph import Node
 from hago.plan import Plan
 from hago.runtime.native.executor import Executor
@@ -41,47 +40,59 @@ class Exactness:
         return not self.differences
 
 
+@dataclass(slots=True)
+class _Comparison:
+    """The comparison of the values of one batch, while `compare_plan_exactly` runs the models.
+
+    Args:
+        expected: the values of the simulator that the integer model has not made yet, by place.
+    """
+
+    expected: dict[str, Tensor] = field(default_factory=dict)
+    compared: int = 0
+    differences: dict[str, int] = field(default_factory=dict)
+
+    def expect(self, place: str, value: Any) -> None:
+        """Keep a copy of a simulated value."""
+        if isinstance(value, Tensor):
+            self.expected[place] = value.clone()
+
+    def check(self, place: str, value: Any) -> None:
+        """Compare a value with the simulated one of its place."""
+        if isinstance(value, Tensor):
+            self.compare(place, self.expected.pop(place), value)
+
+    def compare(self, place: str, expected: Any, value: Any) -> None:
+        """Compare a value with another one."""
+        if isinstance(value, Tensor):
+            self.compared += value.numel()
+            if count := count_differing(expected, value):
+                self.differences[place] = count
+
+
 def compare_plan_exactly(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
     """Run the simulator and both engines of the integer model on one batch, and compare all values.
 
     The simulator runs twice: it observes values the first time, and fuses clamps, as in a search, the second time. All
     values of the batch are held in memory, so keep the batch small.
     """
-    simulated: dict[str, Tensor] = {}
-    differences: dict[str, int] = {}
-    compared = 0
-
-    def keep(place: str, value: Any) -> None:
-        if isinstance(value, Tensor):
-            simulated[place] = value.clone()
-
-    def check(place: str, value: Any) -> None:
-        nonlocal compared
-        if isinstance(value, Tensor):
-            other = simulated.pop(place)
-            compared += value.numel()
-            if count := count_differing(other, value):
-                differences[place] = count
+    comparison = _Comparison()
 
     def check_node(node: Node, value: Any) -> None:
         node_plan = plan.nodes.get(node.name)
-        check(node.name, value if node_plan is None else center(value, node_plan.out))
+        comparison.check(node.name, value if node_plan is None else center(value, node_plan.out))
 
-    def keep_edge(edge: Edge, value: Any) -> None:
-        keep(str(edge), value)
-
-    def check_edge(edge: Edge, value: Any) -> None:
-        check(str(edge), value)
-
-    for i, value in enumerate(Simulator(plan).run(inputs, lambda n, v: keep(n.name, v), keep_edge)):
-        keep(f"output:{i}", value)
-    for i, value in enumerate(Simulator(plan).run(inputs)):
-        keep(f"output:{i} fused", value)
-        keep(f"output:{i} native", value)
-    for i, value in enumerate(IntegerModel(plan).run(inputs, check_node, check_edge)):
-        check(f"output:{i}", value)
-        check(f"output:{i} fused", value)
-    for i, value in enumerate(Executor(plan).run(inputs)):
-        check(f"output:{i} native", value)
-    assert not simulated, f"the integer model never made {sorted(simulated)}"
-    return Exactness(compared, differences)
+    simulated = Simulator(plan).run(
+        inputs,
+        lambda node, value: comparison.expect(node.name, value),
+        lambda edge, value: comparison.expect(str(edge), value),
+    )
+    fused = Simulator(plan).run(inputs)
+    outputs = IntegerModel(plan).run(inputs, check_node, lambda edge, value: comparison.check(str(edge), value))
+    assert not comparison.expected, f"the integer model never made {sorted(comparison.expected)}"
+    for i, (output, observed, expected) in enumerate(zip(outputs, simulated, fused, strict=True)):
+        comparison.compare(f"output:{i}", observed, output)
+        comparison.compare(f"output:{i} fused", expected, output)
+    for i, (output, expected) in enumerate(zip(Executor(plan).run(inputs), fused, strict=True)):
+        comparison.compare(f"output:{i} native", expected, output)
+    return Exactness(comparison.compared, comparison.differences)
