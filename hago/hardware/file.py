@@ -140,21 +140,12 @@ def hardware_from_document(document: Mapping[str, Any], origin: str, known_ops: 
         known_ops: the ops that it may list.
     """
     descs = {name: _desc(name, body) for name, body in document["signatures"].items()}
-    how = document["requantize"]
     return Hardware(
         ops={op: tuple(descs[s] for s in listed) for op, listed in document["ops"].items()},
         name=document["name"],
         activation=TensorScheme(**document["activation"]),
         weight=TensorScheme(**document["weight"]),
-        requantize=Requantize(
-            form=how["form"],
-            rounding=document["rounding"],
-            multiplier_bits=int(how.get("multiplier_bits", 31)),
-            two_stage=how.get("two_stage", False),
-            search=how.get("search", "nearest"),
-            shift_rounding=how.get("shift_rounding"),
-            wide=how.get("wide"),
-        ),
+        requantize=_requantize(document),
         other_ops=document["other_ops"],
         cost=dict(document.get("cost", {})),
         sources=tuple(document.get("sources", ())),
@@ -163,6 +154,14 @@ def hardware_from_document(document: Mapping[str, Any], origin: str, known_ops: 
         origin=origin,
         known_ops=known_ops,
     )
+
+
+def _requantize(document: Mapping[str, Any]) -> Requantize:
+    """The arithmetic of requantization; a key that the document leaves out has the default of `Requantize`."""
+    fields = {**document["requantize"], "rounding": document["rounding"]}
+    if "multiplier_bits" in fields:
+        fields["multiplier_bits"] = int(fields["multiplier_bits"])  # JSON may write 31.0
+    return Requantize(**fields)
 
 
 def _desc(name: str, body: Mapping[str, Any]) -> OpDesc:
