@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from hago.arithmetic.numerics import OVERFLOWS, BiasAt, Order, Overflow, Requantize
 from hago.arithmetic.schemes import SCHEMES
@@ -21,6 +21,10 @@ from hago.ops import OPS, OpRule, Ops, aliases
 Granularity = Literal["per_tensor", "per_channel"]
 RequantizeAt = Literal["edge", "output"]
 OtherOps = Literal["float32", "reject"]
+
+#: The bits that a search may choose for an operand where a signature does not say.
+DEFAULT_MIN_BITS: Final = 4
+DEFAULT_MAX_BITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +112,8 @@ class OpDesc:
     accumulator: Accumulator | None = None
     requantize_at: RequantizeAt = "edge"
     name: str = field(default="", compare=False)
-    min_bits: int = 4
-    max_bits: int = 64
+    min_bits: int = DEFAULT_MIN_BITS
+    max_bits: int = DEFAULT_MAX_BITS
     form: str | None = None
     fixed_out: FixedOut | None = None
     cost: Mapping[str, float] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from hago.arithmetic.rounding import ROUNDINGS
 from hago.arithmetic.schemes import SCHEMES, SMALLEST_SCALE
 from hago.arithmetic.types import DTYPES, DType
 from hago.errors import did_you_mean
+from hago.hardware.hardware import DEFAULT_MAX_BITS, DEFAULT_MIN_BITS
 from hago.ops import IntegerForm, OpRule, Ops, aliases
 
 Path = tuple[str | int, ...]
@@ -71,7 +72,6 @@ def figures(path: Path, values: Mapping[str, Any]) -> Iterator[Finding]:
 
 # ---------------------------------------------------------------- one signature
 
-DEFAULT_MIN_BITS: Final = 4
 #: The keys of signatures that compute in integers.
 _INTEGER_KEYS: Final = ("accumulator", "requantize_at", "fixed_out")
 #: The keys of signatures with integer operands.
@@ -151,7 +151,7 @@ def _order(path: Path, register: Document) -> Iterator[Finding]:
 def _limits(path: Path, body: Document, operands: list[DType]) -> Iterator[Finding]:
     """The mistakes in the bits that a search may choose for operands."""
     widest, narrowest = max(d.bits for d in operands), min(d.bits for d in operands)
-    low, high = body.get("min_bits", DEFAULT_MIN_BITS), body.get("max_bits", 64)
+    low, high = body.get("min_bits", DEFAULT_MIN_BITS), body.get("max_bits", DEFAULT_MAX_BITS)
     if low > high:
         yield Finding((*path, "max_bits"), f"got {high}; expected at least min_bits, {low}")
     if low > narrowest:
