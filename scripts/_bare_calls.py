@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hago.graph import CONST, INPUT, Node
 from hago.plan import Plan
+from hago.runtime.native import exact_kernels
 from hago.runtime.native.kernels import CONV, geometry_of, select_kernel
 from hago.runtime.native.onednn import OnednnConv, prepack
 
@@ -62,7 +63,7 @@ def whole_network(plan: Plan, images: Tensor) -> Callable[[], Tensor]:
 def _conv(plan: Plan, node: Node) -> OnednnConv | None:
     """The call of a convolution or a matrix product; None for other nodes."""
     made = plan.nodes.get(node.name)
-    if made is None or select_kernel(plan, node, {"conv", "passes"}).kernel is not CONV:
+    if made is None or select_kernel(plan, node, exact_kernels()).kernel is not CONV:
         return None
     g = geometry_of(node, made)
     assert not isinstance(g, str)

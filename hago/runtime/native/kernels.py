@@ -10,9 +10,9 @@ arithmetic always does, so every node has a kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -62,9 +62,6 @@ from hago.runtime.native.weights import Geometry, KernelConstantCache, conv_geom
 from hago.runtime.reference import compute_float, compute_integer, move_stored, store
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
-#: The native kernels that a process may lack: convolutions of bytes and of 16-bit values, passes over whole values,
-#: and products of two values.
-Feature = Literal["conv", "int16 conv", "passes", "products"]
 
 
 # ---------------------------------------------------------------- records
@@ -103,6 +100,18 @@ class LoweringState(Protocol):
     kernels: ExactKernels
 
 
+def _has_passes(kernels: ExactKernels, node_plan: NodePlan) -> bool:
+    return kernels.calls is not None
+
+
+def _has_products(kernels: ExactKernels, node_plan: NodePlan) -> bool:
+    return kernels.calls is not None and kernels.products.exact
+
+
+def _in_torch(kernels: ExactKernels, node_plan: NodePlan) -> bool:
+    return True
+
+
 def _always(plan: Plan, node: Node) -> bool:
     return True
 
@@ -121,8 +130,7 @@ class Kernel:
             the kernel cannot compute what the Plan prescribes. An empty reason keeps that of the kernel tried before.
         emit: called by `Lowering` once for every node that runs on this kernel. Returns the call, or the reason why
             there is none, in which case the node runs on the reference arithmetic.
-        needs: the native kernel that this process must have, or a function of the NodePlan that gives it; None for
-            kernels that torch always has.
+        present: whether this process has the native kernel that the node needs.
         any_form: whether it can compute ops in a form that requantizes its output itself, or that takes attributes
             in integers.
         converts: which conversions of its operands it makes itself. Steps before it make the others.
@@ -135,7 +143,7 @@ class Kernel:
     name: str
     matches: Callable[[Plan, Node, NodePlan], Match | str]
     emit: Callable[[LoweringState, Node], Call | str]
-    needs: Feature | Callable[[NodePlan], Feature] | None
+    present: Callable[[ExactKernels, NodePlan], bool]
     any_form: bool = False
     converts: Converts = "nothing"
     reads_real: bool = False
@@ -208,8 +216,10 @@ def _reads_int16(node_plan: NodePlan) -> bool:
     return node_plan.operands[0] is not None and stored_type(node_plan.operands[0]) == 2
 
 
-def _conv_feature(node_plan: NodePlan) -> Feature:
-    return "int16 conv" if _reads_int16(node_plan) else "conv"
+def _has_conv(kernels: ExactKernels, node_plan: NodePlan) -> bool:
+    if _reads_int16(node_plan):
+        return kernels.conv.exact and kernels.words.exact
+    return kernels.conv.exact or kernels.onednn.exact
 
 
 def geometry_of(node: Node, node_plan: NodePlan) -> Geometry | str:
@@ -341,7 +351,7 @@ def _rank_is_kept(plan: Plan, node: Node) -> bool:
     return node.op != "matmul" or len(node.shape or ()) == len(plan.graph[node.inputs[0]].shape or ())
 
 
-CONV: Final = Kernel("native conv", _match_conv, _emit_conv, _conv_feature, by_sample=_rank_is_kept)
+CONV: Final = Kernel("native conv", _match_conv, _emit_conv, _has_conv, by_sample=_rank_is_kept)
 
 
 # ---------------------------------------------------------------- products of two values
@@ -414,8 +424,8 @@ def _matmul_by_sample(plan: Plan, node: Node) -> bool:
     return _batches_agree(plan, node) and _rank_is_kept(plan, node)
 
 
-MATMUL: Final = Kernel("native matmul", _match_matmul, _emit_matmul, "products", by_sample=_matmul_by_sample)
-MULTIPLY: Final = Kernel("native multiply", _match_multiply, _emit_multiply, "products", by_sample=_batches_agree)
+MATMUL: Final = Kernel("native matmul", _match_matmul, _emit_matmul, _has_products, by_sample=_matmul_by_sample)
+MULTIPLY: Final = Kernel("native multiply", _match_multiply, _emit_multiply, _has_products, by_sample=_batches_agree)
 
 
 # ---------------------------------------------------------------- sums over windows and axes
@@ -453,8 +463,8 @@ def _emit_reduce(state: LoweringState, node: Node) -> Call | str:
     return _call_with_epilogue("native sum over axes", epilogue, [state.layouts.names[node.edges[0]]], call)
 
 
-SUM_POOL: Final = Kernel("native sum pool", _match_sum_pool, _emit_sum_pool, "passes")
-REDUCE: Final = Kernel("native sum over axes", _match_reduce, _emit_reduce, "passes")
+SUM_POOL: Final = Kernel("native sum pool", _match_sum_pool, _emit_sum_pool, _has_passes)
+REDUCE: Final = Kernel("native sum over axes", _match_reduce, _emit_reduce, _has_passes)
 
 
 # ---------------------------------------------------------------- sums of two values
@@ -597,11 +607,11 @@ def _call_of_sum(state: LoweringState, node: Node, slot: int, epilogue: Epilogue
     return call if const is None else replace(call, inputs=(name,))  # the call holds the other operand
 
 
-ADD: Final = Kernel("native add", _match_add, _emit_add, "passes", converts="integers", fuses_as="add")
+ADD: Final = Kernel("native add", _match_add, _emit_add, _has_passes, converts="integers", fuses_as="add")
 BROADCAST_ADD: Final = Kernel(
-    "native add, broadcast", _match_broadcast_add, _emit_broadcast_add, "passes", by_sample=_batches_agree
+    "native add, broadcast", _match_broadcast_add, _emit_broadcast_add, _has_passes, by_sample=_batches_agree
 )
-TFLITE_SUM: Final = Kernel("native add, TFLite's", _match_tflite_sum, _emit_tflite_sum, "passes", any_form=True)
+TFLITE_SUM: Final = Kernel("native add, TFLite's", _match_tflite_sum, _emit_tflite_sum, _has_passes, any_form=True)
 
 
 # ---------------------------------------------------------------- clamps and maxima
@@ -647,8 +657,8 @@ def _emit_max_pool(state: LoweringState, node: Node) -> Call | str:
     )
 
 
-CLAMP: Final = Kernel("native clamp", _match_clamp, _emit_clamp, "passes", fuses_as="clamp")
-MAX_POOL: Final = Kernel("native max pool", _match_max_pool, _emit_max_pool, "passes", fuses_as="max_pool")
+CLAMP: Final = Kernel("native clamp", _match_clamp, _emit_clamp, _has_passes, fuses_as="clamp")
+MAX_POOL: Final = Kernel("native max pool", _match_max_pool, _emit_max_pool, _has_passes, fuses_as="max_pool")
 
 
 # ---------------------------------------------------------------- tables
@@ -698,8 +708,8 @@ def pair_table_entries(plan: Plan, node: Node) -> Tensor:
     return compute_integer(plan, node, arriving, values, lambda _, slot: values[slot])
 
 
-TABLE: Final = Kernel("native table", _match_table, _emit_table, "passes", any_form=True)
-PAIR_TABLE: Final = Kernel("native pair table", _match_pair_table, _emit_pair_table, "passes", any_form=True)
+TABLE: Final = Kernel("native table", _match_table, _emit_table, _has_passes, any_form=True)
+PAIR_TABLE: Final = Kernel("native pair table", _match_pair_table, _emit_pair_table, _has_passes, any_form=True)
 
 
 # ---------------------------------------------------------------- ops that only move values
@@ -758,8 +768,8 @@ def _emit_pad(state: LoweringState, node: Node) -> Call | str:
     return _call_of_node(state, node, "torch on bytes", run)
 
 
-MOVE: Final = Kernel("torch on stored values", _match_move, _emit_move, None, by_sample=_batch_stays_first)
-PAD: Final = Kernel("torch's padding of stored values", _match_pad, _emit_pad, None, any_form=True)
+MOVE: Final = Kernel("torch on stored values", _match_move, _emit_move, _in_torch, by_sample=_batch_stays_first)
+PAD: Final = Kernel("torch's padding of stored values", _match_pad, _emit_pad, _in_torch, any_form=True)
 
 
 # ---------------------------------------------------------------- kernels that compute every Plan
@@ -807,10 +817,14 @@ def _emit_floats(state: LoweringState, node: Node) -> Call | str:
     return _emit_reference(state, node, "torch in floats", floats=True)
 
 
-FLOAT: Final = Kernel("float", _match_any, _emit_float, None, converts="everything", reads_real=True, by_sample=_never)
-FLOATS: Final = Kernel("torch in floats", _match_floats, _emit_floats, None, converts="everything", by_sample=_never)
+FLOAT: Final = Kernel(
+    "float", _match_any, _emit_float, _in_torch, converts="everything", reads_real=True, by_sample=_never
+)
+FLOATS: Final = Kernel(
+    "torch in floats", _match_floats, _emit_floats, _in_torch, converts="everything", by_sample=_never
+)
 REFERENCE: Final = Kernel(
-    "reference", _match_any, _emit_reference, None, any_form=True, converts="everything", by_sample=_never
+    "reference", _match_any, _emit_reference, _in_torch, any_form=True, converts="everything", by_sample=_never
 )
 
 
@@ -849,23 +863,11 @@ KERNELS: Final[Mapping[str, tuple[Kernel, ...]]] = {
 TABLE_KERNELS: Final = (TABLE,)
 
 
-def native_features(kernels: ExactKernels) -> frozenset[Feature]:
-    """The native kernels that this process may select."""
-    passes = kernels.calls is not None
-    features: dict[Feature, bool] = {
-        "conv": kernels.conv.exact or kernels.onednn.exact,
-        "int16 conv": kernels.conv.exact and kernels.words.exact,
-        "passes": passes,
-        "products": passes and kernels.products.exact,
-    }
-    return frozenset(name for name, present in features.items() if present)
-
-
-def select_kernel(plan: Plan, node: Node, features: Set[Feature]) -> SelectedKernel:
+def select_kernel(plan: Plan, node: Node, kernels: ExactKernels) -> SelectedKernel:
     """The first kernel that can compute a node, and why: called by `Lowering` once for every node that it computes.
 
     Args:
-        features: the native kernels that may be selected.
+        kernels: the native kernels that may be selected.
     """
     node_plan = plan.nodes.get(node.name)
     if node_plan is None:
@@ -876,10 +878,8 @@ def select_kernel(plan: Plan, node: Node, features: Set[Feature]) -> SelectedKer
     for kernel in TABLE_KERNELS if node_plan.table is not None else KERNELS.get(node.op, ()):
         if special_form and not kernel.any_form:
             continue
-        needs = kernel.needs(node_plan) if callable(kernel.needs) else kernel.needs
-        match = (
-            kernel.matches(plan, node, node_plan) if needs is None or needs in features else "no native kernels here"
-        )
+        present = kernel.present(kernels, node_plan)
+        match = kernel.matches(plan, node, node_plan) if present else "no native kernels here"
         if isinstance(match, Match):
             return SelectedKernel(kernel, match.why)
         why = match or why

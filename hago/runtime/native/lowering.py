@@ -23,7 +23,7 @@ from hago.plan import Plan
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import QuantizeCall, RowsCall
 from hago.runtime.native.epilogue import Epilogue, FusedEpilogues, StoredOutput, largest_value
-from hago.runtime.native.kernels import REFERENCE, Call, Run, SelectedKernel, native_features, select_kernel
+from hago.runtime.native.kernels import REFERENCE, Call, Run, SelectedKernel, select_kernel
 from hago.runtime.native.layouts import RequestedLayouts, Wiring, wire
 from hago.runtime.native.requantize import channel_axis, period, requantization_of, stored_type, to_real
 from hago.runtime.native.self_test import ExactKernels
@@ -141,10 +141,9 @@ class Lowering:
     def __init__(self, wiring: Wiring, constant_cache: KernelConstantCache, kernels: ExactKernels) -> None:
         self.wiring, self.plan, self.graph = wiring, wiring.plan, wiring.plan.graph
         self.constant_cache, self.kernels = constant_cache, kernels
-        features = native_features(kernels)
         #: The kernel of every node that is computed.
         self.selected: dict[str, SelectedKernel] = {
-            n.name: select_kernel(self.plan, n, features)
+            n.name: select_kernel(self.plan, n, kernels)
             for n in self.graph
             if n.op not in (INPUT, CONST) and n.name not in wiring.skipped
         }
