@@ -212,7 +212,7 @@ def _explain(graph: Graph, node: Node, hardware: Hardware, topology: Topology, s
     safe, always = None, False
     if integer:
         choices = [e.choices for e in edges[: len(node.inputs)]]
-        safe, always = safe_bits(graph, node, hardware, descs, choices, ops)
+        safe, always = always_safe_bits(graph, node, hardware, descs, choices, ops)
     return NodeChoice(
         name=node.name,
         op=node.attrs["target"] if node.op == "opaque" else node.op,
@@ -227,7 +227,7 @@ def _explain(graph: Graph, node: Node, hardware: Hardware, topology: Topology, s
 
 
 # ---------------------------------------------------------------- overflow
-def safe_bits(
+def always_safe_bits(
     graph: Graph,
     node: Node,
     hardware: Hardware,
@@ -246,12 +246,16 @@ def safe_bits(
     """
     form = ops[node.op].integer
     assert form is not None
-    moves = form.outputs_fit_input_dtype and all(d.register.dtype == d.in_dtype(0) for d in descs)
-    if form.table or moves:
+    keeps_dtype = form.outputs_fit_input_dtype and all(d.register.dtype == d.in_dtype(0) for d in descs)
+    if form.table or keeps_dtype:
         return None, True
-    rescaled = form.requantizes_output or ("common" in form.slots and any(d.requantize_at == "output" for d in descs))
+    has_other_scale = form.requantizes_output or (
+        "common" in form.slots and any(d.requantize_at == "output" for d in descs)
+    )
     ones = [torch.ones((), dtype=torch.float64)] * len(choices)
-    if rescaled or form.attrs_at or form.attrs(node.attrs, ones) is not node.attrs or not all(choices):
+    # a form without limits or pads returns its attributes as they are
+    depends_on_scales = bool(form.attrs_at) or form.attrs(node.attrs, ones) is not node.attrs
+    if has_other_scale or depends_on_scales or not all(choices):
         return None, False  # it depends on scales: of a derived bias, or of integers as the producer emits them
     affine = not TWO_SIDED.isdisjoint((hardware.activation.scheme, hardware.weight.scheme))
     widest = max(c[0] for c in choices)
@@ -270,8 +274,8 @@ def _fits(graph: Graph, node: Node, descs: Sequence[OpDesc], bits: Sequence[int]
             continue
         operands = []
         for slot, b in enumerate(bits):
-            one_sided = affine or not desc.in_dtype(slot).signed
-            largest = torch.tensor(float((1 << b) - 1 if one_sided else (1 << (b - 1)) - 1), dtype=torch.float64)
+            uses_all_levels = affine or not desc.in_dtype(slot).signed
+            largest = torch.tensor(float((1 << b) - 1 if uses_all_levels else (1 << (b - 1)) - 1), dtype=torch.float64)
             operands.append(Operand(None, largest, graph[node.inputs[slot]].shape or ()))
         if float(form.bound(node.attrs, operands).max()) > desc.register.dtype.max:
             return False

@@ -53,15 +53,21 @@ def differences(a: Any, b: Any) -> Differences:
         a, b: tensors, numbers, or tuples, lists and dicts of such; anything else is compared with `==`.
     """
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return _tensor_differences(a, b) if a.shape == b.shape else _apart(a, b)
+        return _tensor_differences(a, b) if a.shape == b.shape else _differ_wholly(a, b)
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return _total([differences(x, y) for x, y in zip(a, b, strict=True)]) if len(a) == len(b) else _apart(a, b)
+        return (
+            _total([differences(x, y) for x, y in zip(a, b, strict=True)]) if len(a) == len(b) else _differ_wholly(a, b)
+        )
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return _total([differences(a[key], b[key]) for key in a]) if a.keys() == b.keys() else _apart(a, b)
+        return _total([differences(a[key], b[key]) for key in a]) if a.keys() == b.keys() else _differ_wholly(a, b)
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         return Differences(0, 0.0) if a == b or (a != a and b != b) else Differences(1, _gap(a, b))
     structured = (Tensor, tuple, list, Mapping)
-    return _apart(a, b) if isinstance(a, structured) or isinstance(b, structured) or a != b else Differences(0, 0.0)
+    return (
+        _differ_wholly(a, b)
+        if isinstance(a, structured) or isinstance(b, structured) or a != b
+        else Differences(0, 0.0)
+    )
 
 
 def to_quanta(values: Tensor, scale: Tensor | float = 1.0) -> Tensor:
@@ -126,7 +132,7 @@ def _entries(x: Any) -> int:
     return sum(map(_entries, x.values())) if isinstance(x, Mapping) else 1
 
 
-def _apart(a: Any, b: Any) -> Differences:
+def _differ_wholly(a: Any, b: Any) -> Differences:
     return Differences(max(_entries(a), _entries(b), 1), sys.float_info.max)
 
 

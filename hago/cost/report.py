@@ -1,7 +1,8 @@
-"""Costs without calibration data (`cost_range`: at the most bits, at the fewest, and in float), and costs as text.
+"""Costs of a model before calibration (`cost_range`, for `hago.explain_cost`), and costs as text for the command line.
 
 Costs depend on bits, shapes and signatures. Of thresholds it only matters whether two scales are equal, which then need
-no requantization; with the made-up thresholds here all scales differ.
+no requantization; the made-up thresholds here differ between any 32 groups
+in a row.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class MadeUpThresholds:
         self._powers: dict[str, int] = {}
 
     def signed(self, key: str, source: str) -> bool:
-        """Always."""
+        """True: the ranges are symmetric."""
         return True
 
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:

@@ -71,13 +71,13 @@ def make_tables(plan: Plan, bits: Mapping[str, int], observed: Mapping[str, Rang
     integer = [n.name for n in plan.graph if n.name in plan.nodes]
     from_data = {n: pair for n, pair in (observed or {}).items() if n in plan.nodes and n not in rows}
     rows |= from_data
-    one_sided = plan.hardware.activation.scheme not in TWO_SIDED
+    symmetric = plan.hardware.activation.scheme not in TWO_SIDED
     int4 = {name: _widest(pairs) for name, pairs in ranges.int4.items()}
     order = [n.name for n in plan.graph if n.name in rows]
     return Tables(
         CalibrationTable(
-            {n: _row(rows[n], one_sided and n not in from_data) for n in order},
-            {n: _row(int4[n], one_sided) for n in order if n in int4},
+            {n: _row(rows[n], symmetric and n not in from_data) for n in order},
+            {n: _row(int4[n], symmetric) for n in order if n in int4},
             comments=(f"made by hago for {plan.hardware.name}", "op_name    threshold    min    max"),
         ),
         QuantizeTable(dict(_modes(plan, bits)), ("op_name   quantize_mode",)),
@@ -108,13 +108,13 @@ def observed_ranges(plan: Plan, batches: Iterable[Sequence[Tensor]]) -> dict[str
     return ranges
 
 
-def _row(pair: Range, one_sided: bool) -> Row:
+def _row(pair: Range, symmetric: bool) -> Row:
     """The row of a range.
 
-    Its threshold is the larger magnitude; in a one-sided scheme it is the positive end, because some chips have one
-    more quantum below zero than above.
+    Its threshold is the larger magnitude; of a symmetric scheme it is the upper end, since the lower end may be one
+    quantum further from 0, for the extra negative integer.
     """
-    return Row(pair[1] if one_sided and pair[1] > 0 else max(-pair[0], pair[1], 0.0), *pair)
+    return Row(pair[1] if symmetric and pair[1] > 0 else max(-pair[0], pair[1], 0.0), *pair)
 
 
 def _widest(pairs: list[Range]) -> Range:
@@ -168,7 +168,7 @@ def _propagate_ranges(plan: Plan, rows: dict[str, Range]) -> None:
     reader is such a node takes the range of that reader.
     """
     for node in plan.graph:
-        sources = _moved_tensors(plan, node)
+        sources = _sources_of_same_range(plan, node)
         if node.name not in rows and sources and all(s in rows for s in sources):
             rows[node.name] = _widest([rows[s] for s in sources])
     for node in reversed(plan.graph.nodes):
@@ -177,12 +177,12 @@ def _propagate_ranges(plan: Plan, rows: dict[str, Range]) -> None:
             node.name in plan.nodes
             and node.name not in rows
             and reader in rows
-            and _moved_tensors(plan, plan.graph[reader])
+            and _sources_of_same_range(plan, plan.graph[reader])
         ):
             rows[node.name] = rows[reader]
 
 
-def _moved_tensors(plan: Plan, node: Node) -> tuple[str, ...]:
+def _sources_of_same_range(plan: Plan, node: Node) -> tuple[str, ...]:
     """The inputs of an integer node whose output stays within their range, e.g. pooling, concatenation and relu."""
     form = plan.ops[node.op].integer if node.name in plan.nodes else None
     if form is None or not form.outputs_fit_input_dtype:

@@ -50,7 +50,7 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def any_of(names: Iterable[Any]) -> str:
+def comma_list(names: Iterable[Any]) -> str:
     """The names, separated by commas."""
     return ", ".join(map(str, names))
 
@@ -59,11 +59,11 @@ def known_name(path: Path, got: str, known: Iterable[str], what: str) -> Iterato
     """The finding that a name is unknown, if it is."""
     known = list(known)
     if got not in known:
-        text = f"unknown {what} {show(got)}; expected one of {any_of(known)}.{did_you_mean(got, known)}"
+        text = f"unknown {what} {show(got)}; expected one of {comma_list(known)}.{did_you_mean(got, known)}"
         yield Finding(path, text)
 
 
-def figures(path: Path, values: Mapping[str, Any]) -> Iterator[Finding]:
+def nan_findings(path: Path, values: Mapping[str, Any]) -> Iterator[Finding]:
     """A finding for every value that is NaN."""
     for key, value in values.items():
         if isinstance(value, float) and value != value:
@@ -82,7 +82,7 @@ _WIDEST_WEIGHT: Final = 16
 
 def check_signature(path: Path, body: Document) -> Iterator[Finding]:
     """The mistakes in a signature that do not depend on the ops that list it."""
-    yield from figures(path, {k: v for k, v in body.items() if not isinstance(v, (dict, list))})
+    yield from nan_findings(path, {k: v for k, v in body.items() if not isinstance(v, (dict, list))})
     listed = [((*path, "in", i), n) for i, n in enumerate(body["in"])] + [((*path, "out"), body["out"])]
     register = body.get("accumulator", {}).get("dtype", body["out"])
     if "accumulator" in body:
@@ -98,7 +98,7 @@ def check_signature(path: Path, body: Document) -> Iterator[Finding]:
     elif not out.is_int and len(integers) < min(2, len(operands)):
         yield from _float_signature(path, body, integers)
     else:
-        text = f"mixes integer and float dtypes: {any_of(body['in'])} -> {out}; expected two signatures"
+        text = f"mixes integer and float dtypes: {comma_list(body['in'])} -> {out}; expected two signatures"
         yield Finding(path, f"{text}, or floats with one integer operand, the weight")
 
 
@@ -141,7 +141,7 @@ def _order(path: Path, register: Document) -> Iterator[Finding]:
     each = "overflow" in register and OVERFLOWS[register["overflow"]].at_every_addition
     for key, known in (("order", get_args(Order)), ("bias", get_args(BiasAt))):
         if each and key not in register:
-            text = f"the key is missing; with saturate_each expected one of {any_of(known)}"
+            text = f"the key is missing; with saturate_each expected one of {comma_list(known)}"
             yield Finding((*path, key), text)
         elif not each and key in register:
             text = f"got {show(register[key])}; belongs to saturate_each, got {register['overflow']}: remove it"
@@ -232,13 +232,13 @@ def _shape_findings(error: ValidationError) -> Iterator[Finding]:
     if keyword == "additionalProperties":
         known = error.schema["properties"]
         for key in (k for k in got if k not in known):
-            yield Finding((*path, key), f"unknown key; known: {any_of(known)}.{did_you_mean(key, known)}")
+            yield Finding((*path, key), f"unknown key; known: {comma_list(known)}.{did_you_mean(key, known)}")
     elif keyword == "required":
         for key in (k for k in wanted if k not in got):
             yield Finding((*path, key), "the key is missing")
     elif keyword == "enum":
         close = did_you_mean(got, wanted) if isinstance(got, str) else ""
-        yield Finding(path, f"got {show(got)}; expected one of {any_of(wanted)}.{close}")
+        yield Finding(path, f"got {show(got)}; expected one of {comma_list(wanted)}.{close}")
     else:
         expected = _EXPECTED[str(keyword)].format(show(wanted) if keyword == "const" else wanted)
         yield Finding(path, f"got {show(got)}; expected {expected}")
@@ -266,7 +266,7 @@ def _meaning(document: Document) -> Iterator[Finding]:
     if "rounding" in document:
         yield from known_name(("rounding",), document["rounding"], ROUNDINGS, "rounding")
     yield from _requantize(document)
-    yield from figures(("cost",), document.get("cost", {}))
+    yield from nan_findings(("cost",), document.get("cost", {}))
     for name, body in document.get("signatures", {}).items():
         yield from check_signature(("signatures", name), body)
 
@@ -317,7 +317,7 @@ def _ops(sound: Document, names: Document, known_ops: Ops) -> Iterator[Finding]:
         spelling_of.setdefault(name, op)
         if name not in known_ops:
             close = did_you_mean(op, [*known_ops, *spelled])
-            yield Finding(("ops", op), f"unknown op; expected one of {any_of(known_ops)}.{close}")
+            yield Finding(("ops", op), f"unknown op; expected one of {comma_list(known_ops)}.{close}")
         for index, signature in enumerate(listed):
             path = ("ops", op, index)
             yield from known_name(path, signature, names, "signature")
@@ -339,7 +339,7 @@ def _op_takes(path: Path, op: str, signature: Document, known_ops: Ops, how: Doc
     if rule.integer is None and not rule.forms:
         yield Finding(path, f"hago has no integer form of {op}; expected a float signature")
     elif named not in rule.forms and (named is not None or rule.integer is None):
-        known = f"it has {any_of(rule.forms) or 'one, without a name'}"
+        known = f"it has {comma_list(rule.forms) or 'one, without a name'}"
         yield Finding(path, f"{op} has no form {show(named)}; {known}.{did_you_mean(named or '', rule.forms)}")
     elif (form := rule.integer if named is None else rule.forms[named]) is not None:
         yield from _form_takes(path, op, signature, form, how)
@@ -352,7 +352,7 @@ def _weight_only(path: Path, op: str, signature: Document, rule: OpRule) -> Iter
     if integers and weight is None:
         yield Finding(path, f"hago knows no weight of {op}; expected a signature of floats alone, or of integers alone")
     elif weight is not None and integers not in ([], [weight.slot]):
-        text = f"the weight of {op} is operand {weight.slot}; got an integer as operand {any_of(integers)}"
+        text = f"the weight of {op} is operand {weight.slot}; got an integer as operand {comma_list(integers)}"
         yield Finding(path, f"{text} of a float signature")
 
 
@@ -384,7 +384,7 @@ def _one_form(path: Path, integers: Document) -> Iterator[Finding]:
     """All integer signatures of an op must have the same form."""
     named = list(dict.fromkeys(s.get("form") for s in integers.values()))
     if len(named) > 1:
-        forms = any_of(n or "none" for n in named)
+        forms = comma_list(n or "none" for n in named)
         yield Finding(path, f"lists signatures of {len(named)} forms ({forms}); expected one form for the op")
 
 
@@ -396,6 +396,6 @@ def _one_place(path: Path, integers: Document, rule: OpRule) -> Iterator[Finding
         return
     places = {name: s.get("requantize_at", "edge") for name, s in integers.items()}
     if len(set(places.values())) > 1:
-        got = any_of(f"{name}: {at}" for name, at in places.items())
+        got = comma_list(f"{name}: {at}" for name, at in places.items())
         text = f"lists signatures that requantize in two places ({got}); expected the same requantize_at in all"
         yield Finding(path, f"{text}: list those of one place only")

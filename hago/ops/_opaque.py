@@ -1,7 +1,9 @@
 """opaque: an ATen call that no rule reads. torch itself runs it, on real values.
 
 Its attributes are JSON: the call's target, and its arguments with tensors replaced by `{"$": i}`
-(the i-th input) and dtypes, layouts and the like by `{"torch": "float32"}`.
+(the i-th input) and dtypes, layouts and the like by
+`{"torch": "float32", "kind": "dtype"}`. The importer calls `target_name` and `pack`, and readers and writers of stored
+models `why_not_portable`.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ _BUILTINS: Final[Mapping[str, Callable[..., Any]]] = {
               operator.neg, operator.pow, operator.eq, operator.ne, operator.lt, operator.le, operator.gt,
               operator.ge, operator.getitem)
 }  # fmt: skip
-#: The ATen operators that a file may name: those that check their arguments, whatever these are, and whose results have
-#: a size that is known before they run. Left out are operators that read what they should not (`segment_reduce` with
-#: `unsafe`, `_unsafe_index`, `as_strided`, `empty`), whose size depends on values (`nonzero`, `unique`), or that touch
-#: files, devices and generators. A test tries each with hostile arguments.
+#: The ATen operators that a stored model may call: those that check their arguments, whatever these are, and whose
+#: results have a size that is known before they run. Left out are operators that read what they should not
+#: (`segment_reduce` with `unsafe`, `_unsafe_index`, `as_strided`, `empty`), whose size depends on values (`nonzero`,
+#: `unique`), or that touch files, devices and generators. A test tries each with hostile arguments.
 PORTABLE: Final = frozenset(
     """
     abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not

@@ -1,4 +1,7 @@
-"""div: by a number, which on integers only divides the scale; by a tensor, in float, to which `plus` may be added."""
+"""div: by a number, which on integers only divides the scale; by a tensor, in float.
+
+The attribute `plus`, a number that is added to the divisor, is set by `graph.passes.fold_guards`.
+"""
 
 import operator
 from collections.abc import Sequence

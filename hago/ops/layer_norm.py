@@ -1,4 +1,4 @@
-"""layer_norm: the last axes brought to mean 0 and variance 1, then weight and bias; float everywhere."""
+"""layer_norm: the last axes brought to mean 0 and variance 1, then weight and bias; without an integer form."""
 
 import torch.nn.functional as F
 from torch import Tensor

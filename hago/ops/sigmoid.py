@@ -1,4 +1,4 @@
-"""sigmoid: `1 / (1 + exp(-x))`."""
+"""sigmoid: `1 / (1 + exp(-x))`; on integers a lookup table."""
 
 import torch
 

@@ -3,13 +3,14 @@
 The kind of a slot (`ops._rule.Slot`) says where the scale of its operand comes from:
 
     own      from the threshold of the slot's edge
-    common   from the thresholds of all common slots of the node, which are rectified: brought to one scale
+    common   from the thresholds of all common slots of the node, which are brought to one scale (`_rectify`)
     follow   from the producer, whose integers are read as they are where the signature takes their dtype
     bias     the product of the scales of slots 0 and 1
     plain    none: the operand is not quantized
 
 A `NodeBuilder` (`plan.resolve`) makes one `Operands` for each node plan that it builds, and `stored_weight` one for the
-weight of a float node. `qat.forward.LiveOperands` derives from it for training, where thresholds take gradients.
+weight of a float node; `search.sensitivity` makes one for the grids of a weight. `qat.forward.LiveOperands` derives
+from it for training, where thresholds take gradients.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Operands:
         bits: bits of each in-edge; None where the edge has no choice of bits.
         sources: qparams of each producer; None where its value is real.
         thresholds: the thresholds asked for so far, by group key.
-        raised: channels of the weight whose scale was raised so that the bias fits; see `targets`.
+        raised: channels of the weight whose scale was raised so that the bias fits; see `_with_room_for_bias`.
     """
 
     owner: OperandContext
@@ -239,7 +240,9 @@ class Operands:
                 return source
             if self.form.slot(slot) != "common":  # another dtype takes the same integers
                 return self.owner.intern(replace(source, dtype=dtype))
-            if desc.requantize_at == "edge":  # the sign differs, where ranges were given
+            if (
+                desc.requantize_at == "edge"
+            ):  # of the same width but another sign, which ranges that the user gives can ask for
                 return self.qparams_of_range(
                     self.owner.hardware.activation.scheme, *quantizable_ends(source), dtype.bits, dtype
                 )

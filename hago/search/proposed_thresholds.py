@@ -1,9 +1,9 @@
 """The thresholds that refinement compares, each as a copy of a prepared search with other thresholds.
 
 A search makes the RefinementTask; `hago.search.point_refinement` and `hago.search.choice_refinement` call the rest.
-Thresholds of activations that are of least squared error on statistics in which every value counts by its squared
-gradient minimize the error at the outputs instead of that of the tensor (`gradient_weighted`). Thresholds of weights
-are refined in `hago.search.weight_scales`.
+Thresholds of least squares minimize the error of a tensor. Where every value counts by its squared gradient
+(`gradient_weighted`), they minimize the error at the outputs instead. Thresholds of weights are refined in
+`hago.search.weight_scales`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Strategies: made from a Plan and its bits, and applied to their model again, without calibration."""
+"""Strategies: made from a Plan and its bits, and applied to their model again, without calibration.
+
+`search.session` makes the strategy of every best trial, `quantize_in_one_shot` and training make theirs;
+`hago.create_quantizer` and the reports apply one.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,7 @@ from hago.search.preparation import Prepared
 
 def make_strategy(prepared: Prepared, plan: Plan, bits: Mapping[str, int], made_by: Mapping[str, Any]) -> Strategy:
     """A Strategy from a Plan and its bits."""
+    # a point may turn nodes float, which gives a space of its own
     resolver, own = prepared.resolver.variant_at(bits)
     floats = sorted(prepared.space.floats(bits))
     if floats:

@@ -1,6 +1,7 @@
 """Overflow of accumulators in a simulation: counts and extremes, for nodes where overflow is not proved impossible.
 
-The evaluator makes one `AccumulatorExtremes` per trial and gives it to the Simulator as its `watch`.
+The evaluator makes one `AccumulatorExtremes` per measurement. It is the `watch` of the Simulator, and `Reuse` calls
+`add` with the remembered observations of nodes that do not run.
 """
 
 from __future__ import annotations
@@ -33,13 +34,17 @@ class SeenAccumulators:
 @dataclass(slots=True)
 class AccumulatorExtremes:
     """Largest accumulator values and overflow counts, by node, over the batches of a pass. A `watch` for the simulator.
-    Nodes that are proved not to overflow are left out."""
+    Nodes that are proved not to overflow are left out.
+
+    Args:
+        latest: the observation of the node that ran last, which `Reuse` remembers.
+    """
 
     plan: Plan
     overflows: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
     accumulators: dict[str, int] = field(default_factory=dict)
-    latest: SeenAccumulators = field(default_factory=SeenAccumulators)  # of the node that was observed last
+    latest: SeenAccumulators = field(default_factory=SeenAccumulators)
 
     def __call__(self, node: Node, c: Tensor, lost: Lost | None) -> None:
         """Count the accumulators of a batch that leave their register, or of which a partial sum overflowed.
@@ -67,6 +72,7 @@ class AccumulatorExtremes:
 
 
 def _observe(plan: NodePlan, c: Tensor, lost: Lost | None) -> SeenAccumulators:
+    """The observation of one node; of an empty batch, no accumulators."""
     if not c.numel():
         return SeenAccumulators()
     dtype = plan.desc.register.dtype

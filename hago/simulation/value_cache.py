@@ -293,7 +293,7 @@ class Reuse:
             for name, value, span in zip(step.outputs, outputs, step.spans, strict=True):
                 self.cache.put((digests[name], number), value, span)
 
-        values = _Values(plan.cached, start)
+        values = _Values(plan.cached, start)  # the start values are made when a step first reads one
         with torch.no_grad():
             run_steps(make_schedule(plan.steps, ends), values, keep)
         return {name: values[name] for name in ends}

@@ -32,7 +32,8 @@ from hago.runtime.reference import move_stored, real_value
 
 
 def conversion(plan: Plan, root: str, simq: SimQ, calls: Any) -> tuple[str, Run]:
-    """The kernel that applies a conversion to the value of a node, and the function that calls it.
+    """The kernel that applies a conversion to the value of a node, and the function that calls it. `Lowering` and
+    `analysis.hardware_timing` call it.
 
     Args:
         root: the node whose value is converted.
@@ -71,6 +72,7 @@ def _quantize(plan: Plan, root: str, simq: SimQ, calls: Any) -> Run | None:
 
 
 def _rows(plan: Plan, root: str, simq: SimQ, calls: Any) -> RowsCall | None:
+    """Requantization or dequantization of stored integers; None where no native kernel can do it."""
     source, shape = simq.source, plan.graph[root].shape
     assert source is not None
     code, node_plan = stored_type(source), plan.nodes.get(root)
@@ -199,7 +201,7 @@ class Lowering:
 
     def _add(self, root: str, inputs: tuple[str, ...], outputs: tuple[str, ...], run: Run, digest: str) -> None:
         """Add a step that makes the value of a root, or conversions of it."""
-        self.steps.append(Step(inputs, outputs, run, digest.encode(), (None,) * len(outputs)))
+        self.steps.append(Step(inputs, outputs, run, digest.encode(), spans=(None,) * len(outputs)))
         self.sizes.append(max(self._bytes(root, name) for name in outputs))
         self.available.update(outputs)
 
