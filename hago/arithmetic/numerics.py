@@ -414,10 +414,10 @@ def _one_product(
     shift = torch.where(n > 31, torch.ldexp(torch.ones_like(scale), 30 - n), torch.zeros_like(scale))
     if low >= 0:  # negative products are clipped to it, so that their ties do not matter
         up = shift + 0.5
-        return lambda part: part.to(torch.float64).mul_(scale).add_(up).floor_()
+        return lambda part: part.to(torch.float64, copy=True).mul_(scale).add_(up).floor_()
 
     def compute(part: Tensor) -> Tensor:
-        x = part.to(torch.float64).mul_(scale)
+        x = part.to(torch.float64, copy=True).mul_(scale)
         return x.add_(torch.copysign(shift, x)).add_(0.5).floor_()
 
     return compute
