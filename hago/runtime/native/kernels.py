@@ -274,7 +274,9 @@ def _emit_conv(state: LoweringState, node: Node) -> Call | str:
         return _NO_FORM
     words = _reads_int16(node_plan)
     tiles = state.kernels.tiles.exact and not words and tiles_pay(g)
-    packed = state.constant_cache(node_plan.consts[1], g, tiles, node.op == "matmul", words)
+    packed = state.constant_cache.packed(
+        node_plan.consts[1], g, tiles=tiles, transposed=node.op == "matmul", words=words
+    )
     pooled = state.epilogues.pooled(epilogue) if node.op == "conv2d" and not g.pointwise else None
     bias, built = node_plan.consts.get(2), epilogue.build()
     call = conv_call(state.kernels.calls, g, packed, storage_format(node_plan.operands[0]), built, bias, _is_flat(node))

@@ -154,9 +154,7 @@ class KernelConstantCache:
         key = (simq.key, same, how, channels, largest)
         return self._requantizations.get_or_make(key, lambda: requantization_of(simq, how, channels, largest))
 
-    def __call__(
-        self, weight: Tensor, geometry: Geometry, tiles: bool, transposed: bool = False, words: bool = False
-    ) -> Packed:
+    def packed(self, weight: Tensor, geometry: Geometry, *, tiles: bool, transposed: bool, words: bool) -> Packed:
         """The packed form of centered weights of shape (out, in / groups, h, w), or (in, out) if `transposed`.
 
         Args:
