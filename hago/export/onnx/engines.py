@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hago.errors import HagoError
+from hago.errors import HagoError, did_you_mean
 from hago.export.onnx.builder import OnnxFile
 from hago.export.onnx.values import Value, element_type_of
 from hago.export.onnx.writer import GraphWriter, load_onnx
@@ -158,6 +158,18 @@ def openvino_that_lasts(model: Any, threads: int | None = None) -> Run:
 
 
 ENGINES: Final[Mapping[str, Callable[..., Run]]] = {"onnxruntime": onnxruntime, "openvino": openvino}
+
+
+def engine(name: str) -> Callable[..., Run]:
+    """The engine called `name`.
+
+    Raises:
+        HagoError: there is none.
+    """
+    if name not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise HagoError(f"unknown engine {name!r}; expected one of {known}.{did_you_mean(name, ENGINES)}")
+    return ENGINES[name]
 
 
 # ---------------------------------------------------------------- values of nodes
