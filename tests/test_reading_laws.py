@@ -234,7 +234,12 @@ BROKEN: Final = {
         'strategy = value["',
         "Path('x').read_text()",
     ),
-    "a program": ("hardware.file.load_hardware", "hardware.file", 'how = document["', "subprocess.run(how)"),
+    "a program": (
+        "hardware.file.load_hardware",
+        "hardware.file",
+        'fields = {**document["requantize"]',
+        "subprocess.run(document)",
+    ),
     "torch's names": (
         "runtime.stored_model.load_plan",
         "ops.to",

@@ -9,13 +9,13 @@ from typing import Final, get_args
 
 from chips import Chip, has_weight, narrowed, weight_only
 
-from hago.arithmetic.numerics import BiasAt, Order, Requantize
+from hago.arithmetic.numerics import BiasAt, Order, Requantize, RequantizeForm
 from hago.arithmetic.rounding import ROUNDINGS
 from hago.arithmetic.types import INT16, INT32, dtype
 from hago.hardware import Accumulator, Hardware, OpDesc
 from hago.ops import OPS, IntegerForm
 
-_FORMS: Final = ("float32", "onnxruntime", "multiplier_shift", "shift")
+_FORMS: Final = get_args(RequantizeForm)
 
 
 def random_hardware(seed: int) -> Hardware:

@@ -69,8 +69,8 @@ def equalize_before_folding(graph: Graph, options: PassOptions) -> Graph:
     return replace(graph, consts={**graph.consts, **changed})
 
 
-NEW: Final = Pass("equalize", equalize, since=3)
-EARLIER: Final = Pass("equalize_before_folding", equalize_before_folding, since=3)
+NEW: Final = Pass("equalize", equalize, since=1 + max(p.since for p in PASSES))
+EARLIER: Final = Pass("equalize_before_folding", equalize_before_folding, since=1 + max(p.since for p in PASSES))
 
 
 def test_every_file_of_the_folder_is_in_the_table() -> None:
