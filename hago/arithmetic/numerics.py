@@ -100,9 +100,8 @@ Order = Literal["channels_outer", "channels_inner"]
 #: Whether the bias is the first addend or the last, if every addition saturates.
 BiasAt = Literal["first", "last"]
 
-#: float32 holds every integer up to the first exactly, float64 up to the second.
+#: float32 holds every integer up to this one exactly.
 EXACT_FLOAT32: Final = 1 << 24
-EXACT_FLOAT64: Final = 1 << 53
 #: Values that are multiplied and shifted at a time, so that a dozen passes over them stay in a core's cache.
 BLOCK: Final = 1 << 18
 #: float64 holds the product of an integer below this one and a multiplier of 31 bits, plus a half, exactly.

@@ -1,8 +1,8 @@
 """From bits to integers: topology, search space, scales, accumulator bounds, the Plan, and the stored Strategy."""
 
 from hago.plan import dorefa_weights, feasibility, topology
+from hago.plan.clamp_fusion import fuse_clamps
 from hago.plan.document import plan_from_document, plan_to_document, user_rules
-from hago.plan.fusion import fuse_clamps
 from hago.plan.operands import Operands, ThresholdSource
 from hago.plan.placement import POLICY_PREFIX, topology_of
 from hago.plan.plan import NodePlan, Plan, Verdict

@@ -11,7 +11,7 @@ from products import some
 
 from hago.graph.graph import Graph
 from hago.hardware.file import load_hardware
-from hago.plan.fusion import fuse_clamps
+from hago.plan.clamp_fusion import fuse_clamps
 from hago.plan.plan import Plan
 from hago.runtime.reference import IntegerModel
 from hago.simulation.simulator import Simulator
