@@ -55,19 +55,17 @@ def differences(a: Any, b: Any) -> Differences:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return _tensor_differences(a, b) if a.shape == b.shape else _differ_wholly(a, b)
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return (
-            _total([differences(x, y) for x, y in zip(a, b, strict=True)]) if len(a) == len(b) else _differ_wholly(a, b)
-        )
+        if len(a) != len(b):
+            return _differ_wholly(a, b)
+        return _total([differences(x, y) for x, y in zip(a, b, strict=True)])
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return _total([differences(a[key], b[key]) for key in a]) if a.keys() == b.keys() else _differ_wholly(a, b)
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         return Differences(0, 0.0) if a == b or (a != a and b != b) else Differences(1, _gap(a, b))
     structured = (Tensor, tuple, list, Mapping)
-    return (
-        _differ_wholly(a, b)
-        if isinstance(a, structured) or isinstance(b, structured) or a != b
-        else Differences(0, 0.0)
-    )
+    if isinstance(a, structured) or isinstance(b, structured) or a != b:
+        return _differ_wholly(a, b)
+    return Differences(0, 0.0)
 
 
 def to_quanta(values: Tensor, scale: Tensor | float = 1.0) -> Tensor:

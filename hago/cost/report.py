@@ -1,8 +1,7 @@
 """Costs of a model before calibration (`cost_range`, for `hago.explain_cost`), and costs as text for the command line.
 
 Costs depend on bits, shapes and signatures. Of thresholds it only matters whether two scales are equal, which then need
-no requantization; the made-up thresholds here differ between any 32 groups
-in a row.
+no requantization; the made-up thresholds here differ between any 32 groups in a row.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """opaque: an ATen call that no rule reads. torch itself runs it, on real values.
 
-Its attributes are JSON: the call's target, and its arguments with tensors replaced by `{"$": i}`
-(the i-th input) and dtypes, layouts and the like by
-`{"torch": "float32", "kind": "dtype"}`. The importer calls `target_name` and `pack`, and readers and writers of stored
-models `why_not_portable`.
+Its attributes are JSON: the call's target, and its arguments with tensors replaced by `{"$": i}` (the i-th input) and
+dtypes, layouts and the like by `{"torch": "float32", "kind": "dtype"}`. The importer calls `target_name` and `pack`.
+Readers and writers of stored models call `why_not_portable`.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ from hago.search.earlier_logs import LogPath
 from hago.search.evaluate import Evaluator, held_out_figures
 from hago.search.goal import GoalOptions
 from hago.search.intervals import wilson_interval
+from hago.search.one_shot import quantize_in_one_shot
 from hago.search.pareto_front import load_front
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy
-from hago.search.safe_bits import quantize_in_one_shot
 from hago.search.sensitivity import Sensitivity, sensitivity_of
 from hago.search.session import RunOptions, SearchOptions, SearchOutcome, SearchScore, run_search
 from hago.search.stored_strategy import plan_and_batches, plan_of, stored_resolver

@@ -1,21 +1,14 @@
-"""The widest bits whose accumulators do not overflow on calibration data: predicted from the peaks of the float model
-(`safe_bits`, for searches), or seen in a simulation (`first_safe_bits`, for one-shot quantization).
+"""The widest bits whose accumulators hold what calibration saw, predicted from the peaks of the float model. Searches
+begin with them (`safe_bits`); one-shot quantization simulates what is predicted (`hago.search.one_shot`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hago.errors import InfeasibleBits
 from hago.plan import NodePlan, Resolver
 from hago.plan.feasibility import nearest_feasible, widest_feasible
-from hago.search.description import made_by
-from hago.search.evaluate import Evaluator
-from hago.search.objective import named_objective
 from hago.search.preparation import Prepared
-from hago.search.quantizer import Quantizer
-from hago.search.stored_strategy import make_strategy
-from hago.study import Score
 
 
 def safe_bits(prepared: Prepared) -> dict[str, int]:
@@ -62,63 +55,6 @@ def _peak(plan: NodePlan, largest: float) -> float:
     return largest / float(plan.register.scale.min()) / plan.desc.register.dtype.max
 
 
-def _largest_held(plan: NodePlan) -> float:
-    """The largest real value that every accumulator of a node can hold."""
-    return float(plan.register.scale.min()) * plan.desc.register.dtype.max
-
-
 def _is_common(resolver: Resolver, name: str) -> bool:
     form = resolver.ops[resolver.graph[name].op].integer
     return form is not None and "common" in form.slots
-
-
-def first_safe_bits(
-    evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, float]
-) -> tuple[dict[str, int], Score]:
-    """The widest point that does not overflow on the data, with its Score.
-
-    The peaks of the float model are nearly enough. Quantized values can be a little larger, so the margin grows until
-    the simulation shows no overflow. Partial sums, where every addition saturates, can be much larger than their
-    results, so their peaks are those of the simulation.
-
-    Raises:
-        InfeasibleBits: every margin overflows; the message names the nodes.
-    """
-    peaks = dict(largest)
-    for margin in (1.0, 1.25, 1.5, 2.0, 3.0, 4.0):
-        bits = widest_safe_bits(resolver, peaks, margin)
-        plan = resolver(bits)
-        measured = evaluator.measure(plan)
-        score = evaluator.concluded(plan, bits, measured)
-        if not score.overflows:
-            return bits, score
-        for name in score.overflows:
-            if plan.nodes[name].additions is not None:
-                partial = measured.extremes.peaks[name] * _largest_held(plan.nodes[name])
-                peaks[name] = max(peaks.get(name, 0.0), partial)
-    node, count = max(score.overflows.items(), key=lambda item: item[1])
-    hardware, op = resolver.hardware, resolver.graph[node].op
-    others = "" if len(score.overflows) == 1 else f", as do {len(score.overflows) - 1} others,"
-    register = resolver(bits).nodes[node].desc.register.dtype
-    helps = f"give {op} a signature with a wider accumulator in the hardware file"
-    if all(hardware.float_descs(resolver.graph[name].op) for name in score.overflows):
-        full = ", ".join(map(repr, sorted(score.overflows)))
-        helps = f"keep what overflows float (keep_float=[{full}]), or {helps}"
-    raise InfeasibleBits(
-        f"node {node!r} overflows its accumulator ({register}){others} {count} times on the calibration data with as "
-        f"few bits as its operands may have; {helps}"
-    )
-
-
-def quantize_in_one_shot(prepared: Prepared) -> Quantizer:
-    """Quantize to the widest bits whose accumulators do not overflow on the data, as `hago.quantize` does.
-
-    Raises:
-        InfeasibleBits: accumulators overflow on the data at every width.
-    """
-    objective = named_objective("sqnr")
-    evaluator = Evaluator(prepared.graph, prepared.batches, objective, prepared.hardware.known_ops)
-    bits, score = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
-    plan = prepared.resolver(bits)
-    provenance = made_by(prepared, objective.name, 0) | {"results": dict(score.results)}
-    return Quantizer(plan, make_strategy(prepared, plan, bits, provenance))
