@@ -372,7 +372,7 @@ def _multiplied_and_shifted(c: Tensor, source: QParams, target: QParams, r: Tens
     if not c.is_floating_point():
         return _clip(multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how), target)
     kept = torch.float64 if passes_float32(target) else c.dtype
-    product = _one_product(c, source.dtype, m, n, how, target)
+    product = _one_product(source.dtype, m, n, how, target)
 
     def compute(part: Tensor) -> Tensor:
         x = _multiplied_carrier(part, source.dtype, m, n, how) if product is None else product(part)
@@ -382,41 +382,37 @@ def _multiplied_and_shifted(c: Tensor, source: QParams, target: QParams, r: Tens
 
 
 def _one_product(
-    c: Tensor, dtype: DType, m: Tensor, n: Tensor, how: Requantize, target: QParams
+    dtype: DType, m: Tensor, n: Tensor, how: Requantize, target: QParams
 ) -> Callable[[Tensor], Tensor] | None:
     """`multiply_by_quantized_multiplier` as one product in float64, for values that are clipped to `target` next.
 
     The product x = c * m * 2**-n and its sum with a multiple of 2**-n below 1 are exact in float64 if
-    |x| + 1 <= 2**(53 - n). That holds for all c if it holds for the largest one; and for those that matter if it holds
-    for 2**b, with b the bits of the largest magnitude in the range of the target: a product that is larger may be
-    rounded, but not below 2**b, and is clipped.
+    |x| + 1 <= 2**(53 - n). That holds for the products that matter if it holds for 2**b, with b the bits of the largest
+    magnitude in the range of the target: a product that is larger may be rounded, but not below 2**b, and is clipped.
 
     In two stages, round(round(x * 2**s) * 2**-s) with s = n - 31, ties first toward +infinity and then away from zero,
     is floor(x + 1/2 + 2**-(s+1)) for x >= 0 and floor(x + 1/2 - 2**-(s+1)) for x < 0; for s = 0, floor(x + 1/2).
 
-    Args:
-        c: integers of `dtype` on a float carrier.
-
     Returns:
-        A function of parts of c, or None if float64 does not hold the products.
+        A function of integers c of `dtype` on a float carrier, or None if float64 does not hold the products.
     """
     low, high = clip_range(target)
     if isinstance(low, Tensor) or isinstance(high, Tensor) or dtype.bits > 32:
         return None
     least, bits = 31 if how.two_stage else 1, max(abs(low), abs(high)).bit_length()
-    if not _between(n, least, 52 - bits) and not (_between(n, least, 52) and _magnitude(c) < _DIRECT / 2):
+    if not _between(n, least, 52 - bits):
         return None
     scale = torch.ldexp(m.to(torch.float64), -n)
     if not how.two_stage:
         rounding = how.shift_rounding or how.rounding
-        return lambda part: _scaled(part.to(torch.float64), scale, rounding, adds=True)
+        return lambda c: _scaled(c.to(torch.float64), scale, rounding, adds=True)
     shift = torch.where(n > 31, torch.ldexp(torch.ones_like(scale), 30 - n), torch.zeros_like(scale))
     if low >= 0:  # negative products are clipped to it, so that their ties do not matter
         up = shift + 0.5
-        return lambda part: part.to(torch.float64, copy=True).mul_(scale).add_(up).floor_()
+        return lambda c: c.to(torch.float64, copy=True).mul_(scale).add_(up).floor_()
 
-    def compute(part: Tensor) -> Tensor:
-        x = part.to(torch.float64, copy=True).mul_(scale)
+    def compute(c: Tensor) -> Tensor:
+        x = c.to(torch.float64, copy=True).mul_(scale)
         return x.add_(torch.copysign(shift, x)).add_(0.5).floor_()
 
     return compute

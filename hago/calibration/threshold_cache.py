@@ -76,6 +76,7 @@ class ThresholdCache:
         """
         if channel_axis is not None:
             if node not in self._constants:
+                self._observed(node)  # raises where there is no such node
                 raise DataError(f"node {node!r} is no constant, so it has no thresholds along axis {channel_axis}")
             ndim = self._constants[node].ndim
             if not -ndim <= channel_axis < ndim:
@@ -153,6 +154,7 @@ class ThresholdCache:
         if node not in self._statistics:
             known = [*self._statistics, *self._constants]
             raise HagoError(f"no statistics of node {node!r}; calibrate it first.{did_you_mean(node, known)}")
+        assert self._statistics[node].channels == 1, f"node {node!r} was observed channel by channel"
         return self._statistics[node]
 
     def _whole_tensor(self, node: str) -> TensorStatistics:

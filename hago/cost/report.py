@@ -24,7 +24,7 @@ from hago.serialization.text_table import count, head, number, table, tail, wrap
 
 
 class MadeUpThresholds:
-    """A ThresholdSource of symmetric ranges, with a different power of two for every group."""
+    """A ThresholdSource of symmetric ranges, each a power of two that differs from those of the 31 groups before it."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph

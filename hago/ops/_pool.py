@@ -15,7 +15,19 @@ from torch import Tensor
 
 from hago.arithmetic.numerics import Order
 from hago.ops._conv import windows
-from hago.ops._rule import Addends, Attrs, Call, IntegerForm, Operand, OpRule, Parsed, Refusal, Sample, TermsAt
+from hago.ops._rule import (
+    Addends,
+    Attrs,
+    Call,
+    IntegerForm,
+    Operand,
+    OpRule,
+    Parsed,
+    Refusal,
+    Sample,
+    TermsAt,
+    WhyUnsupported,
+)
 from hago.ops._shared import has_ref, plain
 from hago.ops.forms.qlinear import qlinear_average
 from hago.ops.forms.tflite import tflite_average
@@ -24,8 +36,6 @@ from hago.ops.forms.tpu_mlir import tpu_mlir_average
 _MAX: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d}
 _AVG: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d}
 _ADAPTIVE_AVG: dict[int, Callable[..., Tensor]] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d}
-#: From attributes and input shapes to the reason why such a node cannot be integer, or None.
-Unsupported = Callable[[Attrs, Sequence[tuple[int, ...]]], str | None]
 _OPTIONS = ("padding", "dilation", "ceil_mode", "count_include_pad", "divisor_override")
 
 
@@ -133,8 +143,8 @@ def _window_terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> Ter
 
 def _average_forms(
     window: Callable[[Attrs], Attrs],
-    unsupported: Unsupported,
-    uncounted: Unsupported,
+    unsupported: WhyUnsupported,
+    uncounted: WhyUnsupported,
     is_global: Callable[[Attrs], bool],
 ) -> tuple[IntegerForm, dict[str, IntegerForm]]:
     """The integer side of an average, and those of other engines by name.

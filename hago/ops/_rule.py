@@ -144,6 +144,10 @@ def _always_supported(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | 
     return None
 
 
+#: From attributes and input shapes to the reason why such a node cannot be integer, or None.
+WhyUnsupported = Callable[[Attrs, Sequence[tuple[int, ...]]], str | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntegerForm:
     """An op on centered integers.
@@ -194,7 +198,7 @@ class IntegerForm:
     table: bool = False
     weight: Weight | None = None
     limits: Callable[[Attrs], tuple[Any, Any]] | None = None
-    unsupported: Callable[[Attrs, Sequence[tuple[int, ...]]], str | None] = _always_supported
+    unsupported: WhyUnsupported = _always_supported
     fits_input_dtype: bool = False
     allows_early_clipping: bool = True
     product: MatrixProduct | None = None

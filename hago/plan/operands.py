@@ -240,7 +240,8 @@ class Operands:
                 return source
             if self.form.slot(slot) != "common":  # another dtype takes the same integers
                 return self.owner.intern(replace(source, dtype=dtype))
-            if desc.requantize_at == "edge":  # another sign, which ranges that the user gives can ask for
+            # ranges that the user gives can ask for another sign
+            if desc.requantize_at == "edge":
                 return self.qparams_of_range(
                     self.owner.hardware.activation.scheme, *quantizable_ends(source), dtype.bits, dtype
                 )

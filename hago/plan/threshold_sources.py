@@ -69,8 +69,8 @@ class EstimatedThresholds:
             return refined[0].clone(), refined[1].clone()
         row = self._name_of_given_range(key, source)
         ends = self._thresholds(source, grid, channel_axis) if row is None else self._given.thresholds(row, grid)
-        was_always_zero = not bool(ends[0].any()) and not bool(ends[1].any())
-        return self._negligible(key, grid, ends[1]) if was_always_zero and key in self._sharing_scale else ends
+        was_always_zero = key in self._sharing_scale and not any(bool(end.any()) for end in ends)
+        return self._negligible(key, grid, ends[1]) if was_always_zero else ends
 
     def _negligible(self, key: str, grid: Grid, zeros: Tensor) -> tuple[Tensor, Tensor]:
         """A range of the shape of `zeros` that is negligible beside those of the operands that share its scale."""

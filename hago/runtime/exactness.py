@@ -63,7 +63,8 @@ class _Comparison:
             self.compare(place, self.expected.pop(place), value)
 
     def compare(self, place: str, expected: Any, value: Any) -> None:
-        """Compare a value with another one."""
+        """Compare an output, if it is a tensor, with that of the simulator."""
+        assert isinstance(value, Tensor) == isinstance(expected, Tensor), f"{place}: only one value is a tensor"
         if isinstance(value, Tensor):
             self.compared += value.numel()
             if count := count_differing(expected, value):

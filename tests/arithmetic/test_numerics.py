@@ -327,10 +327,9 @@ def test_products_of_62_bits_are_exact_in_float64(values: list[int], m: int, n: 
     st.integers(31, 52),
     st.integers(-8, 260),
     st.integers(0, 255),
-    st.booleans(),
 )
 def test_clipped_products_are_exact_on_carriers(
-    rounding: str, values: list[int], m: int, n: int, near: int, zero: int, large: bool
+    rounding: str, values: list[int], m: int, n: int, near: int, zero: int
 ) -> None:
     """On float carriers as on integers, next to the ties of both stages, within the clipped range and beyond."""
     two = rounding == "two stages"
@@ -338,11 +337,10 @@ def test_clipped_products_are_exact_on_carriers(
     target = qparams(1.0, "uint8", zero)
     tie = (near - zero) * 2**n + 2 ** (n - 1)
     values += [(tie + side * 2**30) // m + d for side in (-1, 0, 1) for d in (-1, 0, 1)]
-    limit = 2**31 if large else 2**21
-    c = torch.tensor([v for v in (*values, 0, 1, -1) if -limit <= v < limit], dtype=torch.float64)
+    c = torch.tensor([v for v in (*values, 0, 1, -1) if -(2**31) <= v < 2**31], dtype=torch.float64)
     parts = torch.tensor([m]), torch.tensor([n])
-    computed = _one_product(c, INT32, *parts, how, target)
-    assert (computed is None) == (n > 44 and bool((c.abs() >= 2**21).any()))
+    computed = _one_product(INT32, *parts, how, target)
+    assert (computed is None) == (n > 44)
     if computed is not None:
         before = c.tolist()
         found = computed(c).clamp(-zero, 255 - zero)

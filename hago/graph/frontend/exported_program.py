@@ -518,11 +518,14 @@ def from_torch(
     importer = Importer(program, ops)
     imported = importer.run()
     options = PassOptions(ops=ops, opens_attention=attention == "opened", open_axes=importer.open_axes)
-    for version in import_versions(made_for):
+    versions = import_versions(made_for)
+    for version in versions:
         is_other = version == 1 and importer.converted
         unfolded = Importer(program, ops, converts=False).run() if is_other else imported
         unfolded = apply_before_folding(unfolded, options, version)
-        graph = apply_from_folding(unfolded, options, version) if fold or made_for else unfolded
+        if not fold and version == versions[-1]:
+            return unfolded
+        graph = apply_from_folding(unfolded, options, version)
         if made_for and graph.model_hash in made_for:
             break
     return graph if fold else unfolded

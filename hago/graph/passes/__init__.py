@@ -1,10 +1,9 @@
 """Passes: functions from Graph to Graph, one file each, and the table of those that every import applies.
 
 A new pass (one that equalizes weights across layers, say) is a file of this folder and an entry at its place in
-`PASSES`. `from_torch` and training read the table. Batch norms that train through the
-statistics of the batch (`hago.qat.batch_norm`) start from the graph before `fold_batch_norms`. So a pass that changes
-weights stands before it, where it finds batch norms as nodes, or `prepare_qat` refuses to train these norms unless they
-are frozen.
+`PASSES`. `from_torch` and training read the table. Batch norms that train through the statistics of the batch
+(`hago.qat.batch_norm`) start from the graph before `fold_batch_norms`. So a pass that changes weights stands before it,
+where it finds batch norms as nodes, or `prepare_qat` refuses to train these norms unless they are frozen.
 
 `Graph.model_hash`, by which strategies, logs and stored models name their model, is that of the graph after all passes.
 So a pass that changes a graph gives it another hash, and every file that was made before would be for another model.

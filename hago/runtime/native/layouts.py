@@ -1,11 +1,11 @@
 """Layouts: the dtypes and scales in which values are stored between kernels.
 
-`wire` rewrites a Plan so that it moves as few bytes as possible. Requantization is monotone, so two rewrites are
-exact. It commutes with nodes that only move values or take their maximum, so such a node runs on the narrower
-integers of its readers if all readers request the same ones; the operands of a concatenation are then requantized
-twice in one pass (`SimQ.via`). And a clamp before a requantization is a narrower clipping
-(`hago.plan.clamp_fusion`). The result is a Plan with the same outputs. Intermediate values differ, so the reference
-engine runs the original Plan when they are observed.
+`wire` rewrites a Plan so that it moves as few bytes as possible. Requantization is monotone, so two rewrites are exact.
+It commutes with nodes that only move values or take their maximum, so such a node runs on the narrower integers of its
+readers if all readers request the same ones; the operands of a concatenation are then requantized twice in one pass
+(`SimQ.via`). And a clamp before a requantization is a narrower clipping (`hago.plan.clamp_fusion`). The result is a
+Plan with the same outputs. Intermediate values differ, so the reference engine runs the original Plan when they are
+observed.
 
 `RequestedLayouts` collects which conversions of each value of the rewritten Plan the kernels read.
 """

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -114,22 +115,25 @@ def exact_kernels() -> ExactKernels:
 
 
 # ---------------------------------------------------------------- tests
-def _verdict(pairs: Iterator[tuple[Tensor, Tensor]], kind: str) -> Verdict:
+def _verdict(
+    cases: Iterator[tuple[Callable[[], Tensor], Tensor]], kind: str, refusals: tuple[type[Exception], ...] = ()
+) -> Verdict:
     """Compare what a kernel computes with exact integers.
 
     Args:
-        pairs: tensors that the kernel computed, each with the exact one.
+        cases: calls of the kernel, each with the exact tensor.
         kind: of the values, for the verdict.
+        refusals: errors by which the kernel says that this process does not have it.
     """
     wrong = total = 0
-    for computed, exact in pairs:
+    for compute, exact in cases:
+        try:
+            computed = compute()
+        except refusals as error:
+            return Verdict(False, f"refused: {str(error).strip().splitlines()[0][:100]}")
         wrong += int((computed != exact).sum())
         total += exact.numel()
     return Verdict(not wrong, f"{wrong} of {total} {kind} are wrong")
-
-
-def _refusal(error: Exception) -> Verdict:
-    return Verdict(False, f"refused: {str(error).strip().splitlines()[0][:100]}")
 
 
 def _exact_sums(x: Tensor, w: Tensor, groups: int) -> Tensor:
@@ -140,28 +144,25 @@ def _exact_sums(x: Tensor, w: Tensor, groups: int) -> Tensor:
 def check_sums(sums_of: SumsOf) -> Verdict:
     """Compare dense, grouped and depthwise convolutions of extreme and random bytes with exact sums."""
 
-    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+    def cases() -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
         for x, w, groups in _operands():
-            yield sums_of(x, w, groups).to(torch.float64), _exact_sums(x, w, groups)
+            yield partial(sums_of, x, w, groups), _exact_sums(x, w, groups)
 
-    try:
-        return _verdict(pairs(), "sums of extreme operands")
-    except REFUSALS as error:
-        return _refusal(error)
+    return _verdict(cases(), "sums of extreme operands", REFUSALS)
 
 
 def check_words(calls: Any) -> Verdict:
     """Compare convolutions of extreme and random 16-bit values and weights with exact sums modulo 2**32."""
     generator = torch.Generator().manual_seed(0)
 
-    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+    def cases() -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
         for channels, out, groups, size in WINDOWS:
             x = _extreme((2, channels, 5, 4), torch.int16, generator)
             w = _extreme((out, channels // groups, size, size), torch.int16, generator)
             exact = _exact_sums(x, w, groups).to(torch.int64).to(torch.int32)
-            yield _sums(calls, x, w, groups, native.TYPES["int16"], False, 0), exact
+            yield partial(_sums, calls, x, w, groups, native.TYPES["int16"], False, 0), exact
 
-    return _verdict(pairs(), "sums of extreme operands")
+    return _verdict(cases(), "sums of extreme operands")
 
 
 def _operands() -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -183,7 +184,7 @@ def _operands() -> Iterator[tuple[Tensor, Tensor, int]]:
 def check_fused(fused_of: FusedOf) -> Verdict:
     """Compare sums that the kernel requantizes by powers of two, ties among them, with equation N3."""
 
-    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+    def cases() -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
         for x, w, groups in _operands():
             if groups > 1:
                 continue
@@ -191,19 +192,16 @@ def check_fused(fused_of: FusedOf) -> Verdict:
             for n, zero in itertools.product((0, 1, 7, 10, 16), (0, 128)):
                 target = QParams(torch.tensor(2.0**n, dtype=torch.float64), torch.tensor(zero), 0, 255, UINT8)
                 exact = apply_simq(sums, SimQ(_SUMS, target), Requantize()) + zero
-                yield fused_of(x, w, 2.0**-n, zero).to(torch.int64), exact
+                yield partial(fused_of, x, w, 2.0**-n, zero), exact
 
-    try:
-        return _verdict(pairs(), "requantized sums")
-    except REFUSALS as error:
-        return _refusal(error)
+    return _verdict(cases(), "requantized sums", REFUSALS)
 
 
 def check_products(calls: Any) -> Verdict:
     """Compare both products of extreme and random values of every type with exact integers modulo 2**32."""
     generator = torch.Generator().manual_seed(0)
 
-    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+    def cases() -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
         kinds = itertools.product((torch.uint8, torch.int8, torch.int16), repeat=2)
         for dtypes, zeros in itertools.product(kinds, ((0, 0), (3, -5))):
             small = torch.int16 not in dtypes or zeros == (0, 0)  # int16 must hold what is multiplied, centered
@@ -212,9 +210,10 @@ def check_products(calls: Any) -> Verdict:
                 a, b = (x.to(torch.int64) - zero for x, zero in zip(pair, zeros, strict=True))
                 formats = tuple((native.TYPES[str(x.dtype)[6:]], zero) for x, zero in zip(pair, zeros, strict=True))
                 exact = a @ b if len(shapes[0]) == 3 else a * b
-                yield _product(calls, pair, (formats[0], formats[1]), len(shapes[0]) == 3), exact.to(torch.int32)
+                compute = partial(_product, calls, pair, (formats[0], formats[1]), len(shapes[0]) == 3)
+                yield compute, exact.to(torch.int32)
 
-    return _verdict(pairs(), "products of extreme operands")
+    return _verdict(cases(), "products of extreme operands")
 
 
 #: Channels, output channels, groups and width of windows: dense, in rows, depthwise, grouped.
@@ -248,15 +247,15 @@ def check_passes(calls: Any) -> Verdict:
     ends = torch.tensor([0, 1, -1, 3, -3, 5, -5, 6, -6, 2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31)])
     sums = torch.cat([ends, torch.randint(-(2**31), 2**31, (300,), generator=generator), torch.arange(-700, 700)])
 
-    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+    def cases() -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
         for how, step in itertools.product(_requantizations(), (2.0**-1, 2.0, 2.0**9, 733.1, 2.0**17 / 3)):
             shifts = math.log2(step).is_integer()
             if (how.form == "shift" and not shifts) or (how.form == "multiplier_shift" and step < 1):
                 continue
             simq = SimQ(_SUMS, QParams(torch.tensor(step, dtype=torch.float64), torch.tensor(7), 0, 255, UINT8))
-            yield _requantized(calls, sums, simq, how).to(torch.int64), apply_simq(sums, simq, how) + 7
+            yield partial(_requantized, calls, sums, simq, how), apply_simq(sums, simq, how) + 7
 
-    return _verdict(pairs(), "requantized sums")
+    return _verdict(cases(), "requantized sums")
 
 
 def _requantizations() -> Iterator[Requantize]:
