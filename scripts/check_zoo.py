@@ -35,7 +35,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from _documents import replace_between
+from _documents import check_marks, replace_between
 from _zoo import COLLECTIONS, Collection
 from torch import Tensor, nn
 
@@ -142,6 +142,8 @@ Say = Callable[[Mapping[str, Any]], None]
 
 def search_all(options: Any) -> int:
     """Run every case that the log lacks, print the table, and return the exit status."""
+    if options.write is not None:
+        check_marks(options.write, BEGIN, END)
     done = read_log(options.log)
     cases = list(dict.fromkeys(cases_of(options)))
     left = [case for case in cases if done.get(case, {"status": "skipped"})["status"] == "skipped"]

@@ -103,8 +103,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
         f"Made by `{options.command}`{options.note}. Calibration saw no labels, and every figure is of samples that "
         "it did not see. `hago, one shot` is `hago.quantize`."
     )
-    replace_between(options.readme, BEGIN, END, summary(found, made))
     options.details.write_text(details(found, made))
+    replace_between(options.readme, BEGIN, END, summary(found, made))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hago.arithmetic.equality import count_differing
 from hago.data import Batches
-from hago.graph import CONST, ModelLike
+from hago.graph import CONST, ModelLike, flatten_inputs
 from hago.importing import HardwareLike, StrategyLike
 from hago.plan import Plan
 from hago.runtime import IntegerModel, compare_plan_exactly
@@ -177,8 +177,8 @@ def report_plan(plan: Plan, batches: Batches, *, integer: bool) -> StrategyRepor
     }
     compared, differences = 0, None
     if integer:
-        first = next(iter(batches))
-        inside = compare_plan_exactly(plan, [x[:INSIDE_SAMPLES] for x in first.inputs])
+        first = flatten_inputs(graph, batches.example, {})
+        inside = compare_plan_exactly(plan, [x[:INSIDE_SAMPLES] for x in first])
         pair = ModelPair(IntegerModel(plan))
         figures["integer"] = evaluator.summary(evaluator.contributions(pair.run(b.inputs) for b in batches))
         compared, differences = inside.compared + pair.compared, {**inside.differences, **pair.differences}

@@ -82,7 +82,8 @@ def check_command(args: Namespace, strategy: Path, weights: Path | str | None) -
     words += ["--size", "x".join(map(str, args.size))] if args.size else []
     for name, default in (("mean", NO_MEAN), ("std", UNIT_STD)):
         value = getattr(args, name)
-        words += [f"--{name}", ",".join(map(str, value))] if value != default else []
+        # as one word, since a number may begin with a minus
+        words += [f"--{name}={','.join(map(str, value))}"] if value != default else []
     words += ["--gray"] if args.gray else []
     return command_line(*words)
 

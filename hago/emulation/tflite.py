@@ -19,7 +19,7 @@ from hago.arithmetic.rounding import round_half_away, rounding_shift
 from hago.arithmetic.types import INT8, INT32, DType
 from hago.emulation._checks import check_finite, check_range
 from hago.emulation.gemmlowp import rounding_divide_by_pot, saturating_rounding_doubling_high_mul
-from hago.errors import HagoError
+from hago.errors import HagoError, check_choice
 
 Rounding = Literal["double", "single"]
 
@@ -27,11 +27,6 @@ Rounding = Literal["double", "single"]
 SMALLEST_SHIFT: Final = -31
 #: Single rounding saturates the multiplier at larger shifts.
 LARGEST_SHIFT: Final = 30
-
-
-def _check_rounding(rounding: str) -> None:
-    if rounding not in get_args(Rounding):
-        raise HagoError(f"unknown rounding {rounding!r}; expected 'double' or 'single'")
 
 
 def quantize_multiplier(real: Tensor | float, rounding: Rounding = "double") -> tuple[Tensor, Tensor]:
@@ -54,7 +49,7 @@ def quantize_multiplier(real: Tensor | float, rounding: Rounding = "double") -> 
         TFLite `QuantizeMultiplier` and `QuantizeMultiplierArray`
         (lite/kernels/internal/quantization_util.cc).
     """
-    _check_rounding(rounding)
+    check_choice("rounding", rounding, get_args(Rounding))
     value = torch.as_tensor(real, dtype=torch.float64)
     check_finite("multipliers", value)
     m, n = multiplier_and_shift(value)
@@ -121,7 +116,7 @@ def multiply_by_quantized_multiplier(
     References:
         TFLite `MultiplyByQuantizedMultiplier` (lite/kernels/internal/common.h).
     """
-    _check_rounding(rounding)
+    check_choice("rounding", rounding, get_args(Rounding))
     m, s = torch.as_tensor(multiplier, dtype=torch.int64), torch.as_tensor(shift, dtype=torch.int64)
     check_range("x of a requantization", x, INT32.min, INT32.max)
     check_range("the multiplier of a requantization", m, INT32.min, INT32.max)

@@ -55,7 +55,9 @@ class RestartingAverage(Average):
 
 
 class ExponentialAverage(Average):
-    """PyTorch's moving average `m += 0.01 * (v - m)`, which starts at the value of the first batch."""
+    """PyTorch's moving average `m += c * (v - m)` with c = 0.01, which starts at the value of the first batch."""
+
+    _CONSTANT: Final = 0.01
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -65,7 +67,7 @@ class ExponentialAverage(Average):
     def update(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         past, seen = self.get_buffer("past"), self.get_buffer("seen")
         batch = torch.stack([low, high]).to(past.dtype)
-        past.copy_(torch.where(seen, past + 0.01 * (batch - past), batch))
+        past.copy_(torch.where(seen, past + self._CONSTANT * (batch - past), batch))
         seen.fill_(True)
         return past[0].to(torch.float64), past[1].to(torch.float64)
 

@@ -54,8 +54,6 @@ BLOCKS: Final = 8
 LEAST_GAIN: Final = 0.01
 #: Confidence with which a proposal must be better.
 CONFIDENCE: Final = 0.95
-#: Largest cost of refining the weights of one fold, in forwards. Later rounds gain little.
-MAX_FORWARDS: Final = 24.0
 #: Part of the loss by which thresholds of activations that clip more must be better: they affect values that no sample
 #: has.
 MARGIN: Final = 0.05
@@ -167,6 +165,11 @@ class Gain:
         return self.part > margin and self.errors > float(stats.t.ppf(confidence, self.blocks - 1))
 
 
+#: Largest cost of the refinement of one fold in forwards, its gradients and the measuring of activations included:
+#: rounds for weights end there. Later rounds gain little.
+MAX_FORWARDS: Final = 24.0
+
+
 @dataclass(frozen=True, slots=True)
 class Confirmation:
     """The batches of a search, and their folds.
@@ -175,7 +178,7 @@ class Confirmation:
         sizes: of the batches.
         folds: see `folds_of`.
         is_blind: whether thresholds of activations are tested by `UnseenSamples`, too; not for older logs.
-        max_forwards: the largest cost of refining weights in one fold, in forwards; infinite for older logs.
+        max_forwards: the largest cost of one fold, see MAX_FORWARDS; infinite for older logs.
     """
 
     sizes: tuple[int, ...]
@@ -192,11 +195,11 @@ class Confirmation:
         """
         if logged is True:
             return None
+        made = Confirmation(tuple(sizes), folds_of(sizes))
         if logged is None:
-            return Confirmation(tuple(sizes), folds_of(sizes))
-        return Confirmation(
-            tuple(sizes), folds_of(sizes), bool(logged.get("blind")), float(logged.get("forwards", math.inf))
-        )
+            return made
+        limit = float(logged.get("forwards", math.inf))
+        return replace(made, is_blind=bool(logged.get("blind")), max_forwards=limit)
 
     @property
     def count(self) -> int:

@@ -1,7 +1,7 @@
 """Strategies: made from a Plan and its bits, and applied to their model again, without calibration.
 
-`search.session` makes the strategy of every best trial, `quantize_in_one_shot` and training make theirs;
-`hago.create_quantizer` and the reports apply one.
+`search.session` makes the strategies of a search, `quantize_in_one_shot` that of `hago.quantize` and of training that
+begins without one. `hago.create_quantizer` and the reports apply one.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ changes is the sum of their sketches, so that interactions between channels are 
 error of each threshold against the float weight: the sketch of a change is the difference of two of these, and a single
 one gives the loss of the channel alone, at any Plan.
 
-`hago.search.point_refinement` makes one WeightScales for its point, and a copy for each fold. In this order, it adds
-the gradients of random vectors (`set_sketches`), asks for the best factor of each channel alone (`best_factors_alone`),
-adds the gradients of the present error (`set_slopes`), asks for better factors of several channels together
-(`improve_factors`), and has `thresholds` convert factors to thresholds. `hago.search.choice_refinement` makes one for
-each point of `ChoicePoints`, and does without slopes. `hago.search.sensitivity` uses the functions on errors of
-constants alone.
+`hago.search.point_refinement` makes one WeightScales for its point, and a copy for each refinement. In this order, it
+adds the gradients of random vectors (`set_sketches`), asks for the best factor of each channel alone
+(`best_factors_alone`), adds the gradients of the present error (`set_slopes`), asks for better factors of several
+channels together (`improve_factors`), and has `thresholds` convert factors to thresholds.
+`hago.search.choice_refinement` makes one for each point of `ChoicePoints`, and does without slopes.
+`hago.search.sensitivity` uses the functions on errors of constants alone.
 
 References:
     Rounding errors of weights do not cancel, so the nearest integers are not the best: M. Nagel et al., "Up or Down?

@@ -101,9 +101,10 @@ class Progress:
             self._bar.update(1)
 
     def _seconds_left(self, trials: int, seconds: float, forwards: float) -> float | None:
-        """The time until the first limit is reached at the present rate; None where there is no limit that can
-        be reached. The rate of
-        trials is measured from the start of the first."""
+        """The time until the first limit is reached at the present rate; None where none is reached in finite time.
+
+        The rate of trials is measured from the start of the first.
+        """
         limit, searching = self._budget, seconds - self._seconds_before
         spent = (
             (limit.seconds, seconds, seconds),
@@ -115,7 +116,7 @@ class Progress:
             for maximum, used, duration in spent
             if maximum is not None and used > 0
         ]
-        return min((seconds for seconds in estimates if seconds < math.inf), default=None)
+        return min((left for left in estimates if left < math.inf), default=None)
 
 
 def _duration(seconds: float) -> str:

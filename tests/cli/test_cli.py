@@ -270,10 +270,10 @@ def test_a_tuned_strategy_names_the_command_that_checks_it(hago: Run) -> None:
 
 
 def test_the_command_that_checks_a_strategy_reads_images_alike() -> None:
-    words = ["quantize", MODEL, "--hardware", "vta", "--data", "images", "--mean", "0.5,0.4,0.3", "--gray"]
+    words = ["quantize", MODEL, "--hardware", "vta", "--data", "images", "--mean=-0.5,0.4,0.3", "--gray"]
     check = after_hago(check_command(build_parser().parse_args(words), Path("s.json"), None))
     args = build_parser().parse_args(check)
-    assert (args.mean, args.std, args.size, args.gray) == ((0.5, 0.4, 0.3), (1.0,), None, True)
+    assert (args.mean, args.std, args.size, args.gray) == ((-0.5, 0.4, 0.3), (1.0,), None, True)
 
 
 def test_search_as_json(hago: Run, search_folder: Path) -> None:

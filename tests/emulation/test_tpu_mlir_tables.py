@@ -98,6 +98,14 @@ def test_what_the_engine_writes() -> None:
     assert table.comments[0] == "mlir version: v1.30.2 cali version 1.0" and table.comments[6] == "##"
 
 
+def test_the_head_is_written_as_the_engine_writes_it() -> None:
+    text = tables.format_calibration_table(
+        CalibrationTable({"x": Row(1.0, -1.0, 0.5)}, comments=tables.head("kl", 100, tuned=5, version="v1.30.2"))
+    )
+    lines = [line for line in WRITTEN.splitlines()[:10] if "mlir:" not in line and "time" not in line]
+    assert text.splitlines() == [*lines, "x 1.0000000 -1.0000000 0.5000000"]
+
+
 def test_a_threshold_has_a_floor_and_forced_rows_a_wider_minimum() -> None:
     text = tables.format_calibration_table(CalibrationTable({"x": Row(0.0, -1e-7, 1e-7)}))
     assert text == "x 0.0000100 -0.0000001 0.0000001\n"

@@ -106,7 +106,7 @@ def _entries(values: Any, tolerance: float) -> list[Any]:
     if isinstance(values, list | tuple):
         return [entry for value in values for entry in _entries(value, tolerance)]
     is_text = isinstance(values, str) and values not in ("nan", "inf", "-inf")
-    return [values if is_text or tolerance else float(np.float32(values))]
+    return [values if is_text or tolerance else float(np.float32(float(values)))]
 
 
 # ---------------------------------------------------------------- generated inputs

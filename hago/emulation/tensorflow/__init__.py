@@ -10,7 +10,7 @@ from hago.emulation.tensorflow.fake_quantize import (
     Schedule,
 )
 from hago.emulation.tensorflow.layers import FoldedLayer, FoldedPass
-from hago.emulation.tensorflow.rewrite import FakeQuantOp, Op, Rewritten, quantize_ops
+from hago.emulation.tensorflow.rewrite import FakeQuantOp, Op, OpGraph, Rewritten, quantize_ops
 
 __all__ = [
     "BatchNorm",
@@ -22,6 +22,7 @@ __all__ = [
     "LastValueQuantize",
     "MovingAvgQuantize",
     "Op",
+    "OpGraph",
     "RangeObserver",
     "Rewritten",
     "Schedule",

@@ -92,6 +92,20 @@ def int4_row(threshold: float) -> Row:
     return Row(threshold, -threshold * 8.0 / 7.0, threshold)
 
 
+def head(method: str, samples: int, bins: int = 2048, tuned: int = 0, version: str = "") -> tuple[str, ...]:
+    """The comments that TPU-MLIR writes at the head of a calibration table, without its times."""
+    return (
+        *([f"mlir version: {version} cali version 1.0"] if version else []),
+        f"quantization threshold calculation method: {method}",
+        f"histogram number: {bins}",
+        f"sample number: {samples}",
+        "##",
+        f"tune number: {tuned}",
+        "##",
+        "op_name    threshold    min    max",
+    )
+
+
 # ---------------------------------------------------------------- calibration tables, written
 def format_calibration_table(table: CalibrationTable) -> str:
     """The text of a table: comments, rows `name %.7f %.7f %.7f`, then the sections that are not empty.
