@@ -319,7 +319,7 @@ def multiply_by_quantized_multiplier(c: Tensor, m: Tensor, n: Tensor, how: Requa
         c: int64, |c| < 2**31.
         m, n: from `Requantize.multiplier`; broadcast against c.
     """
-    return _in_blocks(lambda part: _multiplied(part, m, n, how), c, m, n)
+    return _in_blocks(lambda part: _multiplied(part, m, n, how), c, m, n, dtype=torch.int64)
 
 
 def _multiplied(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
@@ -376,9 +376,9 @@ def _multiplied_and_shifted(c: Tensor, source: QParams, target: QParams, r: Tens
 
     def compute(part: Tensor) -> Tensor:
         x = _multiplied_carrier(part, source.dtype, m, n, how) if product is None else product(part)
-        return _clip(x.to(kept), target)
+        return _clip(x, target)
 
-    return _in_blocks(compute, c, m, n, target.scale, torch.as_tensor(target.zero_point))
+    return _in_blocks(compute, c, m, n, target.scale, torch.as_tensor(target.zero_point), dtype=kept)
 
 
 def _one_product(
@@ -409,7 +409,7 @@ def _one_product(
     shift = torch.where(n > 31, torch.ldexp(torch.ones_like(scale), 30 - n), torch.zeros_like(scale))
     if low >= 0:  # negative products are clipped to it, so that their ties do not matter
         up = shift + 0.5
-        return lambda c: c.to(torch.float64, copy=True).mul_(scale).add_(up).floor_()
+        return lambda c: torch.addcmul(up, c.to(torch.float64), scale).floor_()
 
     def compute(c: Tensor) -> Tensor:
         x = c.to(torch.float64, copy=True).mul_(scale)
@@ -425,7 +425,7 @@ def multiply_carrier(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor
         split = _in_two_products(part, m, n, how)
         return _multiplied(part.to(torch.int64), m, n, how).to(torch.float64) if split is None else split
 
-    return _in_blocks(compute, c, m, n)
+    return _in_blocks(compute, c, m, n, dtype=torch.float64)
 
 
 def _multiplied_carrier(c: Tensor, dtype: DType, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
@@ -494,21 +494,20 @@ def _products_fit(c: Tensor, dtype: DType, bits: int) -> bool:
     return largest * 2.0**bits <= 2.0**53
 
 
-def _in_blocks(compute: Callable[[Tensor], Tensor], c: Tensor, *factors: Tensor) -> Tensor:
+def _in_blocks(compute: Callable[[Tensor], Tensor], c: Tensor, *factors: Tensor, dtype: torch.dtype) -> Tensor:
     """Apply an elementwise function to blocks of rows of `c` that stay in a core's cache.
 
     Args:
         compute: returns a tensor of the shape of its argument.
         factors: the tensors that `compute` broadcasts against c; if one varies along axis 0, c is a single block.
+        dtype: of the result, which holds all values that `compute` returns.
     """
     rows = max(1, BLOCK * len(c) // max(1, c.numel())) if c.ndim else 1
     varies = any(f.ndim == c.ndim and f.shape[0] > 1 for f in factors if f.ndim)
     if not c.ndim or rows >= len(c) or varies:
-        return compute(c)
-    first = compute(c[:rows])
-    out = torch.empty_like(c, dtype=first.dtype)
-    out[:rows] = first
-    for start in range(rows, len(c), rows):
+        return compute(c).to(dtype)
+    out = torch.empty_like(c, dtype=dtype)
+    for start in range(0, len(c), rows):
         out[start : start + rows] = compute(c[start : start + rows])
     return out
 
