@@ -100,6 +100,9 @@ Order = Literal["channels_outer", "channels_inner"]
 #: Whether the bias is the first addend or the last, if every addition saturates.
 BiasAt = Literal["first", "last"]
 
+#: From integers or real values to those of an edge's target.
+Conversion = Callable[[Tensor], Tensor]
+
 #: float32 holds every integer up to this one exactly.
 EXACT_FLOAT32: Final = 1 << 24
 #: Values that are multiplied and shifted at a time, so that a dozen passes over them stay in a core's cache.
@@ -342,16 +345,26 @@ def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> 
     Returns:
         A new tensor: float where `c` is float, int64 where `c` is an integer tensor.
     """
+    return requantization(source, target, how)(c)
+
+
+def requantization(source: QParams, target: QParams, how: Requantize) -> Conversion:
+    """`requantize` as a function of c alone. What depends on the scales is computed once, for any number of tensors."""
     r = ratio_of_float32(source, target) if how.form == "onnxruntime" else ratio(source, target)
     if how.form == "multiplier_shift":
         if source.scale is target.scale:  # the ratio is 1 and c does not change
-            return _clip(c.clone(), target)
-        return _multiplied_and_shifted(c, source, target, r, how.of_register(source.dtype))
-    exact = c.dtype if c.is_floating_point() else torch.float64
-    carrier = c.to(exact if how.form == "shift" else torch.float32)
-    adds = how.form == "shift" and _between(-torch.log2(r), 1, _fraction_bits(carrier.dtype))
-    out = _clip(_scaled(carrier, r, how.rounding, adds), target)
-    return out if c.is_floating_point() else out.to(torch.int64)
+            return lambda c: _clip(c.clone(), target)
+        return _multiplication_and_shift(source, target, r, how.of_register(source.dtype))
+    fewest, most = extremes(-torch.log2(r)) if how.form == "shift" else (0.0, 0.0)
+
+    def compute(c: Tensor) -> Tensor:
+        exact = c.dtype if c.is_floating_point() else torch.float64
+        carrier = c.to(exact if how.form == "shift" else torch.float32)
+        adds = fewest >= 1 and most <= _fraction_bits(carrier.dtype)
+        out = _clip(_scaled(carrier, r, how.rounding, adds), target)
+        return out if c.is_floating_point() else out.to(torch.int64)
+
+    return compute
 
 
 def _scaled(c: Tensor, r: Tensor, rounding: str, adds: bool) -> Tensor:
@@ -366,19 +379,22 @@ def _scaled(c: Tensor, r: Tensor, rounding: str, adds: bool) -> Tensor:
     return x.add_(0.5).floor_() if adds and rounding == "half_up" else ROUNDINGS[rounding](x)
 
 
-def _multiplied_and_shifted(c: Tensor, source: QParams, target: QParams, r: Tensor, how: Requantize) -> Tensor:
-    """Requantize in the form multiplier_shift. A carrier stays in float64 if that holds the products: it is faster."""
+def _multiplication_and_shift(source: QParams, target: QParams, r: Tensor, how: Requantize) -> Conversion:
+    """Requantization in the form multiplier_shift. A carrier stays in float64 if that holds the products: it is
+    faster."""
     m, n = how.multiplier(r)
-    if not c.is_floating_point():
-        return _clip(multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how), target)
-    kept = torch.float64 if passes_float32(target) else c.dtype
     product = _one_product(source.dtype, m, n, how, target)
 
-    def compute(part: Tensor) -> Tensor:
-        x = _multiplied_carrier(part, source.dtype, m, n, how) if product is None else product(part)
-        return _clip(x, target)
+    def in_block(c: Tensor) -> Tensor:
+        return _clip(_multiplied_carrier(c, source.dtype, m, n, how) if product is None else product(c), target)
 
-    return _in_blocks(compute, c, m, n, target.scale, torch.as_tensor(target.zero_point), dtype=kept)
+    def compute(c: Tensor) -> Tensor:
+        if not c.is_floating_point():
+            return _clip(multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how), target)
+        kept = torch.float64 if passes_float32(target) else c.dtype
+        return _in_blocks(in_block, c, m, n, target.scale, torch.as_tensor(target.zero_point), dtype=kept)
+
+    return compute
 
 
 def _one_product(
@@ -528,17 +544,21 @@ def _fraction_bits(dtype: torch.dtype) -> int:
 
 def apply_simq(value: Tensor, simq: SimQ | None, how: Requantize) -> Tensor:
     """Apply the conversion of an edge to a value: quantize, requantize, dequantize, or nothing."""
-    if simq is None:
-        return value
+    return value if simq is None else conversion(simq, how)(value)
+
+
+def conversion(simq: SimQ, how: Requantize) -> Conversion:
+    """`apply_simq` as a function of the value alone, which is made once and applied to many values."""
+    source, target = simq.source, simq.target
     if simq.via is not None:
-        first, second = simq.steps
-        return apply_simq(apply_simq(value, first, how), second, how)
-    if simq.source is None:
-        assert simq.target is not None
-        return quantize(value, simq.target, how.rounding)
-    if simq.target is None:
-        return dequantize(value, simq.source)
-    return requantize(value, simq.source, simq.target, how)
+        first, second = (conversion(step, how) for step in simq.steps)
+        return lambda value: second(first(value))
+    if source is None:
+        assert target is not None
+        return lambda value: quantize(value, target, how.rounding)
+    if target is None:
+        return lambda value: dequantize(value, source)
+    return requantization(source, target, how)
 
 
 def power_of_two_at_least(t: Tensor) -> Tensor:

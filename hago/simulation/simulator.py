@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hago.arithmetic.numerics import Lost, apply_simq, clip_range, dequantize
+from hago.arithmetic.numerics import Lost, clip_range, conversion, dequantize
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.caching import LRU
 from hago.graph import (
@@ -197,16 +197,17 @@ class _Stepping:
         yield self._node(node, plan, inputs)
 
     def _edge(self, name: str, source: str, simq: SimQ) -> Step:
-        how = self.plan.hardware.requantize
         assert simq.target is not None
+        convert = self._conversion(simq)
 
         def compute(values: Sequence[Any]) -> tuple[Tensor]:
-            return (apply_simq(values[0], simq, how),)
+            return (convert(values[0]),)
 
         return Step((source,), (name,), compute, repr(simq.key).encode(), (centered_span(simq.target),))
 
     def _node(self, node: Node, plan: NodePlan, inputs: Mapping[int, str]) -> Step:
         slots = range(len(node.inputs))
+        convert = None if plan.out_simq is None else self._conversion(plan.out_simq)
 
         def compute(values: Sequence[Any]) -> tuple[Tensor]:
             arrived = dict(zip(inputs, values, strict=True))
@@ -220,12 +221,18 @@ class _Stepping:
             lost = plan.lost(operands)
             if self.watch is not None:
                 self.watch(node, c, lost)
-            return (apply_simq(plan.apply_register(c, lost), plan.out_simq, self.plan.hardware.requantize),)
+            stored = plan.apply_register(c, lost)
+            return (stored if convert is None else convert(stored),)
 
         watched = self.watch is not None and plan.table is None and not plan.proved
         digest = node.name.encode() + plan.digest
         spans = (centered_span(plan.out),)
         return Step(tuple(inputs.values()), (node.name,), compute, digest, spans, watched)
+
+    def _conversion(self, simq: SimQ) -> Callable[[Tensor], Tensor]:
+        """The conversion of an edge, made when the first batch needs it."""
+        made = functools.cache(lambda: conversion(simq, self.plan.hardware.requantize))
+        return lambda value: made()(value)
 
     def _operand(self, node: Node, plan: NodePlan, slot: int, value: Any) -> Any:
         carrier = plan.operand_carrier
