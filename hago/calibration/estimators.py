@@ -269,8 +269,10 @@ class Distribution:
         mass, below, first, second = torch.zeros(4, channels, bins + 1, dtype=torch.float64)
         mass[:, :-1] = histogram
         torch.cumsum(histogram, 1, out=below[:, 1:])
-        torch.cumsum(below[:, :-1] + histogram / 2, 1, out=first[:, 1:])
-        torch.cumsum(first[:, :-1] + below[:, :-1] / 2 + histogram / 6, 1, out=second[:, 1:])
+        inside = torch.add(below[:, :-1], histogram, alpha=1 / 2)
+        torch.cumsum(inside, 1, out=first[:, 1:])
+        torch.add(first[:, :-1], below[:, :-1], alpha=1 / 2, out=inside).add_(histogram / 6)
+        torch.cumsum(inside, 1, out=second[:, 1:])
         centre = torch.arange(bins, dtype=torch.float64) - origin + 0.5
         powers = torch.stack([torch.ones_like(centre), centre, centre * centre + 1 / 12], 1)
         return Distribution(origin, mass, below, first, second, histogram @ powers)
@@ -296,7 +298,10 @@ class Distribution:
             mass, below, first = self.mass.take(at), self.below.take(at), self.first.take(at)
             return self.second.take(at) + f * (first + f / 2 * (below + f / 3 * mass)), below + f * mass
 
-        (area, above), (area_lo, below) = up_to(hi), up_to(lo)
+        area, above = up_to(hi)
+        if self.origin == 0 and not lo.any():  # there is nothing below 0
+            return area, above
+        area_lo, below = up_to(lo)
         return area - area_lo, above - below
 
     def clipped(self, lo: Tensor, hi: Tensor) -> Tensor:
