@@ -23,7 +23,7 @@ from hago.arithmetic.types import torch_dtype
 from hago.data import Batches
 from hago.errors import GraphError, HardwareError, LogError
 from hago.graph import Attention, Graph, ModelLike, check_batches, from_torch, read_tree
-from hago.graph.passes.open_attention import ATTENTION, OPENED_INTO
+from hago.graph.passes.open_attention import ATTENTION, OPENED_INTO, OPENED_INTO_GROUPS
 from hago.hardware import Hardware, check_hardware, load_hardware
 from hago.ops import OPS
 from hago.plan import Strategy
@@ -97,18 +97,25 @@ def import_on(
     Raises:
         GraphError: the model cannot be imported.
     """
-    attention: Attention = "opened" if hardware is None or opens_attention(hardware) else "whole"
+    attention: Attention = "opened" if hardware is None else attention_on(hardware)
     ops = OPS if hardware is None else hardware.known_ops
     return from_torch(model, args, kwargs, fold=fold, ops=ops, attention=attention, made_for=made_for)
 
 
-def opens_attention(hardware: Hardware) -> bool:
-    """Whether attention is opened for a chip: it multiplies matrices of integers, and takes what stands between."""
+def attention_on(hardware: Hardware) -> Attention:
+    """How attention is imported for a chip: opened where the chip multiplies matrices of integers and takes all ops
+    that it is opened into; attention with shared heads is opened into more of them."""
     if not hardware.integer_descs("matmul"):
-        return False
+        return "whole"
     if not hardware.float_descs(ATTENTION):
-        return True  # whole, it could not run at all
-    return all(hardware.integer_descs(op) or hardware.float_descs(op) for op in OPENED_INTO)
+        return "opened"  # whole, it could not run at all
+
+    def takes(ops: Collection[str]) -> bool:
+        return all(hardware.integer_descs(op) or hardware.float_descs(op) for op in ops)
+
+    if not takes(OPENED_INTO):
+        return "whole"
+    return "opened" if takes(OPENED_INTO_GROUPS) else "opened_unless_shared"
 
 
 def input_names(model: ModelLike) -> tuple[str, ...]:

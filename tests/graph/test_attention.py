@@ -282,6 +282,32 @@ def test_a_chip_that_refuses_what_it_does_not_list(listed: dict[str, list[OpDesc
     assert (WHOLE not in ops(found.plan.graph)) == opened
 
 
+class SharedHeads(nn.Module):
+    """Attention that shares keys, then attention that does not; no call of its own has the ops of groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(E, E)
+        randomized(self)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = self.fc(F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+        return F.scaled_dot_product_attention(y, y, y)
+
+
+@pytest.mark.parametrize(
+    ("moved", "whole"),
+    [((), 1), (("reshape",), 1), (("unsqueeze",), 1), (("reshape", "unsqueeze"), 0)],
+    ids=["neither", "no unsqueeze", "no reshape", "both"],
+)
+def test_a_chip_that_refuses_the_ops_of_groups(moved: tuple[str, ...], whole: int) -> None:
+    """Attention with shared heads is left whole; all other attention is opened."""
+    listed = dict.fromkeys((WHOLE, "softmax", "masked_softmax", "permute", *moved), REAL)
+    chip = replace(strict(), ops={"linear": strict().ops["linear"], **MATMUL, **listed})
+    found = hago.quantize(SharedHeads().eval(), chip, [tuple(qkv(4, *SHARED))])
+    assert (ops(found.plan.graph).count(WHOLE), ops(found.plan.graph).count("matmul")) == (whole, 4 - 2 * whole)
+
+
 def test_a_chip_that_takes_attention_in_no_way() -> None:
     with pytest.raises(UnsupportedOp, match=WHOLE):
         hago.quantize(Block().eval(), strict(), [images(4, 5, 16)])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from networks import ResNet, Small, randomized
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import hago
 from hago.cli import main
@@ -67,6 +68,27 @@ def test_shared_weights_that_were_trained_separately_are_refused() -> None:
     model, data = randomized(Shared()), torch.randn(4, 3, 8, 8)
     with pytest.raises(HagoError, match=r"cannot hold the trained weights"):
         trained_state(model, from_qat(trained(model, data)).plan.graph)
+
+
+class WholeAttention(nn.Module):
+    """Attention, and a divisor with a guard, which versions of the import read in different ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.scaled_dot_product_attention(x, x, self.fc(x))
+        return x / (x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def test_attention_that_a_chip_keeps_whole() -> None:
+    mac = hago.OpDesc(["uint8", "int8", "int32"], "int32")
+    chip = hago.Hardware({"linear": [mac]}, name="no products")
+    model, data = randomized(WholeAttention()), torch.randn(4, 2, 5, 8, generator=torch.Generator().manual_seed(0))
+    quantizer = from_qat(prepare_qat(model, chip, dataset=[data]))
+    assert "scaled_dot_product_attention" in [n.op for n in quantizer.plan.graph]
+    assert trained_state(model, quantizer.plan.graph).keys() == model.state_dict().keys()
 
 
 def small() -> nn.Module:

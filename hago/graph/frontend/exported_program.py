@@ -479,7 +479,7 @@ def _reachable(nodes: Sequence[Node], outputs: Sequence[str], inputs: Sequence[s
 
 # ---------------------------------------------------------------- from a model
 
-Attention = Literal["opened", "whole"]
+Attention = Literal["opened", "opened_unless_shared", "whole"]
 ModelLike = nn.Module | ExportedProgram | Graph
 
 
@@ -502,7 +502,8 @@ def from_torch(
             taken as the batch and left dynamic.
         fold: fold batch norms into what stands before them, and apply the passes after that; see
             `hago.graph.passes`.
-        attention: whether `scaled_dot_product_attention` is opened into products and a softmax, or kept whole.
+        attention: whether `scaled_dot_product_attention` is opened into products and a softmax, or kept whole;
+            `opened_unless_shared` keeps whole what has shared heads (`enable_gqa`), whose products need more ops.
         made_for: model hashes of strategies and logs. If the graph that an earlier version of the import would give
             has one of them, it is returned: the first one converts no operands (see `Importer`), and each has the
             passes of its time.
@@ -517,7 +518,12 @@ def from_torch(
     program = model if isinstance(model, ExportedProgram) else _export(model, example_inputs, example_kwargs)
     importer = Importer(program, ops)
     imported = importer.run()
-    options = PassOptions(ops=ops, opens_attention=attention == "opened", open_axes=importer.open_axes)
+    options = PassOptions(
+        ops=ops,
+        opens_attention=attention != "whole",
+        opens_shared_heads=attention == "opened",
+        open_axes=importer.open_axes,
+    )
     versions = import_versions(made_for)
     for version in versions:
         is_other = version == 1 and importer.converted

@@ -44,12 +44,14 @@ class PassOptions:
     Args:
         ops: the operators of the hardware.
         opens_attention: whether attention is opened into products and a softmax.
+        opens_shared_heads: whether attention with shared heads is, too.
         open_axes: by node, the axes whose size depends on the batch. Only for passes before `fold_batch_norms`:
             training applies the others to a graph alone.
     """
 
     ops: Ops
     opens_attention: bool = True
+    opens_shared_heads: bool = True
     open_axes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
@@ -75,7 +77,11 @@ PASSES: Final[tuple[Pass, ...]] = (
     Pass("fold_guards", lambda graph, o: fold_guards.fold_guards(graph, o.ops), since=2),
     Pass(
         "open_attention",
-        lambda graph, o: open_attention.open_attention(graph, o.open_axes, o.ops) if o.opens_attention else graph,
+        lambda graph, o: (
+            open_attention.open_attention(graph, o.open_axes, o.ops, shared_heads=o.opens_shared_heads)
+            if o.opens_attention
+            else graph
+        ),
         since=2,
     ),
     Pass(FOLDING, lambda graph, o: fold_batch_norms.fold_batch_norms(graph), since=1),

@@ -1,13 +1,14 @@
 """Opening attention: `scaled_dot_product_attention` nodes as two matrix products with a softmax between them.
 
 Kept whole, attention is float on every chip. Opened, the products of queries with keys and of probabilities with
-values are `matmul` nodes, which run in integers where the chip has them. The scale is applied by the softmax, in
-float: neither queries nor scores are rounded once more for it, and a chip that only shifts multiplies at any scale.
-A mask is the softmax's as well: -inf has no place on a grid of integers.
+values are `matmul` nodes, which run in integers where the chip has them. The softmax applies the scale, in float: so
+neither queries nor scores are rounded a second time, and a chip that requantizes by shifts alone, which could multiply
+by 1 / sqrt(d) only where that is a power of two, runs the products all the same. The softmax applies masks, too: -inf
+has no place on a grid of integers.
 
-What follows the names of the module stays: the last product has the name of the attention, the nodes before it
-that name and a word. A graph with attention kept whole is what hago imported at first; `from_torch` still gives it
-where a strategy or a log was made for it.
+The last product keeps the attention's name, and the other nodes have that name and a word (`attn.scores`), so patterns
+on names of modules match as before. `PASSES` applies this pass at import. Version 1 of the import kept attention whole;
+`from_torch` still does where a strategy or a log was made for that graph (`made_for`).
 """
 
 from __future__ import annotations
@@ -22,20 +23,28 @@ from hago.graph.graph import Graph, Node
 from hago.ops import OPS, Ops
 
 ATTENTION: Final = "scaled_dot_product_attention"
-#: What attention is opened into, besides the products.
+#: The ops that attention is opened into, besides `matmul`.
 OPENED_INTO: Final = ("permute", "softmax", "masked_softmax")
+#: The ops that attention with shared heads is opened into besides those.
+OPENED_INTO_GROUPS: Final = ("reshape", "unsqueeze")
 
 
-def open_attention(graph: Graph, open_axes: Mapping[str, Sequence[int]], ops: Ops = OPS) -> Graph:
-    """The graph with its attention opened; one that cannot be is left whole: keys or values of a shape that is not
-    known, or shared heads that are no groups of equal size.
+def open_attention(
+    graph: Graph, open_axes: Mapping[str, Sequence[int]], ops: Ops = OPS, *, shared_heads: bool = True
+) -> Graph:
+    """The graph with its attention opened.
+
+    Attention whose shapes are unknown or have fewer than 3 axes is left whole. So is attention with shared heads
+    (`enable_gqa`) that is not 4-dimensional, whose keys and values have different numbers of heads, which has an axis
+    besides the first whose size depends on the batch, or whose masks differ between heads.
 
     Args:
         open_axes: by node, the axes whose size depends on the batch.
+        shared_heads: whether attention with shared heads is opened at all.
     """
     nodes: list[Node] = []
     for node in graph:
-        opened = _Opening(graph, node, open_axes, ops).nodes() if node.op == ATTENTION else None
+        opened = _Opening(graph, node, open_axes, ops).nodes(shared_heads) if node.op == ATTENTION else None
         nodes += [node] if opened is None else opened
     return graph.with_nodes(nodes)
 
@@ -49,7 +58,7 @@ class _Opening:
         self.shapes = {name: graph[name].shape for name in node.inputs}
         self.dtypes = {name: graph[name].dtype for name in node.inputs}
 
-    def nodes(self) -> list[Node] | None:
+    def nodes(self, shared_heads: bool) -> list[Node] | None:
         """The nodes that take its place, or None where it stays whole."""
         q, k, v, *masks = self.node.inputs
         shapes = [self.shapes[name] for name in (q, k, v)]
@@ -61,14 +70,17 @@ class _Opening:
         if not self.node.attrs["enable_gqa"] or query[-3] == key[-3] == value[-3]:
             self._products(q, k, v, masks, scale, "")
             return self.made
+        if not shared_heads:
+            return None
         groups = key[-3]
         batched = len(query) == len(key) == len(value) == 4 and groups == value[-3]
+        # only the batch may be of unknown size
         if not batched or any(set(self.open_axes.get(name, (0,))) - {0} for name in (q, k, v)):
             return None
         if not all(self._is_shared(name) for name in masks):
             return None
         masks = [self._along_groups(name) for name in masks]
-        # queries that share keys are a batch of their own
+        # an axis of groups: the queries of one group share its keys
         grouped = [-1, groups, query[1] // groups, *query[2:]]
         q = self._add("queries_in_groups", "reshape", (q,), {"shape": grouped})
         k = self._add("keys_of_groups", "unsqueeze", (k,), {"axis": 2})
@@ -80,15 +92,15 @@ class _Opening:
     def _products(self, q: str, k: str, v: str, masks: Sequence[str], scale: float, word: str) -> str:
         """The products and the softmax between them; `word` names the last."""
         rank = len(self.shapes[k] or ())
-        turned = self._add("keys_transposed", "permute", (k,), {"axes": [*range(rank - 2), rank - 1, rank - 2]})
-        scores = self._add("scores", "matmul", (q, turned))
+        transposed = self._add("keys_transposed", "permute", (k,), {"axes": [*range(rank - 2), rank - 1, rank - 2]})
+        scores = self._add("scores", "matmul", (q, transposed))
         causal = bool(self.node.attrs["is_causal"])
         if masks or causal:
             attrs = {"scale": scale, "is_causal": causal}
-            shares = self._add("probabilities", "masked_softmax", (scores, *masks), attrs)
+            probabilities = self._add("probabilities", "masked_softmax", (scores, *masks), attrs)
         else:
-            shares = self._add("probabilities", "softmax", (scores,), {"axis": -1, "scale": scale})
-        return self._add(word, "matmul", (shares, v))
+            probabilities = self._add("probabilities", "softmax", (scores,), {"axis": -1, "scale": scale})
+        return self._add(word, "matmul", (probabilities, v))
 
     def _is_shared(self, mask: str) -> bool:
         """Whether a mask is the same for all heads."""
@@ -101,7 +113,8 @@ class _Opening:
         return mask if rank < 3 else self._add("mask_of_groups", "unsqueeze", (mask,), {"axis": rank - 3})
 
     def _add(self, word: str, op: str, inputs: tuple[str, ...], attrs: Mapping[str, Any] | None = None) -> str:
-        """A node that is called as the attention, and a word; its op keeps the dtype of its first operand."""
+        """Append a node named `<attention>.<word>`, or as the attention itself if `word` is empty. It has the dtype of
+        its first operand."""
         name = f"{self.node.name}.{word}" if word else self.node.name
         while word and name in self.graph.by_name:
             name += "_"
