@@ -53,7 +53,7 @@ def explain_command(args: Namespace, console: Console) -> Outcome:
         raise HagoError("explain needs the model's inputs: give either --data or --input-shape")
     model = load_model(args.model, args.weights)
     if args.data is None:
-        inputs: tuple[Any, ...] = tuple(_zeros(*shape) for shape in args.input_shape)
+        inputs: tuple[Any, ...] = tuple(_zeros(shape, dtype) for shape, dtype in args.input_shape)
     else:
         first = next(iter(load_batches(args)), None)
         inputs = Batches([] if first is None else [first], input_names(model)).example
@@ -65,16 +65,18 @@ def explain_command(args: Namespace, console: Console) -> Outcome:
     return Outcome(f"{explanation}\n\n{range_text(costs)}", {**explanation.to_json(), "cost": costs.to_json()})
 
 
-def _zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
-    dtype = TORCH_DTYPES.get(name)
+def _zeros(shape: tuple[int, ...], dtype_name: str) -> torch.Tensor:
+    dtype = TORCH_DTYPES.get(dtype_name)
     if dtype is None:
-        raise HagoError(f"input shape: {name!r} is not a dtype; expected e.g. float32 or int64")
+        raise HagoError(f"input shape: {dtype_name!r} is not a dtype; expected e.g. float32 or int64")
+    # torch.export takes axes of size 0 and 1 as fixed
     return torch.zeros((2, *shape), dtype=dtype)
 
 
 # ---------------------------------------------------------------- commands on a strategy or a log
 def _measure_strategy(args: Namespace, integer: bool) -> tuple[Strategy, Plan, Outcome]:
-    """Measure the float model and the simulation, and the integer model if `integer`, on the data."""
+    """The strategy, its Plan, and the Outcome of measuring the float model, the simulation and, if `integer`, the
+    integer model on the data."""
     strategy, hardware, model = load_strategy(args)
     plan, batches = plan_and_batches(model, hardware, strategy, load_batches(args))
     report = report_plan(plan, batches, integer=integer)
@@ -207,12 +209,14 @@ def demo_command(args: Namespace, console: Console) -> Outcome:
     """Run the demo: train, search, realize and check."""
     out = Path(args.out)
     results = run_demo(out, console.tell, hardware=args.hardware or HARDWARE, budget=args.budget, seed=args.seed)
-    strategy, log = results.results[-1].strategy, results.results[-1].log
-    weights, kept = str(out / "demo" / "weights.pt"), str(out / "demo" / "calibration.npz")
-    shared = ["--weights", weights, "--batch-size", str(BATCH_SIZE), "--data"]
-    again = command_line("replay", MODEL, str(log), *shared, kept)
+    last = results.results[-1]
+    weights, calibration = str(out / "demo" / "weights.pt"), str(out / "demo" / "calibration.npz")
+    again = command_line(
+        "replay", MODEL, str(last.log), "--weights", weights, "--batch-size", str(BATCH_SIZE), "--data", calibration
+    )
     text = (
-        f"\n{results}\n\nthe best strategy of the last search is {strategy}; to reproduce all its figures:\n  {again}"
+        f"\n{results}\n\nthe best strategy of the last search is {last.strategy}; to reproduce all its figures:\n"
+        f"  {again}"
     )
     return Outcome(text, results.to_json(), OK if results.same else NO)
 
