@@ -6,6 +6,7 @@ centered integers, and how large they can get. An op without one (layer_norm) is
 
 Reading order for a new op: `parse` (how torch spells it), `compute` (what it does to real values), `integer` (the
 integer side), `forms` (other integer sides, where chips differ; a hardware file names the one that its chip computes).
+A "Law" in a docstring is a property that tests check of every op (tests/ops/laws.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Attrs = Mapping[str, Any]
 #: bias: the product of the scales of slots 0 and 1.  plain: none; the slot is never quantized (indices, shapes, masks).
 Slot = Literal["own", "common", "follow", "bias", "plain"]
 
-#: The axes along which a scale may vary and still pass through an op unchanged.
+#: The axes along which a scale may vary and still pass through an op unchanged: any, axis 1 alone (channels), or none.
 PerChannelAxes = Literal["all", "axis1", "none"]
 
 
@@ -80,8 +81,9 @@ class Addends:
     Law (addends): over K, the terms of an entry and its bias add up to the op's exact result there.
 
     Args:
-        terms: from `(attrs, operands, order)` to the terms of any entries, in the order of their addition, without
-            the bias; padding is 0. None if there is at most one addition: two operands, or a single product.
+        terms: from `(attrs, operands, order)` to the terms of any entries, in the order of their addition
+            (`numerics.Order`), without the bias; padding is 0. None for an op with one addition (add, sub) or none
+            (mul, neg).
         bias_axis: the axis of the output along which a bias, the third operand, lies.
     """
 
@@ -152,8 +154,9 @@ WhyUnsupported = Callable[[Attrs, Sequence[tuple[int, ...]]], str | None]
 class IntegerForm:
     """An op on centered integers.
 
-    Law (scale): `compute_real(c_i * s_i) == compute(attrs(s), c_i) * scale(s)` for scales that the
-    slots allow. Law (bound): |compute(...)| <= bound(...), elementwise under broadcasting.
+    Law (scale): `OpRule.compute(a, c_i * s_i) == compute(attrs(a, s), c_i) * scale(a, s)`, with `a` the attributes of
+    the node, for scales that the slots allow.
+    Law (bound): |compute(...)| <= bound(...), elementwise under broadcasting.
 
     Args:
         slots: the kind of each input; the last repeats.
@@ -318,7 +321,7 @@ class OpRule:
         name: the name in hardware files and node listings, which is the file's name.
         aten: the torch calls that `parse` reads, e.g. "aten.conv2d.default".
         parse: from a call to inputs and attributes, or None for a call that this rule cannot express (it becomes
-            an opaque node).
+            an opaque node, which torch computes in float).
         compute: `(attrs, *tensors) -> tensor` on real values; also runs on meta tensors, which is
             how shapes are inferred.
         integer: the integer side, or None for an op that is float everywhere.
