@@ -2,7 +2,8 @@
 
 A value is represented as real numbers (float32), as stored integers (in its ONNX dtype, zero point included), or as
 centered integers (zero point subtracted, in float32, where ONNX has no operator on wider integers). The integers that
-the nodes compute are those of `hago.arithmetic.numerics`, bit for bit.
+the nodes compute are those of `hago.arithmetic.numerics`, bit for bit. N1, N2 and so on are the equations of
+docs/numerics.md.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ROUNDING_NODES: Final = {
     "floor": ("Floor",),
 }
 
-#: The forms of `Requantize` that ONNX nodes compute: by a factor, in float64 if it is a power of two.
+#: The forms of `Requantize` that ONNX nodes compute: by a float32 factor, or for `shift` by a power of two in float64.
 REQUANTIZE_FORMS: Final = frozenset({"float32", "onnxruntime", "shift"})
 
 
@@ -39,8 +40,8 @@ class Value:
         name: of the tensor.
         representation: real numbers, stored integers, or centered integers in float32.
         qparams: scale, zero point and range of the integers; None for real numbers.
-        label: the prefix of the names of its scale and zero point, if it differs from `name`: where the integers of
-            another tensor are read at another scale.
+        label: the prefix of the names of its scale and zero point, if it differs from `name`: a node that only changes
+            the scale writes no ONNX node, so its value is the tensor of its operand, at another scale.
     """
 
     name: str
@@ -63,7 +64,7 @@ def quantizes_to(dtype: DType) -> bool:
 def numpy_dtype(dtype: DType) -> Any:
     """The numpy dtype of stored integers: the smallest that ONNX has, e.g. int8 for int5 and int32 for int24."""
     bits = next(n for n in (8, 16, 32, 64) if dtype.bits <= n)
-    return np.dtype(f"int{bits}" if dtype.signed or bits > 16 else f"uint{bits}")
+    return np.dtype(f"int{bits}" if dtype.signed else f"uint{bits}")
 
 
 def element_type_of(writer: GraphWriter, node: str, value: Value) -> int:
@@ -97,7 +98,7 @@ class QuantizationWriter:
         kind = numpy_dtype(q.dtype)
         scale = q.scale.to(torch.float32).flatten() if q.per_channel else q.scale.to(torch.float32).reshape(())
         zero = np.broadcast_to(q.zero_point.numpy().astype(kind).flatten(), scale.shape or (1,)).reshape(scale.shape)
-        if q.dtype.bits == 16 or kind.itemsize == 2:
+        if kind.itemsize == 2:
             self.writer.need(NARROW_AND_WIDE_OPSET)
         return [self.writer.constant(f"{name}:scale", scale), self.writer.constant(f"{name}:zero", np.array(zero))]
 
@@ -119,6 +120,7 @@ class QuantizationWriter:
             self.writer.need(NARROW_AND_WIDE_OPSET)
             shape = (q.scale.numel(),) if q.per_channel else ()
             zero = q.zero_point.flatten().expand(shape) if shape else q.zero_point.reshape(())
+            # written first, so that `parameters` keeps this one, whose type is that of the integers
             self.writer.constant(f"{name}:zero", zero, kind)
         return Value(name, "stored", q)
 
@@ -159,7 +161,7 @@ class QuantizationWriter:
         return self._store(scaled, target, out)
 
     def multiplier(self, source: QParams, target: QParams) -> Tensor:
-        """The factor from one scale to another: float64 if it is a power of two, else float32."""
+        """The factor from one scale to another: a power of two in float64 for the form `shift`, else a float32."""
         if self.requantization.form == "onnxruntime":
             return ratio_of_float32(source, target)
         return ratio(source, target).to(torch.float64 if self.requantization.form == "shift" else torch.float32)
@@ -201,6 +203,7 @@ class QuantizationWriter:
 
     def _store(self, x: str, q: QParams, out: str) -> Value:
         """Round, clip, add the zero point, cast."""
+        # QuantizeLinear rounds half to even and takes float32; products of the form `shift` are float64
         if (
             self.requantization.rounding == "half_even"
             and self.requantization.form != "shift"
@@ -231,6 +234,6 @@ class QuantizationWriter:
     def _limited(self, c: str, q: QParams, out: str) -> str:
         """Clip centered integers to the range of their qparams."""
         for kind, limit in (("Max", q.qmin), ("Min", q.qmax)):
-            edge = self.writer.constant(self.writer.fresh(f"{out}:limit"), (limit - q.zero_point).to(torch.float64))
-            c = self.writer.step(kind, [c, edge], out)
+            end = self.writer.constant(self.writer.fresh(f"{out}:limit"), (limit - q.zero_point).to(torch.float64))
+            c = self.writer.step(kind, [c, end], out)
         return c
