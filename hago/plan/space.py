@@ -1,10 +1,13 @@
-"""The search space: the choices of bits that can change a Plan. `search.prepare` builds it once per search.
+"""The search space: the choices of bits that can change a Plan.
+
+Built by `search.prepare`, by a Resolver for every set of nodes that a point turns float, and where a model is explained
+or a policy places fake quantization.
 
 A group is a set of edges that share one choice of bits. With `requantize_at: edge` every edge is a group of its own,
 keyed by the edge ("layer1.0.add:1"); with `requantize_at: output` all out-edges of a node form one group, keyed
 "node:out". The space has no groups for derived biases, operands that are not quantized, and edges on which
-requantization is the identity (e.g. a relu after a convolution): HAGO's one published log spent 221 of 551 trials on
-these.
+requantization is the identity (e.g. a relu after a convolution): in the one published log of HAGO, the prototype of the
+RFC, 221 of 551 trials went to these.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ from hago.plan.topology import (
 
 Bits = Mapping[str, int]
 
-#: The two choices of a node that may run either way, as "bits" of its group `node:kind`. Integers come first.
+#: The two choices of a node that may run either way, as "bits" of its group `node:kind`. Choices are listed from the
+#: largest, so integers come first.
 INTEGER: Final = 2
 FLOAT: Final = 1
 _KIND: Final = "kind"
@@ -51,8 +55,8 @@ class Group:
 
     Args:
         key: the group's name in strategies and logs.
-        source: the node whose range the threshold covers: the node whose value is quantized, or a relu or pooling that
-            is its only reader.
+        source: the node whose range the threshold covers: the one whose value is quantized, or the last of the relus,
+            poolings and concatenations after it (`topology.range_chain`).
         edges: the edges on which the quantized value is read.
         choices: the bits to choose from, widest first.
     """
@@ -136,7 +140,8 @@ def build_space(
 
 def with_kinds(space: Space, hardware: Hardware, topology: Topology, graph: Graph) -> Space:
     """The space with a choice between integer and float added for every integer node that the hardware also takes in
-    float and that has a group of its own. Other nodes are integer where their producers are."""
+    float and that has a group of its own. Other nodes are integer where their producers are. Called by `search.prepare`
+    if `search_topology` is set."""
     groups = dict(space.groups)
     for node in graph:
         keys = [*(str(e) for e in node.edges), f"{node.name}:out"]
@@ -154,8 +159,8 @@ class _Builder:
         self.fixed, self.ops = fixed, hardware.rules(ops)
         self.emits: dict[str, frozenset[DType]] = {}  # by node, the dtypes that it may emit; empty for real values
         self.scales: dict[str, Tensor] = {}  # by node, ones of the shape that its scale will have
-        self.requantized: set[str] = set()  # nodes whose value has the bits of a group
-        self.passed_nodes: dict[str, frozenset[str]] = {}  # by such a node, its `range_chain`
+        self.requantized: set[str] = set()  # nodes whose value has the bits of an output group
+        self.passed_nodes: dict[str, frozenset[str]] = {}  # by such a node, the nodes after it whose range it takes
         self.groups: dict[str, Group] = {}
 
     def build(self) -> Space:
@@ -183,6 +188,7 @@ class _Builder:
             if form.slot(edge.slot) in ("own", "common", "follow") and self._can_change_plan(edge, form, descs):
                 self._add(edge, descs)
         self.scales[node.name] = form.scale(node.attrs, [self._scale(e, form) for e in node.edges])
+        # the same in all integer signatures of an op, see hardware.validation
         at_output = descs[0].requantize_at == "output"
         has_choice = any(str(e) in self.groups for e in node.edges)
         follows = form.slots == ("follow",) and not at_output and not has_choice
@@ -240,7 +246,7 @@ class _Builder:
         limit = max(min(d.in_dtype(edge.slot).bits, d.max_bits) for d in descs)
         form = self.ops[self.graph[edge.dst].op].integer
         assert form is not None
-        # operands of one scale may need fraction bits that a producer does not have
+        # operands that share a scale may need more bits than their producer has: that scale may be finer than its own
         if self.emits[source] and form.slot(edge.slot) != "common":
             limit = min(limit, max(d.bits for d in self.emits[source]))
         lowest = min(limit, min(d.min_bits for d in descs))
