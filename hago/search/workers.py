@@ -7,10 +7,10 @@ A `WorkerSpec` has everything that a worker needs, in values that can be sent to
 hardware as a document, the data and the thresholds. A worker builds a `PointScorer` of it, such as the process that
 searches has: a Resolver and an Evaluator with their caches.
 
-`Workers`, which `GoalScorer.remote_scoring` makes, sends points to the executor; each becomes a `PendingEvaluation`. A
-worker gets the WorkerSpec of a search once, with its first point, and keeps the PointScorer; later points are sent
-without it. A worker with other versions of the software refuses. If a worker dies, the points that it had are evaluated
-again.
+`Workers`, which `GoalScorer.remote_scoring` makes, sends points to the executor; each becomes a `PendingEvaluation`.
+The first points, as many as there are workers, are sent with the WorkerSpec; a worker builds its PointScorer from it
+and keeps it. A worker that gets a point without either answers None, and the point is sent again with the spec. A
+worker with other versions of the software refuses. If a worker dies, the points that it had are evaluated again.
 
 A worker may also stop without ending, e.g. by a signal, or because its machine left the network. A timeout cannot
 distinguish that from a slow machine, so no point is given up for time alone. When the executor has been silent for many
@@ -338,12 +338,16 @@ _SCORERS: Final = _ThreadScorers()
 def score_remotely(search_id: SearchId, bits: Bits, spec: WorkerSpec | None, rival: Bits | None = None) -> Score | None:
     """Score a point; runs in a worker. Returns None if the worker has no scorer for the search and was sent no spec.
 
+    Args:
+        rival: in a race (`hago.search.racing`), the best point so far, against which evaluation may stop early.
+
     Raises:
         HagoError: this worker has other versions, or received another model or data set.
         InfeasibleBits: no signature holds the bits.
     """
     scorer = _SCORERS.by_search.get(search_id.search)
     if scorer is None:
+        # the number of threads is set below, so it is no difference
         check_versions(search_id, versions(search_id.made_by["threads"]))
         if spec is None:
             return None
@@ -386,7 +390,7 @@ class Workers:
     def __init__(
         self, pool: WorkerPool, spec: WorkerSpec, score_locally: Callable[[Bits, Bits | None], Score], notice: Notice
     ) -> None:
-        self._pool, self._spec, self._score_locally, self._notice = pool, spec, score_locally, notice
+        self._pool, self._spec, self.score_locally, self._notice = pool, spec, score_locally, notice
         self._executor: Executor | None = pool.executor
         self._workers_without_spec = pool.count  # how many more points are sent with the spec
         made_by = versions(torch.get_num_threads())
@@ -405,7 +409,8 @@ class Workers:
         """Submit a point; (None, None) if no executor is left."""
         # the spec is sent with as many points as there are workers; a worker that received none returns None
         send_spec = with_spec or self._workers_without_spec > 0
-        self._workers_without_spec -= self._workers_without_spec > 0
+        if self._workers_without_spec:
+            self._workers_without_spec -= 1
         while self._executor is not None:
             executor = self._executor
             try:
@@ -413,7 +418,7 @@ class Workers:
                 future = executor.submit(score_remotely, self._search_id, dict(bits), spec, rival)
                 future.add_done_callback(partial(self._note_answer, time.monotonic()))
                 return executor, future
-            except (BrokenExecutor, RuntimeError) as error:  # RuntimeError: it was shut down
+            except RuntimeError as error:  # it broke or was shut down
                 self.replace_broken(executor, error)
         return None, None
 
@@ -425,8 +430,8 @@ class Workers:
         if executor is None or executor is not self._executor:
             return True
         try:
-            executor.submit(int).cancel()
-        except (BrokenExecutor, RuntimeError):
+            executor.submit(int).cancel()  # a call that does nothing
+        except RuntimeError:  # it broke or was shut down
             return True
         return False
 
@@ -436,15 +441,17 @@ class Workers:
             return
         with self._answers_lock:
             now = time.monotonic()
-            self._longest_silence = max(
-                self._longest_silence, now - (start if self._last_answer is None else max(start, self._last_answer))
-            )
+            self._longest_silence = max(self._longest_silence, self._silence_at(now, start))
             self._last_answer = now
 
     def silence(self, start: float) -> float:
         """Seconds since the last answer, or since `start`, whichever is later."""
         with self._answers_lock:
-            return time.monotonic() - (start if self._last_answer is None else max(start, self._last_answer))
+            return self._silence_at(time.monotonic(), start)
+
+    def _silence_at(self, now: float, start: float) -> float:
+        """Seconds until `now` since the last answer, or since `start`; the caller holds the lock."""
+        return now - (start if self._last_answer is None else max(start, self._last_answer))
 
     @property
     def patience(self) -> float:
@@ -493,10 +500,6 @@ class Workers:
             self._executor = None
             self._notice(f"the executor broke ({_describe(error)}); the search goes on in this process")
 
-    def score_in_this_process(self, bits: Bits, rival: Bits | None) -> Score:
-        """Score a point in this process."""
-        return self._score_locally(bits, rival)
-
 
 class PendingEvaluation:
     """A point that is being evaluated. `Workers` makes one per point; the study's TrialCache waits for its result."""
@@ -512,12 +515,12 @@ class PendingEvaluation:
             HagoError: the worker refused, or WORKER_ATTEMPTS workers died while they evaluated the point.
         """
         deaths = 0
-        self._started = time.monotonic()
+        started = time.monotonic()
         while True:
             if self._future is None:
-                return self._workers.score_in_this_process(*self._point)
+                return self._workers.score_locally(*self._point)
             try:
-                score = self._wait_for_answer(self._future)
+                score = self._wait_for_answer(self._future, started)
                 if score is not None:
                     return score
             except Exception as error:
@@ -529,20 +532,20 @@ class PendingEvaluation:
                 if deaths == WORKER_ATTEMPTS:
                     raise _worker_killer_error(error) from error
             self._executor, self._future = self._workers.submit(*self._point, with_spec=True)
-            self._started = time.monotonic()
+            started = time.monotonic()
 
-    def _wait_for_answer(self, future: Future[Score | None]) -> Score | None:
+    def _wait_for_answer(self, future: Future[Score | None], started: float) -> Score | None:
         """The score from the worker, or from this process after a long silence; None if the worker lacks the spec."""
         while not wait([future], POLL_SECONDS).done:
             if self._workers.is_lost(self._executor):
                 raise BrokenExecutor("the executor dropped a call that was submitted while it broke")
-            silence = self._workers.silence(self._started)
+            silence = self._workers.silence(started)
             if silence > self._workers.patience:
                 start = time.monotonic()
-                score = self._workers.score_in_this_process(*self._point)
+                score = self._workers.score_locally(*self._point)
                 if not future.done():
                     local_seconds = time.monotonic() - start
-                    self._workers.replace_silent(self._executor, self._workers.silence(self._started), local_seconds)
+                    self._workers.replace_silent(self._executor, self._workers.silence(started), local_seconds)
                 return score
         return future.result()
 
