@@ -51,7 +51,7 @@ class EdgeCost:
     picojoules: float | None = None
 
     @property
-    def is_packed_weight(self) -> bool:
+    def is_counted_weight(self) -> bool:
         """Whether the edge reads a weight that no edge before it counts."""
         return self.kind == "weight" and self.weight_bytes > 0
 
@@ -98,7 +98,6 @@ class Cost:
 
     Args:
         nodes, edges: rows in the order of the graph.
-        effective_bits: mean bits of a weight, biases of convolutions and linear layers aside; 0 without weights.
         clock_hz: clock of the hardware; None where the hardware file gives none.
         missing: figures that a cost here needs and the hardware file does not give.
     """
@@ -107,7 +106,6 @@ class Cost:
     batch: int
     nodes: tuple[NodeCost, ...]
     edges: tuple[EdgeCost, ...]
-    effective_bits: float
     clock_hz: float | None
     missing: tuple[str, ...]
 
@@ -119,7 +117,13 @@ class Cost:
     @functools.cached_property
     def weights(self) -> int:
         """The number of weights, each counted once; biases aside."""
-        return sum(e.elements for e in self.edges if e.is_packed_weight)
+        return sum(e.elements for e in self.edges if e.is_counted_weight)
+
+    @functools.cached_property
+    def effective_bits(self) -> float:
+        """Mean bits of a weight, biases of convolutions and linear layers aside; 0 without weights."""
+        bits = sum(e.elements * e.bits for e in self.edges if e.is_counted_weight)
+        return bits / self.weights if self.weights else 0.0
 
     @functools.cached_property
     def figures(self) -> Mapping[str, float]:
@@ -159,7 +163,8 @@ class Cost:
 Unit = Literal["", "B", "bits", "cycles", "s", "J"]
 #: The part of one row of a Cost in a total; None where the hardware file gives no figure for it.
 Part = Callable[[Row, Cost], float | None]
-#: The bits that a metric counts, beyond the dtypes of the signatures that the bits select.
+#: How a metric depends on bits where they select equal signatures: not at all, by the bits of constants, or by those of
+#: operands.
 CountedBits = Literal["none", "constants", "operands"]
 
 
@@ -180,8 +185,8 @@ class Metric:
             `NodeCost.bops`, or if the metric has no parts and its total depends on the bits of activations.
         depends_on_float: whether it prices computing in float, so that a search chooses by default which nodes run in
             float.
-        least: the least total that any choice of bits and of float nodes can reach, from the cost of one Plan and its
-            hardware. None where nodes in float never cost less than the fewest bits.
+        least: a lower bound of the total over all bits and all choices of float nodes, from the cost of one Plan and
+            its hardware. None where no float node costs less than at the fewest bits.
     """
 
     name: str
@@ -212,7 +217,7 @@ def _of_edges(part: Callable[[EdgeCost, Cost], float]) -> Part:
 
 
 def _mean_bits(edge: EdgeCost, cost: Cost) -> float:
-    return edge.elements * edge.bits / cost.weights if edge.is_packed_weight else 0.0
+    return edge.elements * edge.bits / cost.weights if edge.is_counted_weight else 0.0
 
 
 def _seconds(row: Row, cost: Cost) -> float | None:
@@ -235,7 +240,11 @@ def _energy(cost: Cost) -> float | None:
 
 def _least_of_macs(cost: Cost, hardware: Hardware, figure: str, power: int) -> float:
     """The sum over the nodes of their multiply-accumulates times a figure of the best signature of each, float ones
-    included."""
+    included.
+
+    Args:
+        power: -1 for a figure that is a rate, 1 for a price.
+    """
     total = 0.0
     for node in (n for n in cost.nodes if n.macs):
         each = [desc.cost.get(figure) for desc in hardware.ops.get(node.op, ())]
@@ -294,11 +303,11 @@ def metric_named(name: str) -> Metric:
 
 def rows_of(cost: Cost) -> Iterator[tuple[NodeCost, tuple[EdgeCost, ...]]]:
     """Each node with its in-edges."""
-    of: dict[str, list[EdgeCost]] = {}
+    in_edges: dict[str, list[EdgeCost]] = {}
     for edge in cost.edges:
-        of.setdefault(edge.edge.rpartition(":")[0], []).append(edge)
+        in_edges.setdefault(edge.edge.rpartition(":")[0], []).append(edge)
     for node in cost.nodes:
-        yield node, tuple(of.get(node.node, ()))
+        yield node, tuple(in_edges.get(node.node, ()))
 
 
 # ---------------------------------------------------------------- counting
@@ -346,20 +355,18 @@ class _Account:
         self.graph: Graph = plan.graph
         self.hardware: Hardware = plan.hardware
         self.ops: Ops = plan.ops
-        self.missing: dict[str, None] = {}
-        self.packed: set[tuple[object, ...]] = set()  # constants counted already
-        self.weight_bits, self.weights = 0, 0
+        self.missing: dict[str, None] = {}  # an ordered set
+        self.counted: set[tuple[object, ...]] = set()  # constants counted already
         self.cores = self.hardware.cost.get("cores", 1.0)
 
     def cost(self) -> Cost:
         computed = [n for n in self.graph if n.op not in (INPUT, CONST)]
         edges = tuple(self._edge(e) for e in self.graph.edges)
         nodes = tuple(self._node(n) for n in computed)
-        mean = self.weight_bits / self.weights if self.weights else 0.0
         if "clock_hz" not in self.hardware.cost:
             self.missing["clock_hz (latency in seconds)"] = None
         clock = self.hardware.cost.get("clock_hz")
-        return Cost(self.hardware.name, self.batch, nodes, edges, mean, clock, tuple(self.missing))
+        return Cost(self.hardware.name, self.batch, nodes, edges, clock, tuple(self.missing))
 
     # ------------------------------------------------------------ what stands in memory
     def _elements(self, name: str) -> int:
@@ -399,12 +406,17 @@ class _Account:
             return self._constant(edge, source, elements)
         simq: SimQ | None = self.plan.edges.get(edge)
         target = self.plan.target(edge)
-        dtype = self._stored(source) if target is None and simq is None else FLOAT32 if target is None else target.dtype
+        if target is not None:
+            dtype = target.dtype
+        elif simq is None:
+            dtype = self._stored(source)
+        else:
+            dtype = FLOAT32
         bits = dtype.bits if target is None else bits_of(target)
         if simq is None:
             return EdgeCost(str(edge), "as stored", elements, bits, dtype.name)
-        cycles = self._over(elements, self._chip("requantize_per_cycle", "latency"), self.cores)
-        energy = self._times(elements, self._chip("picojoules_per_requantize", "energy"))
+        cycles = self._cycles(elements, self._chip("requantize_per_cycle", "latency"), self.cores)
+        energy = self._picojoules(elements, self._chip("picojoules_per_requantize", "energy"))
         kind: EdgeKind = simq.kind  # type: ignore[assignment]
         return EdgeCost(str(edge), kind, elements, bits, dtype.name, 0, elements, cycles, energy)
 
@@ -415,11 +427,8 @@ class _Account:
         slot = "own" if rule is None or rule.integer is None else rule.integer.slot(edge.slot)
         kind: EdgeKind = "bias" if slot == "bias" else "constant" if slot == "plain" else "weight"
         key = (source, None if target is None else target.key)
-        new = key not in self.packed
-        self.packed.add(key)
-        if kind == "weight" and new:
-            self.weights += elements
-            self.weight_bits += elements * bits
+        new = key not in self.counted
+        self.counted.add(key)
         name = str(self.graph.consts[source].dtype).removeprefix("torch.") if target is None else target.dtype.name
         return EdgeCost(str(edge), kind, elements, bits, name, _bytes(elements, bits) if new else 0)
 
@@ -433,7 +442,7 @@ class _Account:
         write = _bytes(elements, self._stored(node.name).bits)
         requantized = elements if plan is not None and plan.out_simq is not None else 0
         compute = self._compute(node, desc, macs, elements, requantized)
-        memory = self._over(read + write, self._chip("bytes_per_cycle", "latency"))
+        memory = self._cycles(read + write, self._chip("bytes_per_cycle", "latency"))
         known = [c for c in (compute, memory) if c is not None]
         return NodeCost(
             node=node.name,
@@ -458,49 +467,50 @@ class _Account:
 
     def _compute(self, node: Node, desc: OpDesc, macs: int, elements: int, requantized: int) -> float | None:
         if macs:
-            own = self._over(macs, self._figure(desc, "macs_per_cycle", "latency"), self.cores)
+            own = self._cycles(macs, self._figure(desc, "macs_per_cycle", "latency"), self.cores)
         else:
             # pooling and sums read more than they write
             data = [self._elements(s) for s in node.inputs if self.graph[s].op != CONST]
-            own = self._over(max([elements, *data]), self._figure(desc, "elements_per_cycle", "latency"), self.cores)
+            own = self._cycles(max([elements, *data]), self._figure(desc, "elements_per_cycle", "latency"), self.cores)
         if not requantized:
             return own
-        again = self._over(requantized, self._chip("requantize_per_cycle", "latency"), self.cores)
+        again = self._cycles(requantized, self._chip("requantize_per_cycle", "latency"), self.cores)
         return again if own is None else own + (again or 0.0)
 
     def _energy(self, desc: OpDesc, macs: int, moved: int, requantized: int) -> float | None:
-        terms = [self._times(moved, self._chip("picojoules_per_byte", "energy"))]
+        terms = [self._picojoules(moved, self._chip("picojoules_per_byte", "energy"))]
         if macs:
-            terms.append(self._times(macs, self._figure(desc, "picojoules_per_mac", "energy")))
+            terms.append(self._picojoules(macs, self._figure(desc, "picojoules_per_mac", "energy")))
         if requantized:
-            terms.append(self._times(requantized, self._chip("picojoules_per_requantize", "energy")))
+            terms.append(self._picojoules(requantized, self._chip("picojoules_per_requantize", "energy")))
         known = [t for t in terms if t is not None]
         return math.fsum(known) if known else None
 
     def _mac_bits(self, node: Node, desc: OpDesc) -> int:
         """Bits of one operand times bits of the other."""
+        # None for an operand that the node does not have
         first, second = [*(self.plan.target(e) for e in node.edges[:2]), None, None][:2]
         if node.name in self.plan.nodes:
             return 0 if first is None or second is None else bits_of(first) * bits_of(second)
         return math.prod(desc.out_dtype.bits if q is None else bits_of(q) for q in (first, second))
 
-    # ------------------------------------------------------------ figures of the spec
-    def _figure(self, desc: OpDesc, name: str, what: str) -> float | None:
+    # ------------------------------------------------------------ figures of the hardware file
+    def _figure(self, desc: OpDesc, name: str, needed_by: str) -> float | None:
         if name not in desc.cost:
-            self.missing[f"{name} of signature {desc.name or str(desc)!r} ({what})"] = None
+            self.missing[f"{name} of signature {desc.name or str(desc)!r} ({needed_by})"] = None
         return desc.cost.get(name)
 
-    def _chip(self, name: str, what: str) -> float | None:
+    def _chip(self, name: str, needed_by: str) -> float | None:
         if name not in self.hardware.cost:
-            self.missing[f"{name} ({what})"] = None
+            self.missing[f"{name} ({needed_by})"] = None
         return self.hardware.cost.get(name)
 
     @staticmethod
-    def _over(amount: int, rate: float | None, cores: float = 1.0) -> float | None:
+    def _cycles(amount: int, rate: float | None, cores: float = 1.0) -> float | None:
         return None if rate is None else amount / (rate * cores)
 
     @staticmethod
-    def _times(amount: int, each: float | None) -> float | None:
+    def _picojoules(amount: int, each: float | None) -> float | None:
         return None if each is None else amount * each
 
 
