@@ -1,4 +1,7 @@
-"""The Plan: everything that simulation and realization read, derived and never stored beside its sources.
+"""The Plan: everything that simulation and realization read.
+
+It is derived from a graph, a hardware, bits and thresholds, and never stored beside them: a strategy stores bits and
+thresholds, a stored model only the Plan and where it came from.
 
 A Resolver makes a Plan from a graph, a hardware, a topology, bits and thresholds. The simulator and the integer model
 both execute it, each with arithmetic of its own, and give equal integers.
@@ -33,9 +36,9 @@ class NodePlan:
         desc: the signature that it uses.
         attrs: attributes in integer units.
         operands: the qparams in which the node reads each operand; None for operands that are not quantized.
-        simqs: the requantization of each in-edge; None where the operand is read as its producer emits it.
+        simqs: the conversion on each in-edge; None where the operand is read as its producer emits it.
         consts: centered integers of the constant in-edges, by slot, in their storage dtype.
-        register: the qparams of the integers in the accumulator, whose dtype and overflow are `desc.register`.
+        register: the qparams of the integers in the accumulator; `desc.register` says how it overflows.
         out_simq: the requantization at the output; None where the node emits its accumulator or has a table.
         out: the qparams of the node's value.
         bound: the largest |accumulator| that any input can cause.
@@ -43,9 +46,9 @@ class NodePlan:
         keeps_input_dtype: whether the accumulator has the dtype of the inputs, which every output fits.
         parts: the number of parts into which the sum over K is split so that each is exact in float32.
         table: the output of every input integer, where the op is a table; indexed by q - qmin.
-        thresholds: (lo, hi) used on each in-edge that has bits, by group key.
+        thresholds: (lo, hi) used for each operand and output that has bits, by group key.
         saturated_biases: bias entries that did not fit their slot.
-        digest: equal for equal node plans.
+        digest: equal for equal plans of one node.
         pairs: the pairs of products that may exceed 16 bits, on chips that add products in pairs; None where the chip
             does not, or no pair can exceed them.
         additions: the additions whose partial sums may leave the register, on chips whose registers saturate at every
@@ -91,8 +94,8 @@ class NodePlan:
 
     @property
     def largest_sum(self) -> float:
-        """The largest |sum| that its register must hold: of stored integers where what they lose cannot be corrected
-        at the end, else of centered ones."""
+        """The largest |sum| that its register must hold: of centered integers, and of stored ones, too, where the
+        register saturates at the end, since the correction for zero points then comes too late."""
         behaviour = OVERFLOWS[self.desc.register.overflow]
         return max(self.bound, self.raw_bound) if behaviour.counts_zero_points else self.bound
 
