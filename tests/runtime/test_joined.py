@@ -96,7 +96,7 @@ def test_two_requantizations_are_merged_only_if_the_first_shifts_to_the_left() -
         assert first is not None and second is not None
         both, how = SimQ(first.source, second.target, first.target), made.hardware.requantize
         moved = requantization_of(both, how, 5, 2.0**20)
-        assert not isinstance(moved, str) and (moved.move.first is None) == one
+        assert not isinstance(moved, str) and (moved.params.first is None) == one
         c = torch.arange(-(2**20), 2**20, 4099).reshape(-1, 1, 1, 1).expand(-1, 5, 1, 1)
         steps = apply_simq(apply_simq(c, first, how), SimQ(first.target, second.target), how)
         assert apply_simq(c, both, how).equal(steps) and both.key != SimQ(first.source, second.target).key

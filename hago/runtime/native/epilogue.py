@@ -117,12 +117,12 @@ class Epilogue:
         if self.added is not None:
             added = self.added
             template.adds, template.added = added.sign, added.overflow
-            template.addend.own, template.addend.other = added.own.move, added.other.move
+            template.addend.own, template.addend.other = added.own.params, added.other.params
             template.addend.type, template.addend.zero = storage_format(added.qparams)
             kept += (*added.own.kept, *added.other.kept)
         for output, value in zip(template.output, self.stored, strict=False):
             real = native.TYPES["float32"], 0
-            output.move = value.requantization.move
+            output.move = value.requantization.params
             output.type, output.zero = real if value.qparams is None else storage_format(value.qparams)
             kept += value.requantization.kept
         return BuiltEpilogue(template, tuple(kept), tuple(s.dtype for s in self.stored), period(self.channels))

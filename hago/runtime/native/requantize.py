@@ -31,7 +31,7 @@ from hago.runtime.native import library as native
 StorageFormat = tuple[int, int]
 #: The forms of `Requantize` that the kernels apply. The reference arithmetic applies the others.
 FORMS: Final = frozenset({"float32", "onnxruntime", "multiplier_shift", "shift"})
-#: Entries past the last channel that vectors may read.
+#: The number of entries past the last channel that vector instructions may read.
 SLACK: Final = 64
 _STORED: Final = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3}
 
@@ -41,7 +41,7 @@ class Requantization:
     """A requantization as the native kernels read it, and the tensors that it points to. Made by `requantization_of`,
     cached by `KernelConstantCache`, and copied into the structures of calls, whose owners keep `kept` alive."""
 
-    move: native.RequantizeParams
+    params: native.RequantizeParams
     kept: tuple[Any, ...] = ()
 
 
@@ -62,7 +62,8 @@ def storage_format(qparams: QParams | None) -> StorageFormat:
 
 
 def period(channels: int) -> int:
-    """The number of entries in an array of `channels` values that is repeated to fill a row."""
+    """The length of per-channel arrays: the channels, repeated as often as they fit `native.ROW` entries, and at least
+    once."""
     return channels * max(1, native.ROW // channels)
 
 
@@ -90,7 +91,7 @@ def channel_axis(scale: Tensor, ndim: int) -> int | str | None:
 
 
 def largest_of(qparams: QParams) -> float:
-    """The largest |q - zero point| that the type holds."""
+    """A bound of |q - zero point| over the type; 2**31 - 1, the most that kernels take, from 32 bits on."""
     dtype = qparams.dtype
     zero = int(qparams.zero_point.abs().max())
     return float(max(abs(dtype.min), dtype.max) + zero) if dtype.bits < 32 else float(2**31 - 1)
@@ -100,6 +101,7 @@ def requantization_of(simq: SimQ | None, how: Requantize, channels: int, largest
     """The requantization of an edge between integers.
 
     Args:
+        how: the requantization of the hardware.
         channels: the number of values in an array of scales; 1 if scales do not vary.
         largest: the largest |c| of the values to requantize.
 
@@ -130,7 +132,7 @@ def requantization_of(simq: SimQ | None, how: Requantize, channels: int, largest
         # the results are integers, and values that float32 rounds are beyond the limits, rounded or not
         return _by_ratio(r, replace(how, rounding="half_even"), target, channels, float(low), float(high))
     if how.form == "shift":
-        _, exponent = torch.frexp(r)
+        _, exponent = torch.frexp(r)  # r is 2**(exponent - 1)
         return _by_multiplier(torch.ones_like(r), 1 - exponent, how, channels, (low, high))
     if source.scale is target.scale:  # only the clipping, with the multiplier c * 2 / 2**1
         one = torch.ones((), dtype=torch.int64)
@@ -159,26 +161,40 @@ def _by_ratio(
     entries = repeat_to_row(ratio32, channels)
     rounding = native.ROUNDINGS.index(how.rounding)
     plain = how.rounding == "half_even" and not wide
-    move = native.RequantizeParams(
-        native.RATIO, rounding, wide, plain, entries.data_ptr(), None, None, low, high, low, high
+    params = native.RequantizeParams(
+        form=native.RATIO,
+        rounding=rounding,
+        wide=wide,
+        plain=plain,
+        ratio=entries.data_ptr(),
+        low=low,
+        high=high,
+        least=low,
+        most=high,
     )
-    return Requantization(move, (entries,))
+    return Requantization(params, (entries,))
 
 
 def _by_multiplier(m: Tensor, n: Tensor, how: Requantize, channels: int, clip: tuple[int, int]) -> Requantization | str:
-    stages = how.form == "multiplier_shift" and how.two_stage
-    rounding = how.shift_rounding or how.rounding if how.form == "multiplier_shift" else how.rounding
+    two_stage = how.form == "multiplier_shift" and how.two_stage
+    rounding = (how.shift_rounding or how.rounding) if how.form == "multiplier_shift" else how.rounding
     if rounding not in native.ROUNDINGS:
         return _no_rounding(rounding)
-    if int(n.min()) < (0 if stages else 1) or int(n.max()) > 62:
+    if int(n.min()) < (0 if two_stage else 1) or int(n.max()) > 62:
         return "a shift to the left, or past the word"
     if int(m.max()) >= 2**31 or int(m.min()) < 0:
         return "a multiplier that is negative or has more than 31 bits"
     multiplier, shift = repeat_to_row(m.to(torch.int32), channels), repeat_to_row(n.to(torch.int32), channels)
-    form = native.TWO_STAGE if stages else native.MULTIPLIER
-    mode, pointers = native.ROUNDINGS.index(rounding), (multiplier.data_ptr(), shift.data_ptr())
-    move = native.RequantizeParams(form, mode, 0, 0, None, *pointers, *map(float, clip))
-    return Requantization(move, (multiplier, shift))
+    low, high = map(float, clip)
+    params = native.RequantizeParams(
+        form=native.TWO_STAGE if two_stage else native.MULTIPLIER,
+        rounding=native.ROUNDINGS.index(rounding),
+        multiplier=multiplier.data_ptr(),
+        shift=shift.data_ptr(),
+        low=low,
+        high=high,
+    )
+    return Requantization(params, (multiplier, shift))
 
 
 def tflite_sum_requantizations(
@@ -199,9 +215,9 @@ def tflite_sum_requantizations(
         _by_multiplier(m, n, how, 1, clip),
         *(_by_multiplier(m, n, how, 1, ends) for m, n in into),
     ]
-    requantizations = [m for m in attempts if not isinstance(m, str)]
+    requantizations = [a for a in attempts if not isinstance(a, str)]
     if len(requantizations) < len(attempts):
-        return next(m for m in attempts if isinstance(m, str))
+        return next(a for a in attempts if isinstance(a, str))
     before, out, first, second = requantizations
     return out, _in_sequence(before, first), _in_sequence(before, second)
 
@@ -214,7 +230,7 @@ def _in_two_steps(simq: SimQ, how: Requantize, channels: int, largest: float) ->
     after = requantization_of(second, how, channels, largest_of(first.target))
     if isinstance(before, str) or isinstance(after, str):
         return before if isinstance(before, str) else after
-    if before.move.plain and after.move.plain and largest < EXACT_FLOAT32:
+    if before.params.plain and after.params.plain and largest < EXACT_FLOAT32:
         first_ratio, second_ratio = (_ratio(x, how).to(torch.float32) for x in (first, second))
         both = first_ratio * second_ratio
         exact = bool((both / first_ratio == second_ratio).all())
@@ -228,18 +244,18 @@ def _in_two_steps(simq: SimQ, how: Requantize, channels: int, largest: float) ->
 
 def _in_sequence(before: Requantization, after: Requantization) -> Requantization:
     """A requantization that applies `before` first."""
-    move = native.RequantizeParams.from_buffer_copy(after.move)
-    move.first = addressof(before.move)
-    return Requantization(move, (*after.kept, before))
+    params = native.RequantizeParams.from_buffer_copy(after.params)
+    params.first = addressof(before.params)
+    return Requantization(params, (*after.kept, before))
 
 
 def narrowed(requantization: Requantization, low: int | None, high: int | None) -> Requantization:
     """The requantization with narrower limits, in centered integers."""
-    move = native.RequantizeParams.from_buffer_copy(requantization.move)
-    move.low = move.low if low is None else min(max(move.low, low), move.high)
-    move.high = move.high if high is None else max(min(move.high, high), move.low)
-    move.least, move.most = move.low, move.high
-    return Requantization(move, requantization.kept)
+    params = native.RequantizeParams.from_buffer_copy(requantization.params)
+    params.low = params.low if low is None else min(max(params.low, low), params.high)
+    params.high = params.high if high is None else max(min(params.high, high), params.low)
+    params.least, params.most = params.low, params.high  # the same in float32
+    return Requantization(params, requantization.kept)
 
 
 def to_real(source: QParams, channels: int) -> Requantization | str:
@@ -248,6 +264,4 @@ def to_real(source: QParams, channels: int) -> Requantization | str:
     if scale.numel() not in (1, channels):
         return "scales that vary along another axis than the channels"
     entries = repeat_to_row(scale, channels)
-    return Requantization(
-        native.RequantizeParams(native.TO_REAL, 0, 0, 0, entries.data_ptr(), None, None, 0.0, 0.0), (entries,)
-    )
+    return Requantization(native.RequantizeParams(form=native.TO_REAL, ratio=entries.data_ptr()), (entries,))
