@@ -1,6 +1,7 @@
 """Fake quantization on an edge: the arithmetic of the Plan forward, a straight-through gradient backward.
 
 Forward, every edge computes `numerics.apply_simq`, so that training computes with the integers that will be shipped.
+`qat.forward` calls `fake_quantize_edge` for every operand and output that it quantizes.
 Backward, rounding passes the gradient unchanged, and clipping passes it inside its range, or everywhere.
 """
 
@@ -19,7 +20,8 @@ from hago.arithmetic.types import QParams, SimQ
 
 #: The number of quanta by which a value may exceed its range and still receive a gradient. In hago's schemes the
 #: largest integer stands for the threshold less one quantum, and a value that equals the threshold, as the largest
-#: weight of every channel does, must stay trainable.
+#: weight of every channel does, must stay trainable. A little more than one quantum, since a value at the limit itself
+#: gets no gradient.
 _MARGIN: Final = 1.0 + 2.0**-10
 #: Limits that no value exceeds.
 _OPEN: Final = (-math.inf, math.inf)
@@ -54,7 +56,11 @@ class _Recipe:
 
 
 class _FakeQuantize(torch.autograd.Function):
-    """`clip(round(x * factor))`; `low` and `high` are the ends of the clipping if they are learned, else None."""
+    """`clip(round(x * factor))`.
+
+    `low` and `high` are the ends of the clipping if they are learned, else None. They only receive gradients: it is the
+    recipe's SimQ that clips.
+    """
 
     @staticmethod
     def forward(
@@ -74,18 +80,19 @@ class _FakeQuantize(torch.autograd.Function):
         below, above = ctx.recipe.inside
         scale = _number_or_tensor(factor, x)
         if isinstance(scale, float) and scale > 0.0:
-            scaled, first, last = x, below / scale, above / scale
+            compared, least, most = x, below / scale, above / scale  # saves a product
         else:
-            scaled, first, last = x * scale, below, above
-        inner = _mask_outside(grad.to(scaled.dtype), scaled, first, last)
+            compared, least, most = x * scale, below, above
+        inner = _mask_outside(grad.to(compared.dtype), compared, least, most)
         d_factor = d_low = d_high = None
         if needs[1]:
+            # with x, the gradient of the scale holds the rounding error; with the rounded x, it does not
             value = x if y is None else y.to(inner.dtype) / factor.to(inner.dtype)
             d_factor = (inner * value).to(factor.dtype).sum_to_size(factor.shape)
         if needs[2]:
-            d_low = torch.where(scaled < first, grad, 0.0).sum().to(torch.float64)
+            d_low = torch.where(compared < least, grad, 0.0).sum().to(torch.float64)
         if needs[3]:
-            d_high = torch.where(scaled > last, grad, 0.0).sum().to(torch.float64)
+            d_high = torch.where(compared > most, grad, 0.0).sum().to(torch.float64)
         d_x = (inner * scale).to(x.dtype) if needs[0] else None
         return d_x, d_factor, d_low, d_high, None
 
@@ -129,7 +136,7 @@ def fake_quantize_edge(
         x: float tensor: real values if `source` is None, else centered integers of `source`.
         target: its scale may require a gradient, and so may that of `source`.
         relu_fused: whether the clipping stands for a relu, so that the gradient is 0 below 0.
-        ends: of the clipping, if they are learned.
+        ends: of the clipping, if they are learned; ignored if `relu_fused`.
 
     Returns:
         The values of `numerics.apply_simq`, float32 or float64.
