@@ -1,7 +1,8 @@
 """Forms of sums, products and averages as ONNX Runtime's QLinear operators compute them.
 
 They compute in float32 on stored integers and add the output's zero point before rounding, so that a tie goes to the
-even *stored* integer. Every operation is one float32 operation, in the order of the equations.
+even *stored* integer. Every operation is one float32 operation, in the order of the equations N11 to N13 of
+docs/numerics.md. Rules list these as their form `qlinear`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def _float32(t: Tensor) -> Tensor:
 
 
 def _requantized(stored: Tensor, attrs: Attrs, like: Tensor) -> Tensor:
-    """A stored value before rounding, rounded, clipped and centered, in the carrier of `like`."""
+    """Round a stored value, clip it and center it, in the carrier of `like`."""
     out: QParams = attrs["out"]
     rounded = ROUNDINGS[attrs["rounding"]](stored)
     return (rounded.clamp(out.qmin, out.qmax) - out.zero_point).to(like.dtype)
@@ -84,6 +85,7 @@ def qlinear_average(form: IntegerForm, count: Callable[[Attrs], int], whole: Cal
         sums = _float32(total(attrs, x))
         if whole(attrs):
             rounded = ROUNDINGS[attrs["rounding"]](sums * (scale / (_float32(out.scale) * count(attrs))))
+            # whole numbers, which it does not round again
             return _requantized(rounded + out.zero_point, attrs, x)
         return _requantized(sums * scale / count(attrs) / _float32(out.scale) + out.zero_point, attrs, x)
 

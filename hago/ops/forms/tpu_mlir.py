@@ -1,7 +1,7 @@
 """Forms of ops as TPU-MLIR's interpreter computes them for bm1684x.
 
 Multipliers of 8 bits and their shifts are chosen for the least error, and products are rounded half up. The forms
-call `hago.emulation.tpu_mlir`, which defines both.
+call `hago.emulation.tpu_mlir`, which defines both. Rules list these as their form `tpu_mlir`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hago.emulation.tpu_mlir import (
 from hago.ops._rule import Attrs, IntegerForm, Operand, Site
 from hago.ops.forms.requantizing import largest_out, requantizing
 
-#: Types that the attributes of these forms hold besides numbers and tensors.
+#: Types, besides numbers, tensors and those of `hago.arithmetic`, that attributes in stored models may hold.
 ATTRIBUTE_RECORDS: Final = (UniformType,)
 
 
@@ -89,7 +89,7 @@ def _symmetric(attrs: Attrs, site: Site) -> Attrs:
 
 
 def tpu_mlir_leaky_relu() -> IntegerForm:
-    """c where it is not negative, else `half_up(c * m / 2**r)`: 0.1 is 51 / 2**9.
+    """c where it is not negative, else `half_up(c * m / 2**r)`: a slope of 0.1 is 51 / 2**9.
 
     References:
         TPU-MLIR tpu.LeakyRelu in the interpreter.
@@ -161,7 +161,7 @@ def tpu_mlir_average(window: Callable[[Attrs], Attrs], unsupported: Callable[...
     def compute(attrs: Attrs, x: Tensor) -> Tensor:
         source, target = _uniform(attrs["source"]), _uniform(attrs["out"])
         pool = avg_pool_asymmetric if source.zero_point or target.zero_point else avg_pool
-        around = [p for _ in range(2) for p in attrs["padding"]]
+        pads = [p for _ in range(2) for p in attrs["padding"]]
         counted = attrs.get("count_include_pad", True)
         q: Tensor = pool(
             x.to(torch.int64).contiguous() + source.zero_point,
@@ -169,21 +169,23 @@ def tpu_mlir_average(window: Callable[[Attrs], Attrs], unsupported: Callable[...
             source,
             target,
             strides=attrs["stride"],
-            pads=around,
-            count_include_pad=counted or not any(around),
+            pads=pads,
+            count_include_pad=counted or not any(pads),
         )
         centered: Tensor = q - target.zero_point
         return centered.to(x.dtype)
 
-    return requantizing(compute, attrs_at, slots=("own",), bound=largest_out, unsupported=_exactly(window, unsupported))
+    why_not = _covering(window, unsupported)
+    return requantizing(compute, attrs_at, slots=("own",), bound=largest_out, unsupported=why_not)
 
 
 def _uniform(q: QParams) -> UniformType:
     return UniformType(float(q.scale), int(q.zero_point), q.dtype)
 
 
-def _exactly(window: Callable[[Attrs], Attrs], unsupported: Callable[..., str | None]) -> Callable[..., str | None]:
-    """As `unsupported`; also refuses windows that do not cover the padded input, which the engine pools in float."""
+def _covering(window: Callable[[Attrs], Attrs], unsupported: Callable[..., str | None]) -> Callable[..., str | None]:
+    """As `unsupported`; also refuses divisors other than the window's size, and windows that leave part of the padded
+    input out, which TPU-MLIR pools in float."""
 
     def check(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
         why_not = unsupported(attrs, shapes)
