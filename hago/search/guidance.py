@@ -316,7 +316,7 @@ def _measured_choices(prepared: Prepared, metric: Metric, start: Bits) -> tuple[
     warn(
         f"cost {metric.name!r} is no sum over nodes and edges, so the search is guided by what every single choice of "
         "bits changes of it at the starting point; its true values choose among what is evaluated. Searchers without a "
-        "guide (greedy, annealing, random) go by these alone"
+        "guide, such as greedy, go by these alone"
     )
     total = plan_cost(prepared.resolver(start))[metric.name]
     terms = []

@@ -70,7 +70,7 @@ def choose_searcher(
         warn(
             f"nothing is known of how objective {objective.name!r} depends on single outputs, so the search is "
             "guided by the squared error of the outputs instead; its values choose among what is evaluated. Searchers "
-            "without a guide (greedy, annealing, random) go by it alone"
+            "without a guide, such as greedy, go by it alone"
         )
     chosen = quantization.estimator is not None or prepared.calibration.given.gives_ranges
     return searcher, "" if chosen else entry.refines

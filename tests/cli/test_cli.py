@@ -22,7 +22,7 @@ from digits import few_digits
 from hago import api, cli
 from hago.analysis import strategy_report
 from hago.cli import main
-from hago.cli.arguments import EXAMPLES, TOP, build_parser
+from hago.cli.arguments import EXAMPLES, TOP, USAGE, build_parser
 from hago.cli.commands import COMMANDS
 from hago.cli.options import check_command
 from hago.hardware.file import load_hardware, save_hardware
@@ -163,6 +163,10 @@ def test_help_has_an_example(hago: Run, name: str) -> None:
     run = hago(*words, "--help")
     assert run.code == 0 and "--json" in run.out
     assert len(words) == 2 or "\n  hago " in run.out
+
+
+def test_every_command_with_arguments_has_its_usage() -> None:
+    assert set(COMMANDS) - set(USAGE) == {"hardware", "demo"}
 
 
 def examples() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -30,6 +31,13 @@ NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 def test_shipped_hardware_is_listed() -> None:
     assert available_hardware() == NAMES
+
+
+def test_the_page_on_hardware_has_a_row_for_every_file() -> None:
+    page = (FOLDER.parent / "docs" / "hardware.md").read_text("utf-8")
+    shipped = page[page.index("## What ships") : page.index("## The format")]
+    rows = re.findall(r"^\| (`.*?`) \|", shipped, re.M)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == list(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

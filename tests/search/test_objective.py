@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from building import seeded
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from toys import SCHEMAS
 
 from hago.errors import DataError, HagoError
 from hago.qat.losses import LOSSES
@@ -85,6 +87,12 @@ def test_a_function_of_ones_own() -> None:
     assert made.name == "worst" and made.finish(made.per_sample([REF], [OUT], None).mean(0)) == -1.0
     with pytest.raises(HagoError, match="inf"):
         named_objective(lambda r, o, y: math.inf).per_sample([REF], [OUT], None)
+
+
+def test_a_trial_in_the_log_may_hold_every_figure() -> None:
+    schema = json.loads((SCHEMAS / "trial.schema.json").read_text("utf-8"))
+    figures = set(schema["properties"]["results"]["properties"])
+    assert figures == {"samples", *(objective.figure for objective in OBJECTIVES.values())}
 
 
 def test_an_unknown_objective() -> None:

@@ -7,14 +7,14 @@ import json
 import re
 from pathlib import Path
 
-import hago
+from toys import SCHEMAS
+
 from hago.plan.strategy import Strategy
 from hago.serialization.json_text import canonical
 from hago.study import budget
 from hago.study.log import best_trial, parse_log
 
 TEXT = (Path(__file__).parents[2] / "docs" / "log-format.md").read_text("utf-8")
-SCHEMAS = Path(next(iter(hago.__path__))) / "serialization" / "schemas"
 
 
 def block(language: str) -> str:
