@@ -1,7 +1,7 @@
 """The rules of conv_transpose1d and conv_transpose2d, which differ in the number of spatial axes.
 
-Their weight has the shape (in, out / groups, *kernel). It has a scale for each entry of axis 1, so with groups, a
-channel of every group shares its scale with the same channel of the others.
+Their weight has the shape (in, out / groups, *kernel). A weight that is quantized per channel has a scale for each
+entry of axis 1. With groups, channel i of every group has the same scale.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from hago.ops._rule import Addends, Attrs, IntegerForm, Operand, OpRule, Refusal
 from hago.ops._shared import arguments, bias_bound, split_k
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d}
+#: In the order of torch's arguments.
 _ATTRS = ("stride", "padding", "output_padding", "groups", "dilation")
 
 
@@ -43,8 +44,8 @@ def _scale(dims: int) -> Callable[[Attrs, Sequence[Tensor]], Tensor]:
 
 def _bound(dims: int) -> Callable[[Attrs, Sequence[Operand]], Tensor]:
     def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
-        """Per output channel, the op itself on |w| and the largest |x|: a stride leaves each output
-        only some of the taps. No more input is needed than the kernel covers."""
+        """Per output channel: the largest output of the op itself on |w| and the largest |x|, since a stride gives each
+        output only some of the taps. An input as large as the kernel's reach shows them all."""
         x, w = operands[0], operands[1]
         ones = torch.ones(w.shape, dtype=torch.float64)
         weight = ones * w.magnitude.max() if w.values is None else w.values.to(torch.float64).abs()
@@ -63,18 +64,19 @@ def _bound(dims: int) -> Callable[[Attrs, Sequence[Operand]], Tensor]:
 
 def _terms(dims: int) -> Callable[[Attrs, Sequence[Tensor], Order], TermsAt]:
     def terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
-        """As a convolution, with the kernel turned round, of an image with stride - 1 zeros between its entries: the
-        places of a window are those of the input, row by row."""
+        """As a convolution with a flipped kernel over an image with stride - 1 zeros between its entries. The positions
+        of a window, by which `order` adds products, are those of the input, row by row."""
         x, w = operands[:2]
-        stride, padding, behind, dilation = (
+        stride, padding, output_padding, dilation = (
             torch.as_tensor(attrs[a]).expand(dims).tolist() for a in ("stride", "padding", "output_padding", "dilation")
         )
         spread = x.new_zeros(*x.shape[:2], *((n - 1) * s + 1 for n, s in zip(x.shape[2:], stride, strict=True)))
         spread[(slice(None), slice(None), *(slice(None, None, s) for s in stride))] = x
         kernel, groups, axes = w.shape[2:], attrs["groups"], tuple(range(3, 3 + dims))
         around = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
-        pads = [(a, a + b) for a, b in zip(around, behind, strict=True)]
+        pads = [(a, a + b) for a, b in zip(around, output_padding, strict=True)]
         seen = windows(spread, groups, pads, kernel, [1] * dims, dilation)
+        # (groups, out / groups, *kernel, in / groups)
         weights = w.reshape(groups, -1, *w.shape[1:]).transpose(1, 2).flip(axes).movedim(2, -1).contiguous()
 
         def at(index: tuple[Tensor, ...]) -> Tensor:
@@ -103,7 +105,7 @@ def conv_transpose_rule(dims: int) -> OpRule:
             slots=("own", "own", "bias"),
             scale=_scale(dims),
             bound=_bound(dims),
-            split=split_k(1, 0),
+            split=split_k(x_axis=1, w_axis=0),
             starts_region=True,
             weight=Weight(slot=1, axis=1),
             addends=Addends(_terms(dims)),

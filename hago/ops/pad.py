@@ -1,4 +1,7 @@
-"""pad: constant, reflect, replicate or circular, sizes from the last axis on as torch gives them."""
+"""pad: constant, reflect, replicate or circular; sizes as torch gives them, from the last axis on.
+
+On integers, a constant pad is of 0 only. The form `constant` (TFLite's) rounds any constant to the input's integers.
+"""
 
 from collections.abc import Sequence
 
@@ -12,6 +15,7 @@ from hago.ops.forms.tflite import constant_pad
 
 def _parse(call: Call) -> Parsed | None:
     sizes, value = plain(call["pad"]), call["value"]
+    # sizes start at the last axis, so those past all other axes are the batch's
     batch = sizes[2 * (len(call.shape_of("self")) - 1) :]
     if has_ref([sizes, value]) or any(batch):
         return None

@@ -1,6 +1,6 @@
-"""softmax: `exp(x)` normalised along an axis; float, but for engines that requantize its result.
+"""softmax: `exp(x)` normalised along an axis; float, unless a hardware file names the form `dequantize`.
 
-An attribute `scale`, which an attention that was opened gives it, multiplies x first.
+The attribute `scale`, which `graph.passes.open_attention` sets, multiplies x first.
 """
 
 import torch
@@ -18,7 +18,7 @@ def _parse(call: Call) -> Parsed | None:
 
 
 def _compute(attrs: Attrs, x: Tensor) -> Tensor:
-    x.size(attrs["axis"])  # which torch does not look at on meta tensors, where shapes are inferred
+    x.size(attrs["axis"])  # refuses a bad axis, which F.softmax accepts on the meta tensors of shape inference
     return F.softmax(x * attrs["scale"] if "scale" in attrs else x, attrs["axis"])
 
 
