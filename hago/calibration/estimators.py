@@ -153,11 +153,10 @@ class AvgRange:
         mean_hi = torch.minimum(statistics.mean_maximum.clamp_min(0.0), hi)
         if two_sided(grid):
             return unless_empty(statistics, mean_lo, mean_hi)
-        low, high = statistics.mean_minimum.abs(), statistics.mean_maximum.abs()
-        threshold = torch.maximum(low, high) if grid.signed else mean_hi
-        largest = peak(statistics, grid)
-        threshold = torch.where(threshold > 0, threshold, largest)
-        return around_zero(statistics, grid, threshold)
+        threshold = mean_hi
+        if grid.signed:
+            threshold = torch.maximum(statistics.mean_minimum.abs(), statistics.mean_maximum.abs())
+        return around_zero(statistics, grid, torch.where(threshold > 0, threshold, peak(statistics, grid)))
 
 
 # ---------------------------------------------------------------- power2_range
@@ -331,7 +330,7 @@ class Distribution:
 
 
 def _least(values: Distribution, grid: Grid, lo: Tensor, hi: Tensor, folded: bool) -> Tensor:
-    """The index of the candidate range (C, K) with the least error, the first of equals: int64 (C, 1).
+    """The index of the candidate range (C, K), in bins, with the least error, the first of equals: int64 (C, 1).
 
     Args:
         folded: whether `values` is the distribution of magnitudes, so that only the upper half of a signed grid counts.
@@ -414,7 +413,7 @@ class Mse:
     of max_range. Exact zeros do not count.
     """
 
-    together: ClassVar[bool] = True
+    together: ClassVar[bool] = True  # called with many nodes at once; see Estimator
 
     @property
     def name(self) -> str:
@@ -538,17 +537,7 @@ class KlEstimate:
         return around_zero(statistics, grid, best * statistics.bin_width)
 
 
-# ---------------------------------------------------------------- estimators by name
-ESTIMATORS: Final[Mapping[str, type[Estimator]]] = {
-    "avg_range": AvgRange,
-    "kl_estimate": KlEstimate,
-    "max_range": MaxRange,
-    "mse": Mse,
-    "percentile": Percentile,
-    "power2_range": Power2Range,
-}
-
-
+# ---------------------------------------------------------------- dorefa
 @dataclass(frozen=True, slots=True)
 class DoReFaEstimator:
     """DoReFa-Net's quantization of weights, with another estimator for everything else.
@@ -557,7 +546,7 @@ class DoReFaEstimator:
     which determines weights and, in some schemes, puts activations in [0, 1].
 
     Args:
-        scheme: a name in DOREFAS.
+        scheme: a name in DOREFAS; not one of `schemes.SCHEMES`.
         inner: the estimator of everything but weights.
     """
 
@@ -575,6 +564,17 @@ class DoReFaEstimator:
 def dorefa_of(estimator: Estimator) -> str | None:
     """The scheme of a `DoReFaEstimator`, a name in DOREFAS; None for other estimators."""
     return estimator.scheme if isinstance(estimator, DoReFaEstimator) else None
+
+
+# ---------------------------------------------------------------- estimators by name
+ESTIMATORS: Final[Mapping[str, type[Estimator]]] = {
+    "avg_range": AvgRange,
+    "kl_estimate": KlEstimate,
+    "max_range": MaxRange,
+    "mse": Mse,
+    "percentile": Percentile,
+    "power2_range": Power2Range,
+}
 
 
 def named_estimator(spec: str | Estimator) -> Estimator:
