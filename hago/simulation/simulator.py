@@ -35,7 +35,7 @@ from hago.graph import (
 from hago.graph.schedule import Schedule, Step, make_schedule, run_steps
 from hago.plan import NodePlan, Plan, fuse_clamps
 
-#: Bytes of constants as floats that one Carriers keeps.
+#: The most bytes of float tensors that one `Carriers` keeps.
 CARRIER_BYTES: Final = 1 << 30
 
 #: Called with an integer node, its accumulators before overflow, and what these lose where partial sums overflow (None
@@ -132,11 +132,12 @@ class Simulator(nn.Module):
             ]
 
     def steps(self, *, fuse: bool = True, on_edge: OnSimulatedEdge | None = None) -> tuple[Step, ...]:
-        """The schedule: one step for every requantization, shared by edges with the same source and target, and one for
-        every node.
+        """The steps in order: one for every quantization or requantization, shared by edges with the same source and
+        target, and one for every node.
 
         Args:
             fuse: leave out clamps that the clipping of their readers replaces.
+            on_edge: as in `run`.
         """
         return tuple(_Stepping(self, fuse=fuse, on_edge=on_edge))
 
@@ -155,11 +156,11 @@ class _Stepping:
         for node in self.plan.graph:
             if node.op in (INPUT, CONST) or node.name in self.skipped:
                 continue
-            plan = self.plan.nodes.get(node.name)
-            if plan is None:
+            node_plan = self.plan.nodes.get(node.name)
+            if node_plan is None:
                 yield self._float(node)
             else:
-                yield from self._integer(node, plan)
+                yield from self._integer(node, node_plan)
 
     def _origin(self, source: str) -> str:
         """The node that computes the value of `source`: itself, or the first node before it that is not skipped."""
@@ -169,6 +170,7 @@ class _Stepping:
 
     def _float(self, node: Node) -> Step:
         simqs = [self.simqs[e] for e in node.edges]
+        # a float node's weight may be stored as integers, which it dequantizes
         ops, stored = self.plan.ops, {e.slot: w for e in node.edges if (w := self.plan.weights.get(e))}
 
         def compute(values: Sequence[Any]) -> tuple[Any]:
@@ -178,23 +180,24 @@ class _Stepping:
 
         inputs = tuple(map(self._origin, node.inputs))
         digest = repr((node.name, *(w.qparams.key for w in stored.values()))) if stored else node.name
-        return Step(inputs, (node.name,), compute, digest.encode(), (None,))
+        return Step(inputs, (node.name,), compute, digest.encode(), spans=(None,))
 
-    def _integer(self, node: Node, plan: NodePlan) -> Iterator[Step]:
+    def _integer(self, node: Node, node_plan: NodePlan) -> Iterator[Step]:
         """The steps of the node's edges that no earlier edge shares, then the node's own."""
         inputs: dict[int, str] = {}
         for slot, (edge, source) in enumerate(zip(node.edges, node.inputs, strict=True)):
             simq = self.simqs[edge]
-            if slot in plan.consts:
+            if slot in node_plan.consts:
                 continue
             inputs[slot] = self._origin(source)
-            if simq is not None and plan.operands[slot] is not None:
+            # an operand that is not quantized is read as a real value; see `_operand`
+            if simq is not None and node_plan.operands[slot] is not None:
                 key = (source, id(simq.target))
                 if key not in self.requantized:
                     self.requantized[key] = str(edge)
                     yield self._edge(str(edge), inputs[slot], simq)
                 inputs[slot] = self.requantized[key]
-        yield self._node(node, plan, inputs)
+        yield self._node(node, node_plan, inputs)
 
     def _edge(self, name: str, source: str, simq: SimQ) -> Step:
         assert simq.target is not None
@@ -203,48 +206,48 @@ class _Stepping:
         def compute(values: Sequence[Any]) -> tuple[Tensor]:
             return (convert(values[0]),)
 
-        return Step((source,), (name,), compute, repr(simq.key).encode(), (centered_span(simq.target),))
+        return Step((source,), (name,), compute, repr(simq.key).encode(), spans=(centered_span(simq.target),))
 
-    def _node(self, node: Node, plan: NodePlan, inputs: Mapping[int, str]) -> Step:
+    def _node(self, node: Node, node_plan: NodePlan, inputs: Mapping[int, str]) -> Step:
         slots = range(len(node.inputs))
-        convert = None if plan.out_simq is None else self._conversion(plan.out_simq)
+        convert = None if node_plan.out_simq is None else self._conversion(node_plan.out_simq)
 
         def compute(values: Sequence[Any]) -> tuple[Tensor]:
             arrived = dict(zip(inputs, values, strict=True))
-            operands = [self._operand(node, plan, slot, arrived.get(slot)) for slot in slots]
+            operands = [self._operand(node, node_plan, slot, arrived.get(slot)) for slot in slots]
             if self.on_edge is not None:
                 for edge, operand in zip(node.edges, operands, strict=True):
                     self.on_edge(edge, operand)
-            if plan.table is not None:
-                return (plan.look_up(operands[0]),)
-            c = self.plan.ops[node.op].compute_int_in_parts(plan.attrs, operands, plan.parts)
-            lost = plan.lost(operands)
+            if node_plan.table is not None:
+                return (node_plan.look_up(operands[0]),)
+            c = self.plan.ops[node.op].compute_int_in_parts(node_plan.attrs, operands, node_plan.parts)
+            lost = node_plan.lost(operands)
             if self.watch is not None:
                 self.watch(node, c, lost)
-            stored = plan.apply_register(c, lost)
+            stored = node_plan.apply_register(c, lost)
             return (stored if convert is None else convert(stored),)
 
-        watched = self.watch is not None and plan.table is None and not plan.proved
-        digest = node.name.encode() + plan.digest
-        spans = (centered_span(plan.out),)
-        return Step(tuple(inputs.values()), (node.name,), compute, digest, spans, watched)
+        watched = self.watch is not None and node_plan.table is None and not node_plan.proved
+        digest = node.name.encode() + node_plan.digest
+        spans = (centered_span(node_plan.out),)
+        return Step(tuple(inputs.values()), (node.name,), compute, digest, spans=spans, watched=watched)
 
     def _conversion(self, simq: SimQ) -> Callable[[Tensor], Tensor]:
         """The conversion of an edge, made when the first batch needs it."""
         made = functools.cache(lambda: conversion(simq, self.plan.hardware.requantize))
         return lambda value: made()(value)
 
-    def _operand(self, node: Node, plan: NodePlan, slot: int, value: Any) -> Any:
-        carrier = plan.operand_carrier
-        if slot in plan.consts:
-            return self.carriers(plan.consts[slot], carrier)
-        if plan.operands[slot] is None:
+    def _operand(self, node: Node, node_plan: NodePlan, slot: int, value: Any) -> Any:
+        carrier = node_plan.operand_carrier
+        if slot in node_plan.consts:
+            return self.carriers(node_plan.consts[slot], carrier)
+        if node_plan.operands[slot] is None:
             return laid_out(carrier_to_real(self.simqs[node.edges[slot]], value))
         return value.to(carrier)
 
 
 def centered_span(qparams: QParams) -> tuple[int, int]:
-    """The least and the greatest centered integer that a tensor may hold."""
+    """The least and the greatest centered integer of a tensor, by which `value_cache` picks the dtype that it keeps."""
     low, high = clip_range(qparams)
     return int(torch.as_tensor(low).min()), int(torch.as_tensor(high).max())
 
