@@ -1,8 +1,8 @@
 """Fusion of clamps into the clipping of their readers, where every reader requantizes.
 
 `round(clamp(c) * m)` is monotone in c, so it equals `round(c * m)` clamped to the requantized limits: the same
-integers, with one pass over memory less. The simulator calls `fuse_clamps` once per Plan, unless its caller watches
-values.
+integers, with one pass over memory less. Every `Simulator` calls `fuse_clamps`, and computes the clamps nevertheless
+where its caller watches values; `runtime.native.layouts.wire` and the model for training (`qat.model`) call it too.
 """
 
 from __future__ import annotations

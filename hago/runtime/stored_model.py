@@ -1,5 +1,7 @@
 """Stored models: files that hold a Plan, which can be run without the model that it was made from.
 
+`IntegerModel` is saved, pickled and copied in this form; `hago.load_integer_model` and the command line read files.
+
 Invariants: a loaded Plan computes the same, bit for bit; a file that was truncated, edited or not written by hago is
 refused; reading a file imports and unpickles nothing; files are replaced atomically.
 """
@@ -87,6 +89,7 @@ def from_file_bytes(data: bytes, where: str, ops: Ops = OPS) -> tuple[Plan, Prov
     try:
         check_version(document, STORED_VERSION, where)
         check_schema(document, "integer_model", where)
+    # `json_text` raises a LogError for any file; a document may be nested too deeply
     except (LogError, RecursionError) as error:
         raise ModelFileError(str(error)) from None
     origin = document["provenance"]
@@ -95,6 +98,9 @@ def from_file_bytes(data: bytes, where: str, ops: Ops = OPS) -> tuple[Plan, Prov
 
 def save_plan(path: str | PathLike[str], plan: Plan, provenance: Provenance | None = None) -> StoredSize:
     """Write a Plan to a file, which is replaced atomically.
+
+    Args:
+        provenance: None if no strategy is known.
 
     Returns:
         The sizes of the file and of the float model's constants.
