@@ -1,16 +1,17 @@
 """Calls of the native kernels.
 
-A call is a function from tensors to tensors. The kernels in `kernels` make one per node during lowering, and the steps
-of an `Executor` run it. Calls are frozen, so several threads can run the same one at once.
+A call is a function from tensors to tensors. During lowering, `kernels` makes one for each node or group of fused
+nodes, and `lowering` one for each conversion of a value; the steps of an `Executor` run them. Calls are frozen, so
+several threads can run the same one at once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from ctypes import addressof
+from ctypes import CDLL, addressof
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,20 +21,18 @@ from hago.runtime.native.epilogue import BuiltEpilogue
 from hago.runtime.native.requantize import SLACK, StorageFormat, period
 from hago.runtime.native.weights import Geometry, Packed
 
-CHANNELS_LAST: Final = torch.channels_last
-
 
 def channels_inner(x: Tensor, axis: int) -> Tensor:
     """The tensor with `axis` innermost in memory."""
     if x.ndim == 4 and axis == 1:
-        return x.contiguous(memory_format=CHANNELS_LAST)
+        return x.contiguous(memory_format=torch.channels_last)
     moved = x.movedim(axis, -1)
     return x if moved.is_contiguous() else moved.contiguous().movedim(-1, axis)
 
 
 def dense(x: Tensor) -> Tensor:
     """The tensor, copied if its entries are not dense in memory in one of the two usual orders of axes."""
-    is_dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))
+    is_dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
     return x if is_dense else x.contiguous()
 
 
@@ -58,7 +57,7 @@ def empty_channels_inner(shape: Sequence[int], axis: int, dtype: torch.dtype) ->
     if axis == len(shape) - 1:
         return torch.empty(shape, dtype=dtype)
     if len(shape) == 4 and axis == 1:
-        return torch.empty(shape, dtype=dtype, memory_format=CHANNELS_LAST)
+        return torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
     inner = [n for i, n in enumerate(shape) if i != axis] + [shape[axis]]
     return torch.empty(inner, dtype=dtype).movedim(-1, axis)
 
@@ -68,12 +67,11 @@ class ConvCall:
     """A convolution, or a matrix product by a constant, with its epilogue. Made by `conv_call`.
 
     Args:
-        library: the library of native kernels.
         template: the structure of the convolution; it points to the arrays in `kept`.
         flat: whether the channels are the last axis, so that every row is a pixel (linear, matmul).
     """
 
-    library: Any  # the loaded ctypes library
+    library: CDLL
     template: native.Conv
     geometry: Geometry
     epilogue: BuiltEpilogue
@@ -87,16 +85,12 @@ class ConvCall:
         x = channels_inner(x, axis)
         if self.flat:
             images, height, width = 1, 1, x.numel() // g.channels
-            out = (*x.shape[:-1], g.out_channels)
-        elif x.ndim == 3:
-            images, height, width = x.shape[0], 1, x.shape[2]
-            out = (images, g.out_channels, g.out_size(1, width)[1])
         else:
-            images, _, height, width = x.shape
-            out = (images, g.out_channels, *g.out_size(height, width))
-        sizes = (height, width) if self.flat else g.out_size(height, width)
+            images, height, width = x.shape[0], *(1, *x.shape[2:])[-2:]
+        sizes = g.out_size(height, width)
+        out = (*x.shape[:-1], g.out_channels) if self.flat else (images, g.out_channels, *sizes[4 - x.ndim :])
         shape = native.Shape(images, height, width, *sizes)
-        if g.pointwise:
+        if g.pointwise:  # every pixel stands by itself, so all images are one row
             pixels = images * height * width
             shape = native.Shape(1, 1, pixels, 1, pixels)
         outputs = [empty_channels_inner(out, axis, dtype) for dtype in self.epilogue.dtypes]
@@ -110,7 +104,7 @@ class ConvCall:
 
 
 def conv_call(
-    library: Any,
+    library: CDLL,
     geometry: Geometry,
     packed: Packed,
     source: StorageFormat,
@@ -121,18 +115,18 @@ def conv_call(
     """The call of a convolution.
 
     Args:
-        library: the library of native kernels.
         packed: the weights of this geometry.
         source: the storage format of the activations.
         bias: integers on the scale of the sums, or None.
         flat: as in `ConvCall`.
     """
-    g, (values, zero), size = geometry, source, packed.weight.element_size()
+    g, (code, zero), size = geometry, source, packed.weight.element_size()
     # the kernel reads int8 as uint8, which adds 128 to every value
-    offset = packed.offsets(bias, zero + 128 * (values == native.TYPES["int8"]), g.groups)
+    offset = packed.offsets(bias, zero + 128 * (code == native.TYPES["int8"]), g.groups)
+    # values of 16 bits have zero point 0
     zeros = torch.full((g.channels * size + SLACK,), zero % 256, dtype=torch.uint8)
     template = native.Conv(
-        g.channels * size, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, values,
+        g.channels * size, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, code,
         packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps, packed.woven,
         packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(),
     )  # fmt: skip
@@ -150,7 +144,7 @@ class RowsCall:
         const: the other operand of a sum in its storage dtype, if it is a constant.
     """
 
-    library: Any  # the loaded ctypes library
+    library: CDLL
     epilogue: BuiltEpilogue
     source: StorageFormat
     axis: int | None
@@ -180,11 +174,13 @@ class QuantizeCall:
     """Quantization of real values.
 
     Args:
-        stored: the storage format of the integers.
-        dtype: their dtype.
+        scale: of the integers, as float32 holds it.
+        low, high: the limits of the centered integers.
+        rounding: an index in `native.ROUNDINGS`.
+        stored, dtype: the storage format and the dtype of the integers.
     """
 
-    library: Any  # the loaded ctypes library
+    library: CDLL
     scale: float
     low: float
     high: float
@@ -196,13 +192,11 @@ class QuantizeCall:
         x = values[0]
         if x.ndim == 4 and x.is_contiguous() and x.shape[1] <= 4:  # an image: to channels innermost on the way
             images, channels, pixels = x.shape[0], x.shape[1], x.shape[2] * x.shape[3]
-            output = torch.empty(x.shape, dtype=self.dtype, memory_format=CHANNELS_LAST)
+            output = torch.empty(x.shape, dtype=self.dtype, memory_format=torch.channels_last)
+            # the last three are the strides of an image, a channel and a pixel
             sizes = (images, channels, pixels, channels * pixels, pixels, 1)
         else:
-            if x.ndim == 4:
-                x = x.contiguous(memory_format=CHANNELS_LAST)
-            elif not x.is_contiguous():
-                x = x.contiguous()
+            x = x.contiguous(memory_format=torch.channels_last if x.ndim == 4 else torch.contiguous_format)
             output = torch.empty_like(x, dtype=self.dtype)
             sizes = (1, 1, x.numel(), 0, 0, 1)
         code, zero = self.stored
@@ -223,7 +217,7 @@ class PoolCall:
         output_size: computes the size of the output from that of the image.
     """
 
-    library: Any  # the loaded ctypes library
+    library: CDLL
     window: tuple[int, ...]
     output_size: Callable[[Sequence[int]], Sequence[int]]
     source: StorageFormat
@@ -261,7 +255,7 @@ class ReduceCall:
         keepdim: whether the output keeps these axes with size 1.
     """
 
-    library: Any  # the loaded ctypes library
+    library: CDLL
     axes: tuple[int, ...]
     keepdim: bool
     source: StorageFormat
@@ -297,25 +291,26 @@ class ConvPoolCall:
 
     Args:
         conv: its epilogue stores the value that is pooled.
-        pool: its epilogue stores the outputs of the call.
+        window, output_size: of the pooling, as in `PoolCall`.
+        epilogue: stores the outputs of the call.
     """
 
     conv: ConvCall
-    pool: PoolCall
+    window: tuple[int, ...]
+    output_size: Callable[[Sequence[int]], Sequence[int]]
+    epilogue: BuiltEpilogue
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
-        conv, epilogue = self.conv, self.pool.epilogue
-        assert epilogue is not None
-        values = expand_batch(values)
+        conv, values = self.conv, expand_batch(values)
         x, channels = channels_inner(values[0], 1), conv.geometry.out_channels
         images, height, width = x.shape[0], *x.shape[2:]
         inner = conv.geometry.out_size(height, width)
-        size = self.pool.output_size(inner)
+        size = self.output_size(inner)
         shape = native.Shape(images, height, width, *inner)
-        window = native.Window(images, *inner, *size, channels, *self.pool.window)
-        outputs = [empty_channels_inner((images, channels, *size), 1, dtype) for dtype in epilogue.dtypes]
+        window = native.Window(images, *inner, *size, channels, *self.window)
+        outputs = [empty_channels_inner((images, channels, *size), 1, dtype) for dtype in self.epilogue.dtypes]
         addend = channels_inner(values[1], 1) if len(values) > 1 else None
-        epilogues = conv.epilogue.bind((), channels, addend), epilogue.bind(outputs, channels)
+        epilogues = conv.epilogue.bind((), channels, addend), self.epilogue.bind(outputs, channels)
         if outputs[0].numel():
             conv.library.hago_conv_max_pool(
                 addressof(conv.template), addressof(shape), addressof(epilogues[0]), addressof(window),
@@ -333,7 +328,7 @@ class TableCall:
         dtype: of the results.
     """
 
-    library: Any  # the loaded ctypes library
+    library: CDLL
     entries: Tensor
     dtype: torch.dtype
 
@@ -369,7 +364,7 @@ class MultiplyCall:
             the values are quantized per tensor.
     """
 
-    library: Any  # the loaded ctypes library
+    library: CDLL
     epilogue: BuiltEpilogue
     formats: tuple[StorageFormat, StorageFormat]
     consts: Pair
@@ -378,10 +373,8 @@ class MultiplyCall:
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         a, b, addend = _operands(self.consts, values)
-        shape, formats = (
-            broadcast_shape(a.shape, b.shape, *([] if addend is None else [addend.shape])),
-            self.formats,
-        )
+        shape = broadcast_shape(a.shape, b.shape, *([] if addend is None else [addend.shape]))
+        formats = self.formats
         if a.shape != shape:
             a, b, formats = b, a, formats[::-1]
         order = _order(a.expand(shape), self.axis)
@@ -409,7 +402,7 @@ class PairTableCall:
         entries: (65536,) in the storage dtype; the result of bytes a and b, read as uint8, at index 256 * a + b.
     """
 
-    library: Any  # the loaded ctypes library
+    library: CDLL
     entries: Tensor
     consts: Pair
 
@@ -437,7 +430,10 @@ def _back(order: Sequence[int]) -> list[int]:
 
 
 def _broadcast_layout(x: Tensor) -> tuple[native.BroadcastLayout, Tensor]:
-    """How the entries of an expanded operand repeat along those of the other one, and the entries themselves."""
+    """How the entries of an expanded operand repeat along those of the other one, and the entries themselves.
+
+    A `BroadcastLayout` holds one run of adjacent repeated axes. If there are several, the operand is copied in full.
+    """
     sizes = [size for size in x.shape if size > 1]
     varies = [stride > 0 for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
     first = varies.index(False) if False in varies else 0
@@ -458,7 +454,7 @@ class MatmulCall:
         transposed: whether the second operand has the shape (..., n, k), as weights of linear layers have.
     """
 
-    library: Any  # the loaded ctypes library
+    library: CDLL
     epilogue: BuiltEpilogue
     formats: tuple[StorageFormat, StorageFormat]
     consts: Pair

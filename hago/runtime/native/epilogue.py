@@ -148,6 +148,10 @@ class BuiltEpilogue:
         """A copy of the structure for one call, so that several threads can call the same kernel at once.
 
         The caller keeps the tensors alive: the structure holds their addresses only.
+
+        Args:
+            stride: the entries from one row of the outputs and the addend to the next; 0 if the kernel passes over
+                them as one row.
         """
         bound = native.EpilogueParams.from_buffer_copy(self.template)
         for output, tensor in zip(bound.output, outputs, strict=False):
@@ -158,7 +162,7 @@ class BuiltEpilogue:
 
 
 def overflow_rule(plan: NodePlan) -> native.OverflowRule | str:
-    """What happens to int32 sums of a node that leave its accumulator, or the reason why int32 sums do not have the
+    """What happens to int32 sums of a node that leave its register, or the reason why int32 sums do not have the
     values that the Plan prescribes."""
     register = plan.desc.register
     if plan.pairs is not None:
@@ -167,7 +171,7 @@ def overflow_rule(plan: NodePlan) -> native.OverflowRule | str:
         return "partial sums that may saturate"
     if plan.proved and (plan.bound < 2**31 or plan.keeps_input_dtype):
         return native.OverflowRule()
-    if not register.dtype.signed or bool(plan.register.zero_point.any()):
+    if not register.dtype.signed:
         return "an unsigned register"
     if register.overflow == "wrap" and register.dtype.bits <= 32:
         return native.OverflowRule(register.dtype.bits % 32)
@@ -179,8 +183,8 @@ def overflow_rule(plan: NodePlan) -> native.OverflowRule | str:
 
 
 def read_qparams(plan: NodePlan, slot: int) -> QParams | None:
-    """The qparams of the value that the kernel of a sum reads for an operand: that of the producer, which the kernel
-    requantizes, or the operand itself, if it arrives as it is or a step before quantizes it."""
+    """The qparams in which the kernel of a sum reads an operand: those of the producer if the kernel requantizes it,
+    else those of the operand."""
     simq = plan.simqs[slot]
     return plan.operands[slot] if simq is None or simq.source is None else simq.source
 
@@ -232,9 +236,9 @@ class FusedEpilogues:
             end = self._fuse_add(epilogue, node)
         return epilogue if self.finish(epilogue, end) else None
 
-    def pooled(self, epilogue: Epilogue) -> tuple[Node, Epilogue] | None:
-        """The max pooling of images that is the only reader of an epilogue's only output, and the epilogue of that
-        pooling; None if there is none."""
+    def pooled(self, epilogue: Epilogue) -> tuple[Node, Epilogue, Epilogue] | None:
+        """The max pooling of images that is the only reader of an epilogue's only output, the epilogue without a clamp
+        that the pooling applies instead, and the epilogue of the pooling; None if there is no such pooling."""
         end = self.layouts.only_reader(epilogue.nodes[-1])
         if end is None or end.op != "max_pool2d" or self.layouts.kernels[end.name].fuses_as != "max_pool":
             return None
@@ -248,8 +252,7 @@ class FusedEpilogues:
         after = Epilogue(epilogue.channels, [end.name], limits=later)
         if not self.finish(after, end):
             return None
-        epilogue.limits = None if later is not None else epilogue.limits
-        return end, after
+        return end, epilogue if later is None else replace(epilogue, limits=None), after
 
     def finish(self, epilogue: Epilogue, end: Node) -> bool:
         """Add the requantization at the output of `end`, a clamp that follows it, and the stored outputs.
@@ -259,7 +262,7 @@ class FusedEpilogues:
         """
         node_plan = self.plan.nodes[end.name]
         if node_plan.out_simq is not None:
-            requantization = self._requantization(node_plan.out_simq, epilogue.channels, largest_sum(node_plan))
+            requantization = self._requantization(node_plan.out_simq, epilogue.channels, largest_result(node_plan))
             if requantization is None or stored_type(node_plan.out) is None:
                 return False
             epilogue.stored = [StoredOutput(end.name, requantization, node_plan.out)]
@@ -270,7 +273,7 @@ class FusedEpilogues:
             self._store(epilogue, end)
         return bool(epilogue.stored)
 
-    def added(self, epilogue: Epilogue, node: Node, slot: int) -> AddedOperand | None:
+    def added_operand(self, epilogue: Epilogue, node: Node, slot: int) -> AddedOperand | None:
         """The operand of an add besides the one in `slot`, which the kernel has; None if the kernel cannot requantize
         one of them."""
         plan = self.plan.nodes[node.name]
@@ -282,6 +285,7 @@ class FusedEpilogues:
             simq = plan.simqs[s]
             integer = simq is not None and simq.source is not None
             source = self.plan.nodes.get(self.layouts.wiring.root(node.inputs[s]))
+            # 0.0 is never used: only integers are requantized
             largest = largest_value(source) if source is not None else 0.0
             requantization = self.constant_cache.requantization(
                 simq if integer else None, self.how, epilogue.channels, largest
@@ -307,10 +311,11 @@ class FusedEpilogues:
         slot = 0 if self.layouts.wiring.root(end.inputs[0]) == node.name else 1
         if self.layouts.names[end.edges[1 - slot]] not in self.available or not self._along_one_axis(node, end):
             return node
-        added, out = self.added(epilogue, end, slot), self.plan.nodes[end.name]
+        added, out = self.added_operand(epilogue, end, slot), self.plan.nodes[end.name]
         if added is None:
             return node
-        if out.out_simq is not None and self._requantization(out.out_simq, epilogue.channels, largest_sum(out)) is None:
+        simq = out.out_simq
+        if simq is not None and self._requantization(simq, epilogue.channels, largest_result(out)) is None:
             return node
         epilogue.added = added
         epilogue.nodes.append(end.name)
@@ -338,12 +343,13 @@ class FusedEpilogues:
         assert form is not None and form.limits is not None
         limits = form.limits(node_plan.attrs)
         numbers = all(v is None or isinstance(v, int) for v in limits)
-        fits = numbers or all(v is None or isinstance(v, int) or v.numel() in (1, epilogue.channels) for v in limits)
+        fits = all(v is None or isinstance(v, int) or v.numel() in (1, epilogue.channels) for v in limits)
         if node_plan.out_simq is not None or stored_type(node_plan.out) is None or not fits:
             return node
         if not epilogue.stored:
             epilogue.clamp(*limits)
         elif numbers and int(node_plan.out.zero_point) == int(self.plan.nodes[node.name].out.zero_point):
+            # the stored value keeps its qparams, so the clamp's must have the same zero point
             epilogue.clamp_stored(*limits)
         else:
             return node
@@ -353,20 +359,16 @@ class FusedEpilogues:
     def _store(self, epilogue: Epilogue, end: Node) -> None:
         """Store as many of the conversions that readers request as the kernel can."""
         node_plan = self.plan.nodes[end.name]
-        conversions = self.layouts.conversions(end.name) or {end.name: None}
-        storable = [self._stored(name, simq, node_plan, epilogue.channels) for name, simq in conversions.items()]
-        outputs = [s for s in storable if s is not None]
-        if (len(outputs) < len(conversions) or len(outputs) > MOST_OUTPUTS) and end.name not in conversions:
-            unchanged = _unchanged(end.name, node_plan.out)  # later steps convert the node's own value
-            outputs = [] if unchanged is None else [unchanged, *outputs]
-        if end.name in conversions and all(s.name != end.name for s in outputs):
-            outputs = []
-        outputs.sort(key=lambda s: s.name != end.name)
-        epilogue.stored = outputs[:MOST_OUTPUTS]
+        requested = self.layouts.conversions(end.name) or {end.name: None}
+        made = [self._stored(n, s, node_plan, epilogue.channels) for n, s in requested.items() if s is not None]
+        stored = [m for m in made if m is not None]
+        if end.name not in requested and len(stored) == len(requested) <= MOST_OUTPUTS:
+            epilogue.stored = stored
+            return
+        own = _unchanged(end.name, node_plan.out)  # read as it is, or converted by later steps
+        epilogue.stored = [] if own is None else [own, *stored][:MOST_OUTPUTS]
 
-    def _stored(self, name: str, simq: SimQ | None, node_plan: NodePlan, channels: int) -> StoredOutput | None:
-        if simq is None:
-            return _unchanged(name, node_plan.out)
+    def _stored(self, name: str, simq: SimQ, node_plan: NodePlan, channels: int) -> StoredOutput | None:
         if simq.target is None:
             assert simq.source is not None
             real = to_real(simq.source, channels)
@@ -389,12 +391,12 @@ def _unchanged(name: str, qparams: QParams) -> StoredOutput | None:
 
 def largest_value(node_plan: NodePlan) -> float:
     """The largest |c| of a node's own value."""
-    return (
-        largest_sum(node_plan) if node_plan.out_simq is None and node_plan.table is None else largest_of(node_plan.out)
-    )
+    if node_plan.out_simq is None and node_plan.table is None:
+        return largest_result(node_plan)
+    return largest_of(node_plan.out)
 
 
-def largest_sum(node_plan: NodePlan) -> float:
+def largest_result(node_plan: NodePlan) -> float:
     """The largest |c| of a node's result before its output is requantized."""
     type_limit = largest_of(node_plan.out if node_plan.out_simq is None else node_plan.register)
     return min(type_limit, node_plan.bound) if node_plan.proved and not node_plan.keeps_input_dtype else type_limit

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -55,8 +56,8 @@ class MicroBatchSegment:
         """Run the segment on `size` samples.
 
         Args:
-            values: by name, the values that it takes and those that all samples share. The values that it gives
-                are added to it.
+            values: by name, the values that it takes and those that all samples share. The values that it gives are
+                added, and those that it drops are removed.
         """
         parts = max(1, -(-size // self.at_once))
         cut = {name: values[name].tensor_split(parts) for name in self.takes}
@@ -80,6 +81,7 @@ def micro_batch_segments(
     Args:
         sizes: by step, the bytes of the largest value that it makes of one sample.
         inputs: the values with a batch axis that exist before the first step.
+        ends: the values that are outputs.
         room: the most bytes of a value of one micro-batch.
     """
     largest_from = [*itertools.accumulate(reversed(sizes), max)][::-1]  # by step, the largest size from there on
@@ -127,10 +129,7 @@ class KernelTable:
     @property
     def kernels(self) -> dict[str, int]:
         """The number of nodes that each kernel runs."""
-        counts: dict[str, int] = {}
-        for row in self.rows:
-            counts[row.kernel] = counts.get(row.kernel, 0) + 1
-        return counts
+        return dict(Counter(row.kernel for row in self.rows))
 
     def to_json(self) -> dict[str, Any]:
         """The table as JSON values."""

@@ -278,15 +278,16 @@ def _emit_conv(state: LoweringState, node: Node) -> Call | str:
         node_plan.consts[1], g, tiles=tiles, transposed=node.op == "matmul", words=words
     )
     pooled = state.epilogues.pooled(epilogue) if node.op == "conv2d" and not g.pointwise else None
+    if pooled is not None:
+        end, epilogue, after = pooled
     bias, built = node_plan.consts.get(2), epilogue.build()
     call = conv_call(state.kernels.calls, g, packed, storage_format(node_plan.operands[0]), built, bias, _is_flat(node))
     kernel = "native conv on tiles" if packed.steps else "native conv of words" if words else "native conv"
     if pooled is None:
         return _call_with_epilogue(kernel, epilogue, [name], call)
-    end, after = pooled
-    pool = PoolCall(state.kernels.calls, *_window(state.plan.nodes[end.name]), (0, 0), after.build())
+    run = ConvPoolCall(call, *_window(state.plan.nodes[end.name]), after.build())
     fused = replace(epilogue, nodes=[*epilogue.nodes, *after.nodes], stored=after.stored)
-    return _call_with_epilogue(kernel, fused, [name], ConvPoolCall(call, pool))
+    return _call_with_epilogue(kernel, fused, [name], run)
 
 
 def _emit_onednn(state: LoweringState, node: Node, g: Geometry) -> Call | str:
@@ -511,7 +512,7 @@ def _emit_add(state: LoweringState, node: Node) -> Call | str:
     if len(axes) > 1 or isinstance(axis, str):
         return "scales that vary along two axes"
     epilogue = Epilogue(1 if axis is None else shape[axis], [node.name])
-    epilogue.added = state.epilogues.added(epilogue, node, 0)
+    epilogue.added = state.epilogues.added_operand(epilogue, node, 0)
     if epilogue.added is None or not state.epilogues.finish(epilogue, node):
         return "an operand that the pass cannot requantize"
     first = read_qparams(node_plan, 0)

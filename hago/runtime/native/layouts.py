@@ -58,21 +58,23 @@ def _requantize_before_movers(plan: Plan) -> Plan:
     nodes, edges = dict(plan.nodes), dict(plan.edges)
     for node in reversed(plan.graph.nodes):
         node_plan = nodes.get(node.name)
-        common = None if node_plan is None else _common_form(plan, node, node_plan, edges)
-        simqs = None if node_plan is None or common is None else _before(plan, node, node_plan, common)
-        if node_plan is None or common is None or simqs is None:
+        if node_plan is None or (common := _common_requantization(plan, node, node_plan, edges)) is None:
             continue
-        edges.update(zip(node.edges, simqs, strict=True))
-        joined, left = len(node.edges) if node.op in JOINERS else 1, node_plan.operands
-        target = common.target
+        simqs, target = _before(plan, node, node_plan, common), common.target
+        if simqs is None:
+            continue
         assert target is not None
-        nodes[node.name] = replace(node_plan, operands=(*[target] * joined, *left[joined:]), simqs=simqs,
-                                   register=target, out=target)  # fmt: skip
-        edges.update(dict.fromkeys(plan.graph.out_edges[node.name]))
-    return _with_edges(replace(plan, nodes=nodes), {e: s for e, s in edges.items() if e.dst != OUTPUT})
+        joined = len(node.edges) if node.op in JOINERS else 1
+        operands = (*[target] * joined, *node_plan.operands[joined:])
+        nodes[node.name] = replace(node_plan, operands=operands, register=target, out=target)
+        edges.update(zip(node.edges, simqs, strict=True))
+        edges.update(dict.fromkeys(plan.graph.out_edges[node.name]))  # readers take the value as it is
+    return _with_edges(replace(plan, nodes=nodes), edges)
 
 
-def _common_form(plan: Plan, node: Node, node_plan: NodePlan, edges: Mapping[Edge, SimQ | None]) -> SimQ | None:
+def _common_requantization(
+    plan: Plan, node: Node, node_plan: NodePlan, edges: Mapping[Edge, SimQ | None]
+) -> SimQ | None:
     """The requantization that all readers of a mover apply to its value, if it is the same one and its target has fewer
     bits; else None."""
     out = plan.graph.out_edges[node.name]
@@ -108,7 +110,7 @@ def _before(plan: Plan, node: Node, node_plan: NodePlan, common: SimQ) -> tuple[
 
 
 def _joins(plan: Plan, node: Node, node_plan: NodePlan) -> bool:
-    """Whether a node reads all its operands on the scale of its own value."""
+    """Whether a joiner reads all operands on the scale and in the dtype of its own value, and cannot overflow."""
     form, out = plan.ops[node.op].integer, node_plan.out
     common = node.op in JOINERS and form is not None and form.slots == ("common",) and not form.requantizes_output
     return (
@@ -197,6 +199,7 @@ class RequestedLayouts:
         if edge.dst == OUTPUT or self._is_real(edge, simq):
             name = root if simq is None else f"{root}!"
         elif simq is not None and self.graph[root].op != CONST and self._converts_before(edge, simq):
+            # constants are not converted: kernels take them from `NodePlan.consts`, already as integers
             known = ((k, s) for k, s in conversions.items() if s is not None)
             same = [k for k, s in known if s.target is simq.target and s.via is simq.via]
             name = same[0] if same else f"{root}>{1 + len(conversions)}"
