@@ -1,4 +1,4 @@
-"""The functions that users call. Each passes its arguments to the packages below and holds no logic of its own."""
+"""The functions that users call: each reads its arguments and calls the packages below."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def search_quantize_strategy(
         log: the path of the log, in JSON lines. If the file exists and `resume` is true, the search continues from it.
         progress: whether to show a progress bar on a terminal.
         keep_float: shell patterns of nodes that stay float, or of edges whose values do (`fc:0`: the data of
-            fc, whose weight may still be quantized), or a policy (`policy:dorefa`).
+            fc, whose weight may still be quantized), or `policy:<name>` for the nodes that a placement policy keeps
+            float (`policy:dorefa`: see docs/quantizers.md).
         fix_bits: bits by shell pattern of edges or nodes.
         thresholds: ranges (low, high) of nodes by name, which their integers should represent, or the path of a
             TPU-MLIR calibration table. They replace those of the estimator. The other nodes are estimated;
@@ -138,8 +139,8 @@ def search_quantize_strategy(
             trained weights, to which the strategy then belongs; see `hago.qat.finetune`.
 
     Returns:
-        The best strategy and its score: the accuracy if the data has labels, else the objective's value; the SQNR if
-        the strategy was trained. `score.front` is the Pareto front of the search, as `hago.load_front` gives it.
+        The best strategy and its score: the accuracy if the data has labels, else the objective's value, or the SQNR if
+        training replaced the strategy. `score.front` is the Pareto front of the search, as `hago.load_front` gives it.
 
     Raises:
         InfeasibleBits: no point meets the limits; the message says the nearest value that can be reached.
@@ -186,16 +187,16 @@ def search_quantize_strategy(
         ),
     )
     outcome = run_search(model, hardware, dataset, options)
-    if isinstance(dataset, Batches) and finetune is not None:
-        best, measure = (outcome.strategy, outcome.score), objective if maximize is None else maximize
-        training = dict(finetune)
-        weights = training.pop("save_weights", None)
-        tuned = finetune_after_search(
-            model, hardware, dataset, best, FinetuneOptions(**training),
-            save_weights=weights, save=save, held_out=held_out, measure=measure,
-        )  # fmt: skip
-        return tuned.strategy, SearchScore.of(replace(outcome, score=tuned.score))
-    return outcome.strategy, SearchScore.of(outcome)
+    if finetune is None:
+        return outcome.strategy, SearchScore.of(outcome)
+    best, measure = (outcome.strategy, outcome.score), objective if maximize is None else maximize
+    training = dict(finetune)
+    weights = training.pop("save_weights", None)
+    tuned = finetune_after_search(
+        model, hardware, Batches(dataset, input_names(model)), best, FinetuneOptions(**training),
+        save_weights=weights, save=save, held_out=held_out, measure=measure,
+    )  # fmt: skip
+    return tuned.strategy, SearchScore.of(replace(outcome, score=tuned.score))
 
 
 def quantize(
@@ -313,7 +314,7 @@ def explain(
         example_inputs: one batch, with which an nn.Module is exported.
     """
     graph, chip, topology, space = _analyze(model, hardware, example_inputs, keep_float, fix_bits)
-    return explain_topology(graph, chip, topology, space, chip.known_ops)
+    return explain_topology(graph, chip, topology, space)
 
 
 def _analyze(
@@ -366,13 +367,13 @@ def measure_sensitivity(
 ) -> Sensitivity:
     """Estimate the loss of every choice of bits on every edge, from one forward and one backward pass over the data.
 
-    The searchers sensitivity, limited and pareto are guided by these estimates; tpe, nsga2 and gp are in their first
-    trials.
+    The searchers sensitivity, limited and pareto are guided by these estimates, and so are the first trials of tpe,
+    nsga2 and gp.
 
     Args:
         objective: the objective whose loss is estimated: accuracy reads labels, kl and agreement compare class
             probabilities, and all others compare the outputs themselves.
-        seed: the seed of the random signs.
+        seed: of the random signs with which outputs are weighted in the backward pass.
 
     Returns:
         A table, which prints itself and has `.losses`, `.save(path)` and `.to_json()`.
@@ -392,7 +393,7 @@ def explain_cost(
 ) -> CostRange:
     """Estimate the cost of a model with the most bits, with the fewest bits, and in float, before any search."""
     graph, chip, topology, space = _analyze(model, hardware, example_inputs, keep_float, fix_bits)
-    return cost_range(graph, chip, topology, space, chip.known_ops)
+    return cost_range(graph, chip, topology, space)
 
 
 def inspect_graph_statistic(

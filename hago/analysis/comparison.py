@@ -23,7 +23,7 @@ from hago.export.onnx import (
     PlaceCheck,
     count_differences,
     make_onnx,
-    openvino_that_lasts,
+    openvino_if_no_crash,
     saturates_pairs,
 )
 from hago.graph import CONST, INPUT, ModelLike, Node, run_real
@@ -97,7 +97,7 @@ def _onnx(engine: str, plan: Plan) -> Realize:
         exported = make_onnx(plan, "qdq")
     except HagoError:
         exported = make_onnx(plan, "qoperator")
-    return ObservedModel(exported, plan, openvino_that_lasts if engine == "openvino" else ENGINES[engine])
+    return ObservedModel(exported, plan, openvino_if_no_crash if engine == "openvino" else ENGINES[engine])
 
 
 #: Functions that make the realization of a Plan, by name.

@@ -20,7 +20,7 @@ from hago.arithmetic.types import INT16, Edge
 from hago.cost import node_macs
 from hago.graph import CONST, INPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
-from hago.ops import OPS, Operand, Ops
+from hago.ops import Operand, Ops
 from hago.plan import Space, Topology
 from hago.plan.topology import fitting_descs, float_boundaries, weight_only_descs
 from hago.serialization.text_table import WIDTH, count, head, ratio_text, table, tail, wrapped
@@ -179,13 +179,13 @@ class Explanation:
         return lines
 
 
-def explain_topology(graph: Graph, hardware: Hardware, topology: Topology, space: Space, ops: Ops = OPS) -> Explanation:
+def explain_topology(graph: Graph, hardware: Hardware, topology: Topology, space: Space) -> Explanation:
     """Explain which nodes will run in integers on a hardware, and why the others stay float.
 
     Args:
         topology, space: of this graph on this hardware.
     """
-    ops = hardware.rules(ops)
+    ops = hardware.rules(hardware.known_ops)
     rows = tuple(
         _explain(graph, node, hardware, topology, space, ops) for node in graph if node.op not in (INPUT, CONST)
     )

@@ -17,7 +17,6 @@ from hago.arithmetic.schemes import Grid
 from hago.cost.cost import METRICS, Cost, EdgeCost, NodeCost, float_cost, plan_cost, rows_of
 from hago.graph import Graph
 from hago.hardware import Hardware
-from hago.ops import OPS, Ops
 from hago.plan import Resolver, Space, Topology
 from hago.plan.feasibility import nearest_feasible, widest_feasible
 from hago.serialization.text_table import count, head, number, table, tail, wrapped
@@ -62,22 +61,19 @@ class CostRange:
         return {**totals, "missing": list(self.widest.missing)}
 
 
-def static_resolver(graph: Graph, hardware: Hardware, topology: Topology, space: Space, ops: Ops = OPS) -> Resolver:
+def static_resolver(graph: Graph, hardware: Hardware, topology: Topology, space: Space) -> Resolver:
     """A Resolver that needs no calibration: its Plans have made-up scales, on which costs do not depend."""
-    return Resolver(graph, hardware, topology, space, MadeUpThresholds(graph), ops)
+    return Resolver(graph, hardware, topology, space, MadeUpThresholds(graph), hardware.known_ops)
 
 
-def cost_range(
-    graph: Graph, hardware: Hardware, topology: Topology, space: Space, ops: Ops = OPS, batch: int = 1
-) -> CostRange:
+def cost_range(graph: Graph, hardware: Hardware, topology: Topology, space: Space, batch: int = 1) -> CostRange:
     """The costs of the widest and the narrowest point of a space, and of the float model.
 
     Args:
         topology, space: of this graph on this hardware.
         batch: samples in one run.
     """
-    resolver = static_resolver(graph, hardware, topology, space, ops)
-
+    resolver = static_resolver(graph, hardware, topology, space)
     widest = widest_feasible(resolver)
     narrowest = nearest_feasible(resolver, space.narrowest()) or widest
     return CostRange(plan_cost(widest.plan, batch), plan_cost(narrowest.plan, batch), float_cost(widest.plan, batch))

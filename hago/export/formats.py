@@ -19,7 +19,7 @@ from hago.data import Batches
 from hago.data.named_objects import one_line
 from hago.emulation.tpu_mlir import format_calibration_table, format_quantize_table
 from hago.errors import HagoError, did_you_mean
-from hago.export.onnx.engines import ENGINES, openvino_that_lasts
+from hago.export.onnx.engines import ENGINES, openvino_if_no_crash
 from hago.export.onnx.export import FORMS, make_onnx, write_onnx
 from hago.export.onnx.verification import check_onnx
 from hago.export.tpu_mlir import Tables, make_tables, observed_ranges
@@ -208,7 +208,7 @@ def _write_onnx(request: ExportRequest) -> ExportResult:
 def _check_onnx(request: ExportRequest, written: ExportResult) -> ExportCheck:
     engine = request.options["engine"]
     if engine == "openvino":
-        openvino_that_lasts(written.content.model)
+        openvino_if_no_crash(written.content.model)
     result = check_onnx(written.content, request.plan, request.inputs(), ENGINES[engine], engine)
     return ExportCheck(result.tolerable, str(result), result.to_json())
 

@@ -1,7 +1,7 @@
 """Export to ONNX in QDQ or QOperator form, and the comparison of exported files with the integer model."""
 
 from hago.export.onnx.builder import OnnxFile
-from hago.export.onnx.engines import ENGINES, SATURATES, ObservedModel, openvino_that_lasts, saturates_pairs
+from hago.export.onnx.engines import ENGINES, SATURATES, ObservedModel, openvino_if_no_crash, saturates_pairs
 from hago.export.onnx.export import make_onnx, write_onnx
 from hago.export.onnx.verification import OnnxCheck, PlaceCheck, check_onnx, count_differences
 
@@ -15,7 +15,7 @@ __all__ = [
     "check_onnx",
     "count_differences",
     "make_onnx",
-    "openvino_that_lasts",
+    "openvino_if_no_crash",
     "saturates_pairs",
     "write_onnx",
 ]

@@ -1,6 +1,6 @@
 """Engines that run ONNX models, ONNX Runtime and OpenVINO: functions that make a `Run` of a model.
 
-`hago.export.onnx.verification` and `hago.analysis.comparison` run exported files with them.
+`hago.export.formats`, `hago.export.onnx.verification` and `hago.analysis.comparison` use them.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def onnxruntime(model: Any, threads: int | None = None, precise: bool = True) ->
 
     def make_session(precise: bool) -> Any:
         options = ort.SessionOptions()
+        # fatal or error: a refusal of the precise option is caught below
         options.log_severity_level = 4 if precise else 3
         # compute products with narrow weights in float32, as the file states; the default rounds the data to 8 bits
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
@@ -96,7 +97,7 @@ SATURATES: Final = (
 @functools.cache
 def saturates_pairs() -> bool:
     """Whether ONNX Runtime on this CPU saturates sums of two products of unsigned and signed bytes; measured once."""
-    onnx = _import_optional("onnx", "onnx")
+    onnx = load_onnx()
     depth = 64
     make, types = onnx.helper, onnx.TensorProto
     graph = make.make_graph(
@@ -139,8 +140,10 @@ core.compile_model(core.read_model(sys.stdin.buffer.read(), b""), "CPU", {_OPENV
 """
 
 
-def openvino_that_lasts(model: Any, threads: int | None = None) -> Run:
+def openvino_if_no_crash(model: Any, threads: int | None = None) -> Run:
     """Compile a model as `openvino` does, but first in another process, to find out whether OpenVINO crashes on it.
+
+    It starts a process, so `check_onnx`, which compiles every part of a file, is given `openvino`.
 
     OpenVINO 2026.4 crashes on some models (SIGSEGV in `compile_model`, e.g. of a transposed convolution that is
     concatenated and quantized twice).
@@ -200,7 +203,8 @@ class ObservedModel:
         self._run = run(model)
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """The value of every node by name, in centered quanta for integer nodes, and the outputs of the model."""
+        """The value of every node by name, centered and in units of its scale for integer nodes, and the outputs of the
+        model."""
         feed = dict(zip(self.plan.graph.inputs, (t.numpy() for t in inputs), strict=True))
         arrays = self._run(feed)
         values = {
@@ -211,10 +215,12 @@ class ObservedModel:
         return values, [torch.from_numpy(arrays[name].copy()) for name in self.outputs]
 
     def _to_quanta(self, name: str, value: Value, tensor: Tensor) -> Tensor:
-        """The value of a node in centered quanta; of a float node, unchanged."""
+        """The value of an integer node, centered and in units of its scale; that of a float node, unchanged."""
         node_plan = self.plan.nodes.get(name)
         if node_plan is None:
             return tensor
         if value.representation == "real":
             return tensor / node_plan.out.scale
-        return tensor.to(torch.int64) - node_plan.out.zero_point if value.representation == "stored" else tensor
+        if value.representation == "stored":
+            return tensor.to(torch.int64) - node_plan.out.zero_point
+        return tensor  # "centered" needs no change
