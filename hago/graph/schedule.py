@@ -49,9 +49,9 @@ class Step:
         """The name of the first output, which no other step has."""
         return self.outputs[0]
 
-
-#: Called with every step and its outputs.
-OnStep = Callable[[Step, Sequence[Any]], None]
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The values of the outputs, from those of the inputs."""
+        return self.compute(inputs)
 
 
 class Computation(Protocol):
@@ -121,8 +121,3 @@ def run_schedule(
         del computed
         for name in entry.dropped:
             values.pop(name, None)
-
-
-def run_steps(scheduled: Schedule[Step], values: MutableMapping[Name, Any], on_step: OnStep | None = None) -> None:
-    """Run `Step`s; arguments as of `run_schedule`."""
-    run_schedule(scheduled, values, lambda step, inputs: step.compute(inputs), on_step)

@@ -32,7 +32,7 @@ from hago.graph import (
     laid_out,
     nest_outputs,
 )
-from hago.graph.schedule import Schedule, Step, make_schedule, run_steps
+from hago.graph.schedule import Schedule, Step, make_schedule, run_schedule
 from hago.plan import NodePlan, Plan, fuse_clamps
 
 #: The most bytes of float tensors that one `Carriers` keeps.
@@ -105,7 +105,7 @@ class Simulator(nn.Module):
             if on_value is not None:
                 for name in graph.inputs:
                     on_value(graph[name], values[name])
-            run_steps(scheduled, values, report if watched else None)
+            run_schedule(scheduled, values, Step.run, report if watched else None)
         return self.end(values)
 
     @functools.cached_property

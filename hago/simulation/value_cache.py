@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from hago.caching import LRU
-from hago.graph.schedule import Name, Step, make_schedule, run_steps
+from hago.graph.schedule import Name, Step, make_schedule, run_schedule
 from hago.simulation.free_memory import SHARE, free_bytes
 from hago.simulation.overflow import AccumulatorExtremes, SeenAccumulators
 
@@ -295,7 +295,7 @@ class Reuse:
 
         values = _Values(plan.cached, start)  # the start values are made when a step first reads one
         with torch.no_grad():
-            run_steps(make_schedule(plan.steps, ends), values, keep)
+            run_schedule(make_schedule(plan.steps, ends), values, Step.run, keep)
         return {name: values[name] for name in ends}
 
 

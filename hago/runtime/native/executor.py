@@ -21,7 +21,7 @@ from torch import Tensor
 from hago.arithmetic.types import Edge
 from hago.errors import HagoError, did_you_mean
 from hago.graph import CONST, INPUT, Node
-from hago.graph.schedule import Name, Schedule, Step, make_schedule, run_steps
+from hago.graph.schedule import Name, Schedule, Step, make_schedule, run_schedule
 from hago.plan import Plan
 from hago.runtime.native.lowering import lower
 from hago.runtime.native.self_test import ExactKernels, exact_kernels
@@ -65,7 +65,7 @@ class MicroBatchSegment:
         outputs = []
         for part in range(parts):
             batch = {**shared, **{name: pieces[part] for name, pieces in cut.items()}}
-            run_steps(self.scheduled, batch)
+            run_schedule(self.scheduled, batch, Step.run)
             outputs.append([batch[name] for name in self.gives])
         joined = outputs[0] if parts == 1 else [torch.cat(each) for each in zip(*outputs, strict=True)]
         values.update(zip(self.gives, joined, strict=True))
@@ -187,7 +187,7 @@ class Executor:
                 for segment in self.segments:
                     segment.run(values, size)
             else:
-                run_steps(self._scheduled, values)
+                run_schedule(self._scheduled, values, Step.run)
         return self.end(values)
 
     def steps(self) -> tuple[Step, ...]:
