@@ -108,8 +108,6 @@ class Evaluator:
     def measure(self, plan: Plan, enough: Enough | None = None, see: See | None = None) -> Measurement:
         """Simulate a Plan over all batches, or until it is enough.
 
-        A batch is simulated when the loop below asks for its values, so that the loop can end early.
-
         Args:
             enough: called after every batch with the contributions so far; True ends the measurement.
             see: called with the outputs of every batch.
@@ -117,12 +115,10 @@ class Evaluator:
         begun = time.perf_counter()
         extremes = AccumulatorExtremes(plan)
         model = self._model(plan, extremes)
-        numbers = range(len(self._reference))
-        starts = (partial(model.begin, batch.inputs) for batch in self.batches)
-        ends = self.reuse.run(model.steps(), model.ends, numbers, starts, extremes)
+        plans = self.reuse.plan(model.steps(), model.ends, len(self._reference))
         contributions: dict[str, Tensor] = {}
-        for batch, reference, values in zip(self.batches, self._reference, ends, strict=True):
-            outputs = model.end(values)
+        for batch, reference, left in zip(self.batches, self._reference, plans, strict=True):
+            outputs = model.end(self.reuse.run(left, partial(model.begin, batch.inputs), extremes))
             if see is not None:
                 see(outputs)
             added = self._per_sample(batch, reference, outputs)

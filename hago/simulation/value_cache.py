@@ -2,7 +2,7 @@
 
 A search evaluates many Plans that differ on a few edges. The digest of a value is made of the digest of its step and of
 the digests of the step's inputs, so a change on one edge gives new digests to the values that it can reach and to no
-others. `Reuse`, which the evaluator makes once per search and calls once per trial, keeps values in a `ValueCache`
+others. `Reuse`, which the evaluator makes once per search and calls for every trial, keeps values in a `ValueCache`
 under their digest and the number of their batch, and runs only the steps that are missing. Values come back bit for
 bit; integers are kept in the smallest dtype that holds them.
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -200,23 +200,43 @@ class StepsRun:
 
 
 @dataclass(frozen=True, slots=True)
-class _BatchPlan:
-    """The work of one batch.
+class _Pass:
+    """A pass of steps over all batches.
 
     Args:
+        ends: names of the values that are wanted.
+        digests: of all values that the steps make.
+        batches: number of batches.
+    """
+
+    steps: Sequence[Step]
+    ends: Sequence[Name]
+    digests: Mapping[Name, bytes]
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What is left to compute of one batch. `Reuse.plan` makes one per batch, and `Reuse.run` runs it.
+
+    Args:
+        whole: the pass that it is a part of.
+        number: of the batch.
         steps: the steps to run.
         cached: values from the cache.
         observations: remembered observations of watched steps that do not run.
     """
 
+    whole: _Pass
+    number: int
     steps: tuple[Step, ...]
     cached: Mapping[Name, PackedValue]
     observations: tuple[tuple[Name, SeenAccumulators], ...]
 
 
 class Reuse:
-    """Runs passes over the same batches, reusing values of earlier passes. The evaluator makes one per search, and
-    calls `run` for each trial.
+    """Runs passes over the same batches, reusing values of earlier passes. The evaluator makes one per search; for each
+    trial it calls `plan`, and then `run` for one batch after another.
 
     Args:
         cache: keeps the values.
@@ -232,41 +252,26 @@ class Reuse:
         """Keep the values of the latest pass, which is that of the best point so far."""
         self.cache.prefer(self._latest)
 
-    def run(
-        self,
-        steps: Sequence[Step],
-        ends: Sequence[Name],
-        batches: Sequence[int],
-        starts: Iterable[Start],
-        watch: AccumulatorExtremes,
-    ) -> Iterator[dict[Name, Any]]:
-        """The values at `ends`, batch by batch.
+    def plan(self, steps: Sequence[Step], ends: Sequence[Name], batches: int) -> list[BatchPlan]:
+        """What is left to compute of each batch for the values at `ends`.
 
         Args:
-            batches: the number of each batch.
-            starts: for each batch, a function that gives the values that its steps start from; called if needed.
-            watch: gets the observation of every watched step, whether or not the step runs.
+            batches: number of batches.
         """
         digests = value_digests(steps)
         self._latest = frozenset(digests.values())
         self.cache.begin([_step_digests(step, digests) for step in steps])
+        whole = _Pass(steps, ends, digests, batches)
         # every batch touches the values that it will use before any batch makes new ones, which might evict them
-        plans = [self._plan(steps, ends, digests, number) for number in batches]
-        for number, plan, start in zip(batches, plans, starts, strict=True):
-            for name, observation in plan.observations:
-                watch.add(name, observation)
-            self.spent.add(len(plan.steps), len(steps), len(batches))
-            yield self._run_batch(plan, ends, digests, number, start, watch)
+        return [self._plan_batch(whole, number) for number in range(batches)]
 
-    def _plan(
-        self, steps: Sequence[Step], ends: Sequence[Name], digests: Mapping[Name, bytes], number: int
-    ) -> _BatchPlan:
+    def _plan_batch(self, whole: _Pass, number: int) -> BatchPlan:
         """Go back from the ends, and stop at values that are cached."""
-        needed = set(ends)
+        digests, needed = whole.digests, set(whole.ends)
         to_run: list[Step] = []
         cached: dict[Name, PackedValue] = {}
         observations: list[tuple[Name, SeenAccumulators]] = []
-        for step in reversed(steps):
+        for step in reversed(whole.steps):
             observation = self._observations.get((digests[step.name], number)) if step.watched else None
             outputs = {n: self.cache.touch((digests[n], number)) for n in step.outputs if n in needed}
             if (step.watched and observation is None) or any(packed is None for packed in outputs.values()):
@@ -276,27 +281,30 @@ class Reuse:
             cached.update({name: packed for name, packed in outputs.items() if packed is not None})
             if observation is not None:
                 observations.append((step.name, observation))
-        return _BatchPlan(tuple(reversed(to_run)), cached, tuple(reversed(observations)))
+        return BatchPlan(whole, number, tuple(reversed(to_run)), cached, tuple(reversed(observations)))
 
-    def _run_batch(
-        self,
-        plan: _BatchPlan,
-        ends: Sequence[Name],
-        digests: Mapping[Name, bytes],
-        number: int,
-        start: Start,
-        watch: AccumulatorExtremes,
-    ) -> dict[Name, Any]:
+    def run(self, plan: BatchPlan, start: Start, watch: AccumulatorExtremes) -> dict[Name, Any]:
+        """The values at the ends of the pass, of one batch.
+
+        Args:
+            start: gives the values that the steps start from; called if needed.
+            watch: gets the observation of every watched step, whether or not the step runs.
+        """
+        whole = plan.whole
+
         def keep(step: Step, outputs: Sequence[Any]) -> None:
             if step.watched:
-                self._observations.put((digests[step.name], number), watch.latest)
+                self._observations.put((whole.digests[step.name], plan.number), watch.latest)
             for name, value, span in zip(step.outputs, outputs, step.spans, strict=True):
-                self.cache.put((digests[name], number), value, span)
+                self.cache.put((whole.digests[name], plan.number), value, span)
 
+        for name, observation in plan.observations:
+            watch.add(name, observation)
+        self.spent.add(len(plan.steps), len(whole.steps), whole.batches)
         values = _Values(plan.cached, start)  # the start values are made when a step first reads one
         with torch.no_grad():
-            run_schedule(make_schedule(plan.steps, ends), values, Step.run, keep)
-        return {name: values[name] for name in ends}
+            run_schedule(make_schedule(plan.steps, whole.ends), values, Step.run, keep)
+        return {name: values[name] for name in whole.ends}
 
 
 class _Values(dict[Name, Any]):

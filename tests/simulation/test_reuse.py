@@ -192,15 +192,21 @@ def test_data_that_is_read_again_is_read_batch_by_batch() -> None:
     class Source:
         """Gives its batches anew each time."""
 
+        reads = 0
+
         def __iter__(self):
+            self.reads += 1
             return (seeded(2, 3, 8, 8, seed=s) for s in range(4))
 
     graph = residual_block()
     prepared = prepare(graph, "x86_vnni", [seeded(2, 3, 8, 8, seed=s) for s in range(4)])
     bits = prepared.space.widest()
-    streamed = Evaluator(graph, Batches(Source(), graph.inputs, cache_bytes=100), named_objective("sqnr"))
+    source = Source()
+    streamed = Evaluator(graph, Batches(source, graph.inputs, cache_bytes=100), named_objective("sqnr"))
     plan = replace(prepared.resolver(bits), graph=graph)
     whole = Evaluator(graph, prepared.batches, named_objective("sqnr"), cache_bytes=0)
     for _ in range(2):
+        read_before = source.reads
         assert streamed.score(plan, bits).value == whole.score(plan, bits).value
+        assert source.reads == read_before + 1
     assert run_real(graph, [seeded(2, 3, 8, 8)])[0].shape[0] == 2
