@@ -17,10 +17,9 @@ from _timing import float_forward, seconds_of
 from hago import Graph, search_quantize_strategy
 from hago.graph import Node
 from hago.plan import Bits
-from hago.search import Prepared, QuantizationOptions, prepare
+from hago.search import Evaluator, Prepared, QuantizationOptions, prepare
 from hago.search.objective import named_objective
-from hago.search.point_scorer import make_point_scorer
-from hago.search.workers import Workers, open_executor, worker_spec_of
+from hago.search.workers import PointScorer, Workers, open_executor, worker_spec_of
 from hago.study import Score, read_log
 
 
@@ -54,7 +53,8 @@ def scaling(options: Any) -> list[Row]:
         data = [(x,) for x in torch.randn(images, 8, 8, 8).split(options.batch)]
         prepared = prepare(graph, options.hardware[0], data, QuantizationOptions(estimator="power2_range"))
         forward = float_forward(prepared.graph, data)
-        scorer = make_point_scorer(prepared.resolver, prepared.batches, named_objective("sqnr"))
+        evaluator = Evaluator(prepared.graph, prepared.batches, named_objective("sqnr"), prepared.resolver.ops)
+        scorer = PointScorer(prepared.resolver, evaluator)
         points = one_edge_at_a_time(prepared, 40)
         floats = [seconds_of(forward, options.clock) for _ in range(options.pairs + 1)][1:]
         spent = [seconds_of(partial(scorer.score, point), options.clock) for point in points][8:]

@@ -27,8 +27,9 @@ from hago.search import Evaluator, GoalOptions, Prepared, QuantizationOptions, R
 from hago.search.goal import make_goal
 from hago.search.guidance import make_surrogate
 from hago.search.objective import named_objective
-from hago.search.point_scorer import PointScorer, make_point_scorer
+from hago.search.racing import make_evaluator
 from hago.search.safe_bits import widest_safe_bits
+from hago.search.workers import PointScorer
 from hago.searchers import SEARCHERS, make_searcher
 from hago.study import Score, run_study
 
@@ -119,7 +120,8 @@ def _searched(prepared: Prepared, subject: Subject, name: str, options: Any) -> 
     """A whole search, on the fastest kernels that are exact."""
     race = RaceOptions() if name.endswith("raced") else None
     goal = make_goal(GoalOptions("sqnr"))
-    scorer = make_point_scorer(prepared.resolver, prepared.batches, goal.objective, race=race)
+    evaluator = make_evaluator(prepared.graph, prepared.batches, goal.objective, prepared.resolver.ops, race=race)
+    scorer = PointScorer(prepared.resolver, evaluator)
     timed = Timed(scorer, float_forward(prepared.graph, subject.batches), options.clock, options.pairs)
     timed.forward()
     start, found = widest_safe_bits(prepared.resolver, prepared.calibration.peaks), SEARCHES[name]

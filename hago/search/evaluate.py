@@ -166,8 +166,12 @@ class Evaluator:
         """The time of all measurements, in passes of the float model over the data."""
         return self._seconds / max(self._float_seconds, 1e-9)
 
-    def score(self, plan: Plan, bits: Bits) -> Score:
-        """The Score of a Plan."""
+    def score(self, plan: Plan, bits: Bits, rival: Plan | None = None) -> Score:
+        """The Score of a Plan.
+
+        Args:
+            rival: in a race, the best Plan so far; see `RacingEvaluator`.
+        """
         return self.concluded(plan, bits, self.measure(plan))
 
     def concluded(self, plan: Plan, bits: Bits, measured: Measurement) -> Score:

@@ -33,9 +33,11 @@ from torch import Tensor
 from hago.caching import LRU
 from hago.data import Batch, Batches
 from hago.errors import DataError, HagoError
+from hago.graph import Graph
+from hago.ops import OPS, Ops
 from hago.plan import Bits, Plan
 from hago.search.evaluate import Evaluator, Measurement
-from hago.search.objective import OBJECTIVES
+from hago.search.objective import OBJECTIVES, Objective
 from hago.simulation import AccumulatorExtremes
 from hago.study import Score
 
@@ -151,29 +153,44 @@ def looks(sizes: Iterable[int], first: int) -> list[bool]:
 
 
 # ---------------------------------------------------------------- scoring
-class Pruner:
-    """Scores points, and measures those that are worse than their rival on fewer samples. A PointScorer owns one.
+class RacingEvaluator(Evaluator):
+    """An Evaluator over samples in random order, which measures points worse than their rival on fewer of them.
 
     Args:
-        evaluator: over samples in random order, see `shuffled`.
         race: options of the test.
+        seed: of the order of samples.
+        also, cache_bytes, quiet: see Evaluator.
 
     Raises:
         HagoError: the objective has no loss per sample.
     """
 
-    def __init__(self, evaluator: Evaluator, race: RaceOptions) -> None:
-        if evaluator.objective.loss is None:
-            raced = [name for name, objective in OBJECTIVES.items() if objective.loss is not None]
+    def __init__(
+        self,
+        graph: Graph,
+        batches: Batches,
+        objective: Objective,
+        ops: Ops = OPS,
+        *,
+        race: RaceOptions,
+        seed: int = 0,
+        also: Sequence[Objective] = (),
+        cache_bytes: int | None = None,
+        quiet: bool = False,
+    ) -> None:
+        batches = shuffled(batches, seed, race.first, graph.inputs)
+        super().__init__(graph, batches, objective, ops, also=also, cache_bytes=cache_bytes, quiet=quiet)
+        if objective.loss is None:
+            raced = [name for name, known in OBJECTIVES.items() if known.loss is not None]
             raise HagoError(
-                f"objective {evaluator.objective.name!r} gives no loss for each sample, so points cannot be raced; "
+                f"objective {objective.name!r} gives no loss for each sample, so points cannot be raced; "
                 f"take one of {', '.join(raced[:-1])} and {raced[-1]}, or do not race"
             )
-        self.evaluator, self.race, self._loss = evaluator, race, evaluator.objective.loss
-        self._looks = looks((b.size for b in evaluator.batches), race.first)
+        self.race, self._loss = race, objective.loss
+        self._looks = looks((b.size for b in self.batches), race.first)
         self._by_plan: LRU[str, Tensor] = LRU(CACHED_POINTS)
 
-    def score(self, plan: Plan, bits: Bits, rival: Plan | None) -> Score:
+    def score(self, plan: Plan, bits: Bits, rival: Plan | None = None) -> Score:
         """The Score of a point; its `dropped` tells after how many samples and why, if it was dropped.
 
         Args:
@@ -181,8 +198,8 @@ class Pruner:
         """
         if rival is None or rival.key == plan.key:
             return self._complete(plan, bits)
-        of_rival = self._contributions(rival)
-        name, look = self.evaluator.objective.name, iter(self._looks)
+        of_rival = self._contributions_of(rival)
+        name, look = self.objective.name, iter(self._looks)
         because = ""
 
         def enough(contributions: Mapping[str, Tensor], extremes: AccumulatorExtremes) -> bool:
@@ -192,35 +209,61 @@ class Pruner:
                 because = "overflows" if extremes.overflows else "worse" if worse else ""
             return bool(because)
 
-        measured = self.evaluator.measure(plan, enough)
+        measured = self.measure(plan, enough)
         if not because:
             self._by_plan.put(plan.key, measured.contributions[name])
-            return self.evaluator.concluded(plan, bits, measured)
+            return self.concluded(plan, bits, measured)
         return self._dropped(plan, bits, measured, of_rival, because)
 
     def _complete(self, plan: Plan, bits: Bits) -> Score:
-        measured = self.evaluator.measure(plan)
-        self._by_plan.put(plan.key, measured.contributions[self.evaluator.objective.name])
-        return self.evaluator.concluded(plan, bits, measured)
+        measured = self.measure(plan)
+        self._by_plan.put(plan.key, measured.contributions[self.objective.name])
+        return self.concluded(plan, bits, measured)
 
-    def _contributions(self, rival: Plan) -> Tensor:
+    def _contributions_of(self, rival: Plan) -> Tensor:
         """The contributions of a rival, measured again if another session or worker measured them."""
         contributions = self._by_plan.get(rival.key)
         if contributions is None:
-            contributions = self.evaluator.measure(rival).contributions[self.evaluator.objective.name]
+            contributions = self.measure(rival).contributions[self.objective.name]
             self._by_plan.put(rival.key, contributions)
         return contributions
 
     def _dropped(self, plan: Plan, bits: Bits, measured: Measurement, theirs: Tensor, because: str) -> Score:
-        objective = self.evaluator.objective
+        objective = self.objective
         mine = measured.contributions[objective.name]
         best = objective.finish(theirs.mean(0))
         # Samples are paired: what differs on those seen is added to what the rival has on all.
         value = objective.finish(theirs.mean(0) + (mine - theirs[: len(mine)]).mean(0))
         value = min(value, math.nextafter(best, -math.inf))
         figure = objective.figure
-        results = {**self.evaluator.summary(measured.contributions), figure: value}
+        results = {**self.summary(measured.contributions), figure: value}
         samples = {"samples": len(mine), "of": len(theirs)}
-        score = self.evaluator.described(plan, bits, measured, value, results)
+        score = self.described(plan, bits, measured, value, results)
         dropped = {**samples, "because": because, "rival": best}
         return replace(score, forwards=len(mine) / len(theirs), dropped=dropped)
+
+
+def make_evaluator(
+    graph: Graph,
+    batches: Batches,
+    objective: Objective,
+    ops: Ops = OPS,
+    *,
+    race: RaceOptions | None = None,
+    seed: int = 0,
+    also: Sequence[Objective] = (),
+    cache_bytes: int | None = None,
+    quiet: bool = False,
+) -> Evaluator:
+    """Make the evaluator of a search, in the process that searches and in every worker.
+
+    Args:
+        race: options of the race; None for none.
+        seed: of the order of samples in a race.
+        also, cache_bytes, quiet: see Evaluator.
+    """
+    if race is None:
+        return Evaluator(graph, batches, objective, ops, also=also, cache_bytes=cache_bytes, quiet=quiet)
+    return RacingEvaluator(
+        graph, batches, objective, ops, race=race, seed=seed, also=also, cache_bytes=cache_bytes, quiet=quiet
+    )

@@ -1,10 +1,8 @@
 """Scores of points under a goal, measured in this process or by workers, or taken from the logs of earlier searches.
 
-A point becomes a score in three steps, each an object that calls the next:
-
-- `GoalScorer`, one per search: looks up known scores and costs, and applies the goal to what was measured;
-- `PointScorer`, one per process and thread: resolves bits to a Plan, and measures less of it in a race;
-- `Evaluator`, one per PointScorer: simulates the Plan over the data.
+A `GoalScorer`, one per search, makes a point a score in four steps: it resolves the bits to a Plan, looks up what an
+earlier search measured, lets its `Evaluator` measure the Plan over the data (in a race, over less of it), and applies
+the goal. With workers, the third step is theirs: see `search.workers.remote_scoring`.
 
 A Plan that `first` scored, or that a log of an earlier search holds, is not measured again. Equal Plans within a search
 are found by `study.TrialCache`.
@@ -13,29 +11,25 @@ are found by `study.TrialCache`.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from hago.cost import plan_cost
-from hago.errors import HagoError, warn
-from hago.plan import Bits
+from hago.errors import HagoError
+from hago.plan import Bits, Plan
 from hago.search.earlier_logs import ScoreCache
-from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal
-from hago.search.point_scorer import make_point_scorer
 from hago.search.preparation import Prepared
-from hago.search.racing import RaceOptions
-from hago.search.workers import WorkerPool, Workers, worker_spec_of
-from hago.study import Notice, PendingScore, Score, Submit
+from hago.search.racing import RaceOptions, make_evaluator
+from hago.study import Score
 
 
 class GoalScorer:
-    """The scorer of one search's points. `search.session` makes one, and the study calls it for every point; its
-    PointScorer, or one of a worker, measures, and the goal is applied here.
+    """The scorer of one search's points. `search.session` makes one, and the study calls it for every point.
 
     Args:
         cache_bytes: of each process; see Evaluator.
-        race, seed: see `make_point_scorer`.
+        race, seed: see `make_evaluator`.
         known: the scores of earlier searches, by the key of the Plan, which are not measured again.
 
     Raises:
@@ -55,94 +49,53 @@ class GoalScorer:
         if race is not None and goal.minimize is not None:
             raise HagoError("a race compares the objective sample by sample; it cannot be raced for minimize=...")
         self.goal, self.prepared, self.race, self.known = goal, prepared, race, known
-        self._cache_bytes, self._seed = cache_bytes, seed
-        self._point_scorer = make_point_scorer(
-            prepared.resolver,
+        self.cache_bytes, self.seed = cache_bytes, seed
+        self.evaluator = make_evaluator(
+            prepared.graph,
             prepared.batches,
             goal.objective,
-            also=goal.measures,
-            cache_bytes=cache_bytes,
+            prepared.resolver.ops,
             race=race,
             seed=seed,
+            also=goal.measures,
+            cache_bytes=cache_bytes,
         )
-
-    @property
-    def evaluator(self) -> Evaluator:
-        """The evaluator of this process, which measures Plans and counts what that took."""
-        return self._point_scorer.evaluator
 
     def with_prepared(self, prepared: Prepared) -> GoalScorer:
         """A scorer with other thresholds, which shares the cache of simulated values."""
         other = copy(self)
-        other.prepared, other._point_scorer = prepared, replace(self._point_scorer, resolver=prepared.resolver)
+        other.prepared = prepared
         return other
 
     def __call__(self, bits: Bits, rival: Bits | None = None) -> Score:
-        """The score of a point, from this process."""
-        known = self._known(bits)
-        return self.under_goal(bits, self._point_scorer.score(bits, rival) if known is None else known)
+        """The score of a point, from this process.
+
+        Args:
+            rival: in a race, the best point so far.
+
+        Raises:
+            InfeasibleBits: no signature holds the bits.
+        """
+        plan = self.prepared.resolver(bits)
+        score = self.known_score(plan, bits)
+        if score is None:
+            score = self.evaluator.score(plan, bits, None if rival is None else self.prepared.resolver(rival))
+        return self.under_goal(plan, score)
 
     def first(self, bits: Bits) -> Score:
         """The score of a point before the first trial; the search then does not measure it again."""
-        score = self._known(bits)
+        plan = self.prepared.resolver(bits)
+        score = self.known_score(plan, bits)
         if score is None:
-            score = self._point_scorer.score(bits)
+            score = self.evaluator.score(plan, bits)
             self.known = {**self.known, score.plan_key: score}
-        return self.under_goal(bits, score)
+        return self.under_goal(plan, score)
 
-    def _known(self, bits: Bits) -> Score | None:
+    def known_score(self, plan: Plan, bits: Bits) -> Score | None:
         """The score that an earlier search measured for an equal Plan."""
-        known = self.known.get(self.prepared.resolver(bits).key) if self.known else None
+        known = self.known.get(plan.key) if self.known else None
         return None if known is None else replace(known, total_bits=sum(bits.values()))
 
-    def under_goal(self, bits: Bits, score: Score) -> Score:
+    def under_goal(self, plan: Plan, score: Score) -> Score:
         """A measured score with the value and the shortfall that the goal gives it."""
-        return self.goal.applied(score, plan_cost(self.prepared.resolver(bits)).figures)
-
-    def remote_scoring(self, pool: WorkerPool | None, notice: Notice = warn) -> Submit | None:
-        """The function that scores points on an executor; None without one."""
-        if pool is None:
-            return None
-        spec = worker_spec_of(
-            self.prepared,
-            self.goal.objective,
-            also=self.goal.measures,
-            cache_bytes=self._cache_bytes,
-            race=self.race,
-            seed=self._seed,
-        )
-        workers = Workers(pool, spec, self._point_scorer.score, notice)
-
-        def start(bits: Bits, rival: Bits | None = None) -> _UnderGoal:
-            known = self._known(bits)
-            return _UnderGoal(self, bits, workers(bits, rival) if known is None else _Ready(known))
-
-        return start
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A pending score that is there already."""
-
-    score: Score
-
-    def result(self) -> Score:
-        return self.score
-
-    def cancel(self) -> object:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class _UnderGoal:
-    """A pending score to which the goal is applied when it comes."""
-
-    scorer: GoalScorer
-    bits: Bits
-    pending: PendingScore
-
-    def result(self) -> Score:
-        return self.scorer.under_goal(self.bits, self.pending.result())
-
-    def cancel(self) -> object:
-        return self.pending.cancel()
+        return self.goal.applied(score, plan_cost(plan).figures)

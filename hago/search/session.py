@@ -38,7 +38,7 @@ from hago.search.searcher_choice import (
     find_starting_point,
 )
 from hago.search.stored_strategy import make_strategy, plan_and_batches
-from hago.search.workers import open_executor
+from hago.search.workers import open_executor, remote_scoring
 from hago.searchers import (
     AUTO,
     AUTO_SEARCHERS,
@@ -317,7 +317,7 @@ class Search:
                     on_trial=writer,
                     plan_key=lambda bits: resolver(bits).key,
                     allow_overflow=options.goal.allow_overflow,
-                    submit=self.scorer.remote_scoring(pool),
+                    submit=remote_scoring(self.scorer, pool),
                     race=self.scorer.race is not None,
                     before=(self.before, self.gradient_forwards + self.simulations),
                 )

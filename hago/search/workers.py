@@ -7,7 +7,7 @@ A `WorkerSpec` has everything that a worker needs, in values that can be sent to
 hardware as a document, the data and the thresholds. A worker builds a `PointScorer` of it, such as the process that
 searches has: a Resolver and an Evaluator with their caches.
 
-`Workers`, which `GoalScorer.remote_scoring` makes, sends points to the executor; each becomes a `PendingEvaluation`.
+`Workers`, which `remote_scoring` makes, sends points to the executor; each becomes a `PendingEvaluation`.
 The first points, as many as there are workers, are sent with the WorkerSpec; a worker builds its PointScorer from it
 and keeps it. A worker that gets a point without either answers None, and the point is sent again with the spec. A
 worker with other versions of the software refuses. If a worker dies, the points that it had are evaluated again.
@@ -49,16 +49,17 @@ import torch
 from hago.caching import LRU
 from hago.calibration import Calibration, Estimator
 from hago.data import Batches
-from hago.errors import HagoError
+from hago.errors import HagoError, warn
 from hago.graph import Graph
 from hago.hardware import Hardware, hardware_from_document, hardware_to_document
 from hago.ops import OPS, OpRule
-from hago.plan import Bits, Space, Topology, estimated_resolver
+from hago.plan import Bits, Plan, Resolver, Space, Topology, estimated_resolver
+from hago.search.evaluate import Evaluator
 from hago.search.objective import OBJECTIVES, Objective
-from hago.search.point_scorer import PointScorer, make_point_scorer
 from hago.search.preparation import Prepared
-from hago.search.racing import RaceOptions
-from hago.study import Notice, Score, versions
+from hago.search.racing import RaceOptions, make_evaluator
+from hago.search.scoring import GoalScorer
+from hago.study import Notice, PendingScore, Score, Submit, versions
 
 #: The forms of a text that names an executor, for messages.
 EXECUTOR_SYNTAX: Final = "'processes:8', 'threads:4' or 'dask://host:port'"
@@ -201,6 +202,23 @@ def _worker_count(executor: Executor) -> int:
     return count if isinstance(count, int) and count > 0 else 1
 
 
+# ---------------------------------------------------------------- what a worker does
+@dataclass(frozen=True, slots=True)
+class PointScorer:
+    """Scores points without their goal, for one thread at a time: what a worker keeps of a search."""
+
+    resolver: Resolver
+    evaluator: Evaluator
+
+    def score(self, bits: Bits, rival: Bits | None = None) -> Score:
+        """The Score of a point.
+
+        Raises:
+            InfeasibleBits: no signature holds the bits.
+        """
+        return self.evaluator.score(self.resolver(bits), bits, None if rival is None else self.resolver(rival))
+
+
 # ---------------------------------------------------------------- what a worker is sent
 #: The name of one of hago's objectives, or an objective of the user's own.
 ObjectiveOrName = str | Objective
@@ -217,7 +235,7 @@ class WorkerSpec:
         added: rules of ops that hago does not have, by name.
         data: the source of the calibration Batches.
         objective, also, cache_bytes: see Evaluator.
-        race, seed: see `make_point_scorer`.
+        race, seed: see `make_evaluator`.
     """
 
     graph: Graph
@@ -259,16 +277,18 @@ class WorkerSpec:
         resolver = estimated_resolver(graph, hardware, self.topology, self.space, self.calibration, self.estimator, ops)
         also = [_objective_of(o) for o in self.also]
         objective = _objective_of(self.objective)
-        return make_point_scorer(
-            resolver,
+        evaluator = make_evaluator(
+            graph,
             batches,
             objective,
-            also=also,
-            cache_bytes=self.cache_bytes,
+            resolver.ops,
             race=self.race,
             seed=self.seed,
+            also=also,
+            cache_bytes=self.cache_bytes,
             quiet=True,
         )
+        return PointScorer(resolver, evaluator)
 
 
 def worker_spec_of(
@@ -377,8 +397,8 @@ def check_versions(search_id: SearchId, own_versions: Mapping[str, Any]) -> None
 
 # ---------------------------------------------------------------- in the process that searches
 class Workers:
-    """Sends points to the workers of an executor. `GoalScorer.remote_scoring` makes one per search, and the function
-    that it returns to the study calls it once per point.
+    """Sends points to the workers of an executor. `remote_scoring` makes one per search, and the function that it
+    returns to the study calls it once per point.
 
     Args:
         pool: the executor.
@@ -579,3 +599,55 @@ def _worker_killer_error(error: Exception) -> HagoError:
 
 def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+# ---------------------------------------------------------------- scores under a goal
+def remote_scoring(scorer: GoalScorer, pool: WorkerPool | None, notice: Notice = warn) -> Submit | None:
+    """The function that scores points on an executor; None without one."""
+    if pool is None:
+        return None
+    prepared, goal = scorer.prepared, scorer.goal
+    spec = worker_spec_of(
+        prepared,
+        goal.objective,
+        also=goal.measures,
+        cache_bytes=scorer.cache_bytes,
+        race=scorer.race,
+        seed=scorer.seed,
+    )
+    workers = Workers(pool, spec, PointScorer(prepared.resolver, scorer.evaluator).score, notice)
+
+    def start(bits: Bits, rival: Bits | None = None) -> _UnderGoal:
+        plan = prepared.resolver(bits)
+        known = scorer.known_score(plan, bits)
+        return _UnderGoal(scorer, plan, workers(bits, rival) if known is None else _Ready(known))
+
+    return start
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A pending score that is there already."""
+
+    score: Score
+
+    def result(self) -> Score:
+        return self.score
+
+    def cancel(self) -> object:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderGoal:
+    """A pending score to which the goal is applied when it comes."""
+
+    scorer: GoalScorer
+    plan: Plan
+    pending: PendingScore
+
+    def result(self) -> Score:
+        return self.scorer.under_goal(self.plan, self.pending.result())
+
+    def cancel(self) -> object:
+        return self.pending.cancel()

@@ -21,10 +21,10 @@ from hago.data.batches import Batches
 from hago.errors import DataError, HagoError
 from hago.search.intervals import jackknife_interval
 from hago.search.objective import named_objective
-from hago.search.point_scorer import make_point_scorer
-from hago.search.preparation import QuantizationOptions, prepare
-from hago.search.racing import RaceOptions, looks, shuffled
+from hago.search.preparation import Prepared, QuantizationOptions, prepare
+from hago.search.racing import RaceOptions, looks, make_evaluator, shuffled
 from hago.search.session import SearchOptions, run_search
+from hago.search.workers import PointScorer
 from hago.study.log import best_trial, read_log
 
 Pair = Callable[[random.Random], tuple[float, float]]
@@ -105,10 +105,15 @@ def test_samples_are_drawn_once_and_all_of_them() -> None:
 
 
 # ---------------------------------------------------------------- scores
+def scorer_of(prepared: Prepared, **options) -> PointScorer:
+    evaluator = make_evaluator(prepared.graph, prepared.batches, named_objective("sqnr"), **options)
+    return PointScorer(prepared.resolver, evaluator)
+
+
 def test_a_survivor_is_whole_and_what_is_given_up_says_so() -> None:
     prepared = prepare(residual_block(), "x86_vnni", DATA, QuantizationOptions(estimator="max_range"))
-    scorer = make_point_scorer(prepared.resolver, prepared.batches, named_objective("sqnr"), race=RaceOptions(), seed=1)
-    plain = make_point_scorer(prepared.resolver, shuffled(prepared.batches, 1, 16, ("x",)), named_objective("sqnr"))
+    scorer = scorer_of(prepared, race=RaceOptions(), seed=1)
+    plain = scorer_of(replace(prepared, batches=shuffled(prepared.batches, 1, 16, ("x",))))
     best, worst = prepared.space.widest(), prepared.space.narrowest()
     assert scorer.score(best, worst) == scorer.score(best) == plain.score(best)
     for _ in range(2):  # the second time from what is remembered
@@ -117,14 +122,14 @@ def test_a_survivor_is_whole_and_what_is_given_up_says_so() -> None:
         assert given_up.forwards == 16 / 120 and given_up.results["samples"] == 16
         assert given_up.value < plain.score(best).value and not given_up.accepted
         assert abs(given_up.value - plain.score(worst).value) < 1.5
-    fresh = make_point_scorer(prepared.resolver, prepared.batches, named_objective("sqnr"), race=RaceOptions(), seed=1)
+    fresh = scorer_of(prepared, race=RaceOptions(), seed=1)
     assert fresh.score(worst, best) == given_up  # whoever measured the rival before
 
 
 def test_an_overflow_ends_a_race_and_is_a_lower_bound() -> None:
     prepared = prepare(residual_block(), "int16_accumulator", DATA, QuantizationOptions(estimator="max_range"))
     narrow, wide = prepared.space.narrowest(), prepared.space.widest()
-    scorer = make_point_scorer(prepared.resolver, prepared.batches, named_objective("sqnr"), race=RaceOptions())
+    scorer = scorer_of(prepared, race=RaceOptions())
     whole = scorer.score(wide)
     raced = scorer.score(wide, narrow)
     assert raced.dropped["because"] == "overflows" and not raced.runs
