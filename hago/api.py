@@ -17,7 +17,7 @@ from hago.graph import Graph, ModelLike
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_for, import_on, input_names
 from hago.ops import OPS, Ops
-from hago.plan import Space, Strategy, Topology, build_space, topology_of
+from hago.plan import Space, Strategy, Topology, analyze, build_space, expand_policies
 from hago.qat import FinetuneOptions, finetune_after_search, training_files
 from hago.runtime import IntegerModel, load_plan
 from hago.runtime.native import named_engine
@@ -327,7 +327,7 @@ def _analyze(
     """Import a model, and build its topology and its space of choices, without data."""
     chip = as_hardware(hardware)
     graph = import_on(chip, model, example_inputs)
-    topology = topology_of(graph, chip, keep_float, chip.known_ops)
+    topology = analyze(graph, chip, expand_policies(keep_float, graph, chip, chip.known_ops), chip.known_ops)
     return graph, chip, topology, build_space(graph, chip, topology, fix_bits, chip.known_ops)
 
 

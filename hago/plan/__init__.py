@@ -4,13 +4,13 @@ from hago.plan import dorefa_weights, feasibility, topology
 from hago.plan.clamp_fusion import fuse_clamps
 from hago.plan.document import plan_from_document, plan_to_document, user_rules
 from hago.plan.operands import Operands, ThresholdSource
-from hago.plan.placement import POLICY_PREFIX, topology_of
+from hago.plan.placement import POLICY_PREFIX, expand_policies
 from hago.plan.plan import NodePlan, Plan, Verdict
 from hago.plan.resolve import Resolver
 from hago.plan.space import FLOAT, INTEGER, Bits, Group, Space, build_space, kind_key, with_kinds
 from hago.plan.strategy import Conditions, HardwareId, Strategy
 from hago.plan.threshold_sources import EstimatedThresholds, StoredThresholds, estimated_resolver, store_thresholds
-from hago.plan.topology import Topology
+from hago.plan.topology import Topology, analyze
 
 __all__ = [
     "FLOAT",
@@ -31,9 +31,11 @@ __all__ = [
     "ThresholdSource",
     "Topology",
     "Verdict",
+    "analyze",
     "build_space",
     "dorefa_weights",
     "estimated_resolver",
+    "expand_policies",
     "feasibility",
     "fuse_clamps",
     "kind_key",
@@ -41,7 +43,6 @@ __all__ = [
     "plan_to_document",
     "store_thresholds",
     "topology",
-    "topology_of",
     "user_rules",
     "with_kinds",
 ]

@@ -2,8 +2,8 @@
 
 A policy is a pure function of a graph and a piece of hardware, which returns a `Placement`: `hardware` (hago's rule),
 `dorefa` (DoReFa-Net's) and `tensorflow` (contrib.quantize's). Training (`qat.prepare`) applies one with `place_policy`.
-`search.prepare` and the API call `topology_of`, in which `policy:<name>` among the patterns of `keep_float` stands for
-the nodes that a policy keeps float (a node's name has no colon).
+Among the patterns of `keep_float`, `policy:<name>` stands for the nodes that a policy keeps float (a node's name has no
+colon); `search.prepare` and the API replace it with `expand_policies` before they call `plan.topology.analyze`.
 """
 
 from __future__ import annotations
@@ -437,13 +437,11 @@ def place_policy(policy: str | Policy, graph: Graph, hardware: Hardware, ops: Op
     return POLICIES[policy](graph, hardware, ops)
 
 
-def topology_of(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str] = (), ops: Ops = OPS) -> Topology:
-    """The topology of a graph; like `plan.topology.analyze`, but `keep_float` may have `policy:<name>` among its
-    patterns.
+def expand_policies(keep_float: str | Sequence[str], graph: Graph, hardware: Hardware, ops: Ops = OPS) -> list[str]:
+    """The patterns of `keep_float`, with `policy:<name>` replaced by the nodes that the policy keeps float.
 
     Raises:
-        HagoError: an unknown policy, or a pattern that matches no node.
-        UnsupportedOp: as `analyze`.
+        HagoError: an unknown policy.
     """
     patterns: list[str] = []
     for pattern in as_strings(keep_float, "keep_float"):
@@ -452,4 +450,4 @@ def topology_of(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str
             patterns += map(glob.escape, placement.keep_float)
         else:
             patterns.append(pattern)
-    return analyze(graph, hardware, patterns, ops)
+    return patterns

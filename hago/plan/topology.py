@@ -1,10 +1,10 @@
 """The topology of a graph on a piece of hardware: which nodes run in integers, which edges are quantized, and why.
 
-`analyze` makes a Topology. `plan.placement.topology_of` calls it for searches and the API, and a Resolver for every set
-of nodes that a point turns float. Its rule, node by node in order: a node is integer if the hardware has an integer
-signature that the node's attributes fit, the user kept neither the node nor one of its edges float, and at least one of
-these holds: the op starts an integer region (e.g. conv, linear), an input comes from an integer node, the hardware has
-no float signature for the op.
+`analyze` makes a Topology. Searches and the API call it, and a Resolver calls it for every set of nodes that a point
+turns float. Its rule, node by node in order: a node is integer if the hardware has an integer signature that the node's
+attributes fit, the user kept neither the node nor one of its edges float, and at least one of these holds: the op
+starts an integer region (e.g. conv, linear), an input comes from an integer node, the hardware has no float signature
+for the op.
 
 A node that computes in float may have its weight stored as integers (*weight only*): where the hardware lists such a
 signature before all others that the node could run on, or the user kept only the other operands float.

@@ -29,9 +29,10 @@ from hago.plan import (
     Resolver,
     Space,
     Topology,
+    analyze,
     build_space,
     estimated_resolver,
-    topology_of,
+    expand_policies,
     with_kinds,
 )
 from hago.plan.feasibility import prune_infeasible_choices
@@ -108,7 +109,7 @@ def prepare(
     graph, batches = as_graph(model, dataset, chip, made_for=made_for)
     given = make_given_ranges(options.thresholds, options.modes, chip).at(graph)
     kept = (*as_strings(options.keep_float, "keep_float"), *given.float_patterns())
-    topology = topology_of(graph, chip, kept, ops)
+    topology = analyze(graph, chip, expand_policies(kept, graph, chip, ops), ops)
     warn_of_unknown(graph, chip)
     fixed = options.fix_bits
     if given.modes:

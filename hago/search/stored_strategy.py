@@ -23,9 +23,10 @@ from hago.plan import (
     StoredThresholds,
     Strategy,
     Topology,
+    analyze,
     build_space,
+    expand_policies,
     store_thresholds,
-    topology_of,
 )
 from hago.plan.dorefa_weights import DoReFaWeights, dorefa_scheme_of
 from hago.search.preparation import Prepared
@@ -67,7 +68,8 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
     keep = [n for n, integer in strategy.topology.node_conds.items() if not integer]
     made_by = strategy.made_by
     ops = hardware.known_ops
-    topology = topology_of(graph, hardware, [str(p) for p in made_by.get("keep_float", ())], ops)
+    kept = expand_policies([str(p) for p in made_by.get("keep_float", ())], graph, hardware, ops)
+    topology = analyze(graph, hardware, kept, ops)
     if any(topology.nodes.get(n) for n in keep) or conditions(topology) != strategy.topology:
         raise StrategyMismatch(
             "the strategy's topology is not the one this hardware gives for this model; it was edited, or made by "

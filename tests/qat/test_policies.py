@@ -15,7 +15,7 @@ from hago.arithmetic.types import Edge
 from hago.graph.frontend import from_torch
 from hago.graph.graph import CONST, Graph
 from hago.hardware.file import load_hardware
-from hago.plan.placement import Placement, place_policy, topology_of
+from hago.plan.placement import Placement, expand_policies, place_policy
 from hago.plan.space import build_space
 from hago.plan.topology import analyze
 from hago.qat.prepare import from_qat, prepare_qat
@@ -97,7 +97,7 @@ def test_a_plan_quantizes_no_operand_that_tensorflow_leaves_float(network: str, 
     graph, chip = imported(network), load_hardware(hardware)
     placed = place_policy("tensorflow", graph, chip)
     sources = {p.source for p in placed.points} | set(graph.inputs)
-    topology = topology_of(graph, chip, ["policy:tensorflow"])
+    topology = analyze(graph, chip, expand_policies(["policy:tensorflow"], graph, chip))
     for node in graph:
         if topology.nodes[node.name] and node.op in ("conv2d", "linear", "add", "mul"):
             for source in node.inputs:
