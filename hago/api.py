@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ from typing import Any
 from hago.analysis import Explanation, GraphStatistic, explain_topology, inspect_plan
 from hago.calibration import Estimator, ModesLike, ThresholdsLike
 from hago.cost import Cost, CostRange, cost_range, plan_cost
-from hago.data import Batches
 from hago.graph import Graph, ModelLike
 from hago.hardware import Hardware
-from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_for, import_on, input_names
+from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_for, import_on
 from hago.ops import OPS, Ops
 from hago.plan import Space, Strategy, Topology, analyze, build_space, expand_policies
-from hago.qat import FinetuneOptions, finetune_after_search, training_files
+from hago.qat import search_and_finetune
 from hago.runtime import IntegerModel, load_plan
 from hago.runtime.native import named_engine
 from hago.search import (
@@ -43,7 +41,6 @@ from hago.search import (
     sensitivity_of,
 )
 from hago.search.objective import ObjectiveLike, named_objective
-from hago.serialization.json_text import check_distinct
 from hago.study import Score, Searcher
 
 
@@ -148,11 +145,6 @@ def search_quantize_strategy(
         KeyboardInterrupt: the user interrupted the search. `log`, `save` and `front` hold the results so far, and the
             same call continues from the log.
     """
-    if finetune is not None:
-        check_distinct({"log": log, "save": save, "front": front, **training_files(finetune)})
-        # training reads the data again
-        dataset = Batches(dataset, input_names(model))
-        held_out = None if held_out is None else Batches(held_out, input_names(model))
     options = SearchOptions(
         searcher=searcher,
         seed=seed,
@@ -186,17 +178,11 @@ def search_quantize_strategy(
             cache_bytes=cache_bytes,
         ),
     )
-    outcome = run_search(model, hardware, dataset, options)
     if finetune is None:
-        return outcome.strategy, SearchScore.of(outcome)
-    best, measure = (outcome.strategy, outcome.score), objective if maximize is None else maximize
-    training = dict(finetune)
-    weights = training.pop("save_weights", None)
-    tuned = finetune_after_search(
-        model, hardware, Batches(dataset, input_names(model)), best, FinetuneOptions(**training),
-        save_weights=weights, save=save, held_out=held_out, measure=measure,
-    )  # fmt: skip
-    return tuned.strategy, SearchScore.of(replace(outcome, score=tuned.score))
+        outcome = run_search(model, hardware, dataset, options)
+    else:
+        outcome = search_and_finetune(model, hardware, dataset, options, finetune)
+    return outcome.strategy, SearchScore.of(outcome)
 
 
 def quantize(

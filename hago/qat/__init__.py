@@ -7,7 +7,7 @@ from hago.qat.finetuning import (
     finetune,
     finetune_after_search,
     finetune_with,
-    training_files,
+    search_and_finetune,
 )
 from hago.qat.losses import LOSSES
 from hago.qat.prepare import from_qat, prepare_qat
@@ -26,6 +26,6 @@ __all__ = [
     "from_qat",
     "prepare_qat",
     "save_state",
+    "search_and_finetune",
     "trained_state",
-    "training_files",
 ]

@@ -1,7 +1,7 @@
 """Fine-tuning: train a strategy's weights and thresholds further, by default to give the float model's outputs.
 
-`finetune` trains a given strategy. `finetune_after_search` is the last stage of a search that was given `finetune=`:
-it trains the best strategy and keeps the result only if it is no worse. Both take `FinetuneOptions`.
+`finetune` trains a given strategy. `search_and_finetune` is a search that was given `finetune=`; its last stage,
+`finetune_after_search`, trains the best strategy and keeps the result only if it is no worse.
 
 A run that was interrupted and resumed from its checkpoint ends with the same result as one that was not, given the
 same model, strategy, data, options, versions and number of threads. A budget in seconds is the exception: how many
@@ -27,7 +27,7 @@ from hago.data import Batches
 from hago.errors import HagoError, LogError
 from hago.graph import ModelLike, check_batches
 from hago.hardware import hardware_hash
-from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy
+from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy, input_names
 from hago.plan import Plan, Strategy
 from hago.qat.losses import Loss, named_loss
 from hago.qat.prepare import constants_of, from_qat, make_trainable
@@ -35,7 +35,7 @@ from hago.qat.run import Samples, TrainingRun, TrainingSchedule
 from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.qat.state_dict import save_state, trained_state
 from hago.runtime import compare_plan_exactly
-from hago.search import Evaluator, Quantizer, held_out_figures
+from hago.search import Evaluator, Quantizer, SearchOptions, SearchOutcome, held_out_figures, run_search
 from hago.search.objective import ObjectiveLike, named_objective
 from hago.serialization.json_text import canonical, check_distinct, json_values
 from hago.study import Budget
@@ -293,7 +293,7 @@ def finetune_after_search(
 ) -> Tuned:
     """Train the best strategy of a search, and keep the result only if it is no worse.
 
-    The API and the command line call it once, at the end of a search.
+    `search_and_finetune` and the command line call it once, at the end of a search.
 
     Args:
         best: the best strategy of the search, and its score.
@@ -328,9 +328,42 @@ def finetune_after_search(
     return Tuned(strategy, float(run.after[metric]), run, better=True)
 
 
-def training_files(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The files that training with `finetune=options` writes, by the argument that names each."""
-    return {f"finetune[{name!r}]": options.get(name) for name in ("log", "checkpoint", "save_weights")}
+def search_and_finetune(
+    model: ModelLike,
+    hardware: HardwareLike,
+    dataset: Iterable[Any],
+    options: SearchOptions,
+    finetune: Mapping[str, Any],
+) -> SearchOutcome:
+    """Search for the best strategy, and train it further.
+
+    Args:
+        finetune: options of the training, and `save_weights`; see `hago.search_quantize_strategy`.
+
+    Raises:
+        HagoError: as `run_search` and `finetune_after_search` do.
+    """
+    run, goal = options.run, options.goal
+    files = {f"finetune[{name!r}]": finetune.get(name) for name in ("log", "checkpoint", "save_weights")}
+    check_distinct({"log": run.log, "save": run.save, "front": run.front, **files})
+    # training reads the data again
+    batches = Batches(dataset, input_names(model))
+    held_out = None if options.held_out is None else Batches(options.held_out, input_names(model))
+    outcome = run_search(model, hardware, batches, replace(options, held_out=held_out))
+    training = dict(finetune)
+    weights = training.pop("save_weights", None)
+    tuned = finetune_after_search(
+        model,
+        hardware,
+        batches,
+        (outcome.strategy, outcome.score),
+        FinetuneOptions(**training),
+        save_weights=weights,
+        save=run.save,
+        held_out=held_out,
+        measure=goal.objective if goal.maximize is None else goal.maximize,
+    )
+    return replace(outcome, strategy=tuned.strategy, score=tuned.score)
 
 
 def _check_exact(plan: Plan, batches: Batches) -> None:
