@@ -13,7 +13,7 @@ from hago.calibration import Estimator, ModesLike, ThresholdsLike
 from hago.cost import Cost, CostRange, cost_range, plan_cost
 from hago.graph import Graph, ModelLike
 from hago.hardware import Hardware
-from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_for, import_on
+from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_for_chip, import_for_strategy
 from hago.ops import OPS, Ops
 from hago.plan import Space, Strategy, Topology, analyze, build_space, expand_policies
 from hago.qat import search_and_finetune
@@ -224,7 +224,7 @@ def create_quantizer(
     """
     chosen = as_strategy(strategy)
     chip = as_hardware(hardware)
-    graph = import_for(model, chosen, example_inputs, chip)
+    graph = import_for_strategy(model, chosen, example_inputs, chip)
     return Quantizer(plan_of(graph, chip, chosen), chosen)
 
 
@@ -312,7 +312,7 @@ def _analyze(
 ) -> tuple[Graph, Hardware, Topology, Space]:
     """Import a model, and build its topology and its space of choices, without data."""
     chip = as_hardware(hardware)
-    graph = import_on(chip, model, example_inputs)
+    graph = import_for_chip(model, chip, example_inputs)
     topology = analyze(graph, chip, expand_policies(keep_float, graph, chip, chip.known_ops), chip.known_ops)
     return graph, chip, topology, build_space(graph, chip, topology, fix_bits, chip.known_ops)
 

@@ -2,7 +2,7 @@
 Batches.
 
 The functions of `hago.api`, the command line and `search.prepare` call it first. A model is imported for one chip, with
-the chip's operators (`import_on`), or as the strategy that is applied to it knows it (`import_for`).
+the chip's operators (`import_for_chip`), or as the strategy that is applied to it knows it (`import_for_strategy`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def as_strategy(strategy: StrategyLike) -> Strategy:
     return Strategy.load(Path(strategy))
 
 
-def as_graph(
+def import_with_data(
     model: ModelLike,
     dataset: Iterable[Any],
     hardware: Hardware | None = None,
@@ -75,14 +75,14 @@ def as_graph(
     """
     batches = Batches(dataset, input_names(model))
     args = pytree.tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, batches.example)
-    graph = import_on(hardware, model, args, fold=fold, made_for=made_for)
+    graph = import_for_chip(model, hardware, args, fold=fold, made_for=made_for)
     check_batches(graph, batches)
     return graph, batches
 
 
-def import_on(
-    hardware: Hardware | None,
+def import_for_chip(
     model: ModelLike,
+    hardware: Hardware | None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -133,7 +133,7 @@ def input_names(model: ModelLike) -> tuple[str, ...]:
     return names or ("input",)
 
 
-def import_for(
+def import_for_strategy(
     model: ModelLike,
     strategy: Strategy,
     args: Sequence[Any] = (),
@@ -147,7 +147,7 @@ def import_for(
         GraphError: the model cannot be imported.
     """
     if args or not isinstance(model, nn.Module):
-        return import_on(hardware, model, args, fold=fold, made_for=[strategy.model_hash])
+        return import_for_chip(model, hardware, args, fold=fold, made_for=[strategy.model_hash])
     remembered = strategy.made_by.get("inputs")
     if not remembered:
         raise GraphError("the strategy does not say which inputs the model takes; pass example_inputs")
@@ -157,7 +157,7 @@ def import_for(
         args, kwargs = tuple(args), dict(kwargs)
     except Exception as error:  # torch's pytree raises whatever it meets
         raise LogError(f"the strategy's made_by.inputs cannot be read ({error}); pass example_inputs") from None
-    return import_on(hardware, model, args, kwargs, fold=fold, made_for=[strategy.model_hash])
+    return import_for_chip(model, hardware, args, kwargs, fold=fold, made_for=[strategy.model_hash])
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -167,7 +167,7 @@ def _zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
 
 
 def inputs_of(graph: Graph) -> dict[str, Any]:
-    """The inputs of a graph as `import_for` needs them, as JSON values."""
+    """The inputs of a graph as `import_for_strategy` needs them, as JSON values."""
     tensors = [{"shape": list(graph[n].shape or ()), "dtype": graph[n].dtype} for n in graph.inputs]
     spec = graph.in_spec
     if spec is None:

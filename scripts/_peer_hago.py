@@ -10,7 +10,7 @@ from _peer_points import Task
 from torch import Tensor
 
 from hago.cost import Cost, plan_cost
-from hago.importing import as_graph, as_hardware
+from hago.importing import as_hardware, import_with_data
 from hago.runtime.native import FastModel
 from hago.search import SearchOptions, plan_of, run_search
 
@@ -26,7 +26,7 @@ def main() -> None:
     )  # peers, too, may leave layers float
     found = run_search(network, hardware, data, how)
     seconds = task.seconds()
-    graph, _ = as_graph(network, data)
+    graph, _ = import_with_data(network, data)
     after = {trial.index: trial.elapsed for trial in found.result.trials}
     for point in found.front:
         plan = plan_of(graph, as_hardware(hardware), point.strategy)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hago.cost import plan_cost
 from hago.errors import HagoError
-from hago.importing import as_graph, as_hardware
+from hago.importing import as_hardware, import_with_data
 from hago.search import SearchOptions, plan_of, prepare, run_search
 from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.safe_bits import widest_safe_bits
@@ -63,7 +63,7 @@ def measure(case: Mapping[str, Any]) -> Case:
     except HagoError as error:
         return {"refused": str(error), "limit": limit}
     seconds = time.process_time() - begun
-    graph, _ = as_graph(asset.module, data)
+    graph, _ = import_with_data(asset.module, data)
     wanted, there = (
         outputs(asset.module, asset.test),
         outputs(Simulator(plan_of(graph, hardware, found.strategy)), asset.test),

@@ -46,7 +46,7 @@ READERS: Final = (
     "hago.runtime.native.library._kept",
     # from strategies and logs
     "hago.search.stored_strategy.stored_resolver",
-    "hago.importing.import_for",
+    "hago.importing.import_for_strategy",
     "hago.search.earlier_logs.known_scores",
     "hago.search.replay.replay_log",
     "hago.search.replay.replay_strategy",

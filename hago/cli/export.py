@@ -13,7 +13,7 @@ from hago.cli.stored_model import stored_quantizer
 from hago.data import Batches
 from hago.errors import HagoError
 from hago.export import FORMATS, check_files, find_format, request_export, write_files
-from hago.importing import as_graph
+from hago.importing import import_with_data
 from hago.runtime import is_stored
 from hago.search import Quantizer
 
@@ -83,7 +83,7 @@ def _quantizer_of_strategy(args: Namespace) -> tuple[Quantizer, Batches | None, 
     path = Path(args.save or default_path(args, hardware, "exports", ""))
     if args.data is None:
         return api.create_quantizer(model, hardware, strategy), None, path
-    graph, batches = as_graph(model, load_batches(args), hardware, made_for=[strategy.model_hash])
+    graph, batches = import_with_data(model, load_batches(args), hardware, made_for=[strategy.model_hash])
     return api.create_quantizer(graph, hardware, strategy), batches, path
 
 

@@ -27,7 +27,7 @@ from hago.data import Batches
 from hago.errors import HagoError, LogError
 from hago.graph import ModelLike, check_batches
 from hago.hardware import hardware_hash
-from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy, input_names
+from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_with_data, input_names
 from hago.plan import Plan, Strategy
 from hago.qat.losses import Loss, named_loss
 from hago.qat.prepare import constants_of, from_qat, make_trainable
@@ -163,7 +163,7 @@ def finetune_with(
     check_distinct({"log": options.log, "checkpoint": options.checkpoint})
     chip, initial = as_hardware(hardware), as_strategy(strategy)
     name, loss = named_loss(options.objective)
-    graph, batches = as_graph(model, dataset, chip, made_for=[initial.model_hash])
+    graph, batches = import_with_data(model, dataset, chip, made_for=[initial.model_hash])
     trained = make_trainable(graph, chip, initial, training_scheme(options.scheme), constants_of(model))
     plan = trained.training_plan.plan
     measure = _make_measure(plan, batches, options.held_out)
@@ -319,7 +319,7 @@ def finetune_after_search(
     plan, strategy = run.quantizer.plan, run.quantizer.strategy
     _check_exact(plan, batches)
     if held_out is not None:
-        graph, _ = as_graph(model, batches, plan.hardware, made_for=[best[0].model_hash])
+        graph, _ = import_with_data(model, batches, plan.hardware, made_for=[best[0].model_hash])
         reported = held_out_figures(plan, Batches(held_out, graph.inputs), named_objective(measure), graph)
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": reported})
     save_state(trained_state(model, plan.graph, plan.ops), Path(save_weights))

@@ -20,7 +20,7 @@ from hago.errors import HagoError, as_strings, check_choice
 from hago.graph import CONST, Graph, ModelLike
 from hago.graph.passes import fold_for, passes_after_folding
 from hago.hardware import Hardware
-from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy, import_for
+from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_for_strategy, import_with_data
 from hago.plan import POLICY_PREFIX, Plan, Strategy, store_thresholds
 from hago.qat.batch_norm import FoldedNorm, NormStyle, folded_sites
 from hago.qat.dorefa import set_activation
@@ -91,11 +91,11 @@ def prepare_qat(
     _check_no_pending_gradient(model)
     if strategy is not None:
         initial = as_strategy(strategy)
-        unfolded = import_for(model, initial, example_inputs, chip, fold=False)
+        unfolded = import_for_strategy(model, initial, example_inputs, chip, fold=False)
         graph = fold_for(unfolded, chip.known_ops, made_for=[initial.model_hash])
     elif dataset is not None:
         keep = (*([] if policy == "hardware" else [POLICY_PREFIX + policy]), *as_strings(keep_float, "keep_float"))
-        unfolded, batches = as_graph(model, dataset, chip, fold=False)
+        unfolded, batches = import_with_data(model, dataset, chip, fold=False)
         graph = fold_for(unfolded, chip.known_ops)
         options = QuantizationOptions(estimator=estimator, keep_float=keep, fix_bits=fix_bits)
         initial = quantize_in_one_shot(prepare(graph, chip, batches, options)).strategy

@@ -24,7 +24,7 @@ from hago.data import Batches
 from hago.errors import DataError, as_strings
 from hago.graph import OUTPUT, Graph, ModelLike
 from hago.hardware import Hardware
-from hago.importing import HardwareLike, as_graph, as_hardware, input_names
+from hago.importing import HardwareLike, as_hardware, import_with_data, input_names
 from hago.plan import (
     Resolver,
     Space,
@@ -106,7 +106,7 @@ def prepare(
     """
     chip = as_hardware(hardware)
     ops = chip.known_ops
-    graph, batches = as_graph(model, dataset, chip, made_for=made_for)
+    graph, batches = import_with_data(model, dataset, chip, made_for=made_for)
     given = make_given_ranges(options.thresholds, options.modes, chip).at(graph)
     kept = (*as_strings(options.keep_float, "keep_float"), *given.float_patterns())
     topology = analyze(graph, chip, expand_policies(kept, graph, chip, ops), ops)

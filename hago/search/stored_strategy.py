@@ -14,7 +14,7 @@ from hago.data import Batches
 from hago.errors import StrategyMismatch
 from hago.graph import Graph, ModelLike
 from hago.hardware import Hardware, hardware_hash
-from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy, inputs_of
+from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_with_data, inputs_of
 from hago.plan import (
     Conditions,
     HardwareId,
@@ -91,7 +91,7 @@ def plan_and_batches(
         StrategyMismatch: it was made for another model or hardware.
     """
     chip, chosen = as_hardware(hardware), as_strategy(strategy)
-    graph, batches = as_graph(model, dataset, chip, made_for=[chosen.model_hash])
+    graph, batches = import_with_data(model, dataset, chip, made_for=[chosen.model_hash])
     return plan_of(graph, chip, chosen), batches
 
 

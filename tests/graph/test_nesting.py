@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError, LogError
 from hago.graph.nesting import read_tree
-from hago.importing import import_for
+from hago.importing import import_for_strategy
 from hago.plan.strategy import Conditions, HardwareId, Strategy
 
 
@@ -73,7 +73,7 @@ def test_a_strategy_imports_nothing() -> None:
     made_by = {"inputs": inputs}
     strategy = Strategy("m", HardwareId("h", "x"), Conditions({}, {}), {}, {}, made_by)
     with pytest.raises(LogError, match="without importing"):
-        import_for(torch.nn.Linear(2, 2).eval(), strategy)
+        import_for_strategy(torch.nn.Linear(2, 2).eval(), strategy)
 
 
 def test_types_that_this_process_registered_pass() -> None:
