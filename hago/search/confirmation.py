@@ -39,6 +39,7 @@ from hago.plan.feasibility import plan_or_refusal
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.objective import OBJECTIVES, Objective
 from hago.search.preparation import Prepared
+from hago.study import Header
 
 #: Number of parts that samples are split into.
 FOLDS: Final = 4
@@ -187,19 +188,21 @@ class Confirmation:
     max_forwards: float = MAX_FORWARDS
 
     @staticmethod
-    def of(sizes: Sequence[int], logged: Any = None) -> Confirmation | None:
-        """The confirmation for batches of these sizes; None to take proposals without one, as logs of version 1 did.
+    def of(batches: Batches, logged: Header | None = None) -> Confirmation | None:
+        """The confirmation for these batches; None to take proposals without one, as logs of version 1 did.
 
         Args:
-            logged: the entry `refined` of the log that is continued or replayed; None for a new search.
+            logged: the header of the log that is continued or replayed; None for a new search.
         """
-        if logged is True:
+        refined = None if logged is None else logged.settings.get("refined")
+        if refined is True:
             return None
-        made = Confirmation(tuple(sizes), folds_of(sizes))
-        if logged is None:
+        sizes = tuple(batch.size for batch in batches)
+        made = Confirmation(sizes, folds_of(sizes))
+        if refined is None:
             return made
-        limit = float(logged.get("forwards", math.inf))
-        return replace(made, is_blind=bool(logged.get("blind")), max_forwards=limit)
+        limit = float(refined.get("forwards", math.inf))
+        return replace(made, is_blind=bool(refined.get("blind")), max_forwards=limit)
 
     @property
     def count(self) -> int:

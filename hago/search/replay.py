@@ -219,7 +219,7 @@ def _with_refined_thresholds(prepared: Prepared, header: Header, measure: Object
         raise LogError(f"log {log}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
     costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, goal)
     scorer = GoalScorer(goal, prune_redundant_choices(prepared, costs), race=race, seed=header.seed)
-    confirmation = Confirmation.of([b.size for b in scorer.evaluator.batches], settings.get("refined"))
+    confirmation = Confirmation.of(scorer.evaluator.batches, header)
     start = find_starting_point(
         name,
         SEARCHERS[name].refines or "at_point",

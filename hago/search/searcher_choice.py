@@ -33,7 +33,7 @@ from hago.searchers import (
     parse_searcher,
     searcher_for,
 )
-from hago.study import Header, Searcher
+from hago.study import Searcher
 
 #: Refining thresholds may cost one forward for every so many choices in the space ...
 CHOICES_A_FORWARD: Final = 14
@@ -90,12 +90,6 @@ def _asks_for_fewer_bits(prepared: Prepared, goal: Goal) -> bool:
         return False
     figures = plan_cost(prepared.resolver(safe_bits(prepared))).figures
     return any(x.shortfall(float(figures.get(x.figure, math.inf))) > 0.0 for x in limits)
-
-
-def choose_confirmation(scorer: GoalScorer, logged: Header | None) -> Confirmation | None:
-    """The samples that are kept aside to confirm refined thresholds; None for a log of version 1, which kept none."""
-    sizes = [batch.size for batch in scorer.evaluator.batches]
-    return Confirmation.of(sizes, None if logged is None else logged.settings.get("refined"))
 
 
 def find_starting_point(

@@ -23,7 +23,7 @@ from hago.search.confirmation import Confirmation, losses_of
 from hago.search.description import description, header_of
 from hago.search.earlier_logs import LogPath, hashes_of, known_scores
 from hago.search.evaluate import held_out_figures
-from hago.search.goal import Goal, GoalOptions, make_goal
+from hago.search.goal import GoalOptions, make_goal
 from hago.search.pareto_front import FrontWriter, ParetoFront
 from hago.search.preparation import Prepared, QuantizationOptions, held_out_batches, prepare
 from hago.search.racing import RaceOptions, as_race
@@ -32,7 +32,6 @@ from hago.search.redundancy import prune_redundant_choices
 from hago.search.scoring import GoalScorer
 from hago.search.searcher_choice import (
     build_searcher,
-    choose_confirmation,
     choose_searcher,
     costs_in_use,
     find_starting_point,
@@ -158,8 +157,7 @@ def run_search(
     """
     started = time.monotonic()
     check_options(options)
-    logged = logged_header(options.run)
-    options = continued(options, logged)
+    options, logged = continued(options)
     goal = make_goal(options.goal)
     costs = costs_in_use(options.searcher, goal)
     quantization = with_search_topology(options.quantization, costs)
@@ -172,11 +170,18 @@ def run_search(
             options = replace(options, held_out=held_out)
         choices = prepared.space.size
         prepared = prune_redundant_choices(prepared, costs)
-        scorer = make_scorer(options, goal, prepared)
+        scorer = GoalScorer(
+            goal,
+            prepared,
+            cache_bytes=options.run.cache_bytes,
+            race=as_race(options.race),
+            seed=options.seed,
+            known=known_scores(options.run.reuse, prepared, goal),
+        )
         announce("finding thresholds and what every choice may lose")
         searcher, refines = choose_searcher(options.searcher, scorer, options.quantization)
         check_costs_reachable(goal, prepared)
-        confirmation = choose_confirmation(scorer, logged) if refines else None
+        confirmation = Confirmation.of(scorer.evaluator.batches, logged) if refines else None
         start = find_starting_point(
             searcher,
             refines,
@@ -215,16 +220,16 @@ def check_options(options: SearchOptions) -> None:
         check_racing(parse_searcher(options.searcher)[0])
 
 
-def logged_header(run: RunOptions) -> Header | None:
-    """The header of the log that the search continues, if there is one."""
-    return read_header(Path(run.log)) if run.log is not None and run.resume else None
+def continued(options: SearchOptions) -> tuple[SearchOptions, Header | None]:
+    """The options for going on with a log, and its header; the same options and None where there is no log yet.
 
-
-def continued(options: SearchOptions, logged: Header | None) -> SearchOptions:
-    """The options for going on with a log: a default search keeps the searcher that was the default when it began."""
+    A default search keeps the searcher that was the default when it began.
+    """
+    run = options.run
+    logged = read_header(Path(run.log)) if run.log is not None and run.resume else None
     if logged is not None and options.searcher == AUTO and logged.searcher["name"] in AUTO_SEARCHERS:
-        return replace(options, searcher=str(logged.searcher["name"]))
-    return options
+        options = replace(options, searcher=str(logged.searcher["name"]))
+    return options, logged
 
 
 def with_search_topology(quantization: QuantizationOptions, costs: Sequence[str]) -> QuantizationOptions:
@@ -232,19 +237,6 @@ def with_search_topology(quantization: QuantizationOptions, costs: Sequence[str]
     if quantization.search_topology is not None:
         return quantization
     return replace(quantization, search_topology=any(METRICS[name].depends_on_float for name in costs))
-
-
-def make_scorer(options: SearchOptions, goal: Goal, prepared: Prepared) -> GoalScorer:
-    """The scorer of the search's points, which knows the scores in the logs that it may reuse."""
-    known = known_scores(options.run.reuse, prepared, goal)
-    return GoalScorer(
-        goal,
-        prepared,
-        cache_bytes=options.run.cache_bytes,
-        race=as_race(options.race),
-        seed=options.seed,
-        known=known,
-    )
 
 
 # ---------------------------------------------------------------- the trials

@@ -156,7 +156,7 @@ def test_samples_that_are_kept_aside_shape_no_proposal(spec: str) -> None:
 @pytest.mark.parametrize("spec", ["x86_vnni", "tflite", "vta"])
 def test_unseen_samples_are_in_no_statistics(spec: str) -> None:
     prepared, goal = prepare(residual_block(), spec, DATA), make_goal(GoalOptions("sqnr"))
-    confirmation = Confirmation.of([8, 8])
+    confirmation = Confirmation.of(prepared.batches)
     assert confirmation is not None
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective)
     task = RefinementTask.of(prepared, goal, "weight_bytes", evaluator)
@@ -177,7 +177,8 @@ def test_unseen_samples_are_in_no_statistics(spec: str) -> None:
 
 
 def test_unseen_samples_are_measured_alone() -> None:
-    prepared, confirmation = prepare(residual_block(), "vta", DATA), Confirmation.of([8, 8])
+    prepared = prepare(residual_block(), "vta", DATA)
+    confirmation = Confirmation.of(prepared.batches)
     assert confirmation is not None
     unseen = UnseenSamples(prepared, OBJECTIVES["sqnr"], confirmation)
     bits, turns = prepared.space.widest(), confirmation.folds
