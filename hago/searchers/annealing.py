@@ -9,7 +9,7 @@ import numpy as np
 
 from hago.errors import HagoError
 from hago.plan import Bits, Space
-from hago.searchers.repair import feeds_of, repair
+from hago.searchers.repair import feeds_of, first_point_that_runs
 from hago.study import (
     Feeds,
     GeneratorSearcher,
@@ -90,7 +90,7 @@ class _TypicalChange:
 
 def _steps(space: Space, start: Bits, seed: int, options: AnnealingOptions, feeds: Feeds) -> Steps[None]:
     known_scores: ScoresByPoint = {}
-    bits, score = yield from repair(space, start, feeds, known_scores)
+    bits, score = yield from first_point_that_runs(space, start, feeds, known_scores)
     movable = [key for key, group in space.groups.items() if len(group.choices) > 1]
     if not movable:
         return

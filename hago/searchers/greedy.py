@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hago.errors import HagoError
 from hago.plan import Bits, Space
-from hago.searchers.repair import bit_trades, feeds_of, repair
+from hago.searchers.repair import bit_trades, feeds_of, first_point_that_runs
 from hago.study import (
     Ask,
     Feeds,
@@ -89,7 +89,7 @@ class _Incumbent:
 
 def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> Steps[None]:
     known_scores: ScoresByPoint = {}
-    bits, score = yield from repair(space, start, feeds, known_scores)
+    bits, score = yield from first_point_that_runs(space, start, feeds, known_scores)
     incumbent = _Incumbent(bits, score, options.tolerance)
     for number in range(1, options.max_passes + 1):
         before = incumbent.bits

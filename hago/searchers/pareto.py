@@ -16,7 +16,7 @@ from hago.errors import HagoError
 from hago.plan import Bits
 from hago.searchers.evaluation_history import EvaluationHistory
 from hago.searchers.knapsack import Knapsack, Solution
-from hago.searchers.repair import repair
+from hago.searchers.repair import first_point_that_runs
 from hago.searchers.surrogate import MeasuredPoint, Surrogate, fit_factors, front_neighbours
 from hago.study import GeneratorSearcher, Score, Searcher, Steps, point_key
 
@@ -65,7 +65,7 @@ def pareto_search(history: EvaluationHistory, start: Bits, seed: int, options: P
 
 
 def _steps(history: EvaluationHistory, start: Bits, options: ParetoOptions) -> Steps[None]:
-    history.scored.append((yield from repair(history.space, start, history.feeds, history.known_scores)))
+    history.scored.append((yield from first_point_that_runs(history.space, start, history.feeds, history.known_scores)))
     if all(len(g.choices) == 1 for g in history.space.groups.values()):
         return
     yield from _sweep(history, history.program(), options, "round 1")

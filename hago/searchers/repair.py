@@ -1,6 +1,6 @@
 """Repair of points that overflow, in a few evaluations, and trades of bits between operands of one accumulator.
 
-Greedy search, annealing, Pareto search and the searches led by a surrogate call `repair` first, with their start.
+Greedy search, annealing, Pareto search and the searches led by a surrogate begin with `first_point_that_runs`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ def bit_trades(space: Space, feeds: Feeds, bits: Bits) -> list[dict[str, int]]:
     return points
 
 
-def repair(space: Space, start: Bits, feeds: Feeds, known_scores: ScoresByPoint) -> Steps[tuple[dict[str, int], Score]]:
-    """Lower bits until nothing overflows.
+def first_point_that_runs(
+    space: Space, start: Bits, feeds: Feeds, known_scores: ScoresByPoint
+) -> Steps[tuple[dict[str, int], Score]]:
+    """Repair the start: lower bits until nothing overflows.
 
     One bit fewer on an operand halves the integers in the accumulator. So each step lowers the groups that feed an
     overflowing node by as many bits as its accumulator lacked, for all such nodes at once. Where no group feeds them,

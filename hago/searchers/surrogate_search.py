@@ -18,7 +18,7 @@ from hago.errors import HagoError
 from hago.plan import Bits
 from hago.searchers.evaluation_history import EvaluationHistory
 from hago.searchers.knapsack import Knapsack, Solution
-from hago.searchers.repair import bit_trades, repair
+from hago.searchers.repair import bit_trades, first_point_that_runs
 from hago.searchers.surrogate import Change, NeighbourEstimates, Surrogate, fit_factors
 from hago.study import GeneratorSearcher, Score, Searcher, Steps, point_key, shifted
 
@@ -81,7 +81,7 @@ def search_steps(
         patience: moves in a row that may fail to improve before the search ends.
     """
     space, surrogate = history.space, history.surrogate
-    history.scored.append((yield from repair(space, start, history.feeds, history.known_scores)))
+    history.scored.append((yield from first_point_that_runs(space, start, history.feeds, history.known_scores)))
     if all(len(g.choices) == 1 for g in space.groups.values()):
         return
     for number in range(1, options.rounds + 1):
