@@ -117,18 +117,18 @@ class _Proposals:
         samples = data.samples - (0 if fold is None else fold.size)
         chunk = max(1, min(CHUNK_SAMPLES, samples // probes.count))
         batches = None if fold is None else fold.tuning_batches(data)
-        measured = gradients_of_choices(
+        gradients = gradients_of_choices(
             least_squares, objective, task.seed, chunk, batches, known=scaled, on_constant=probes.add
         )
         of_weights, losses = _best_alone(least_squares, probes, scaled)
-        weighted = with_least_squares(least_squares, gradient_weighted(least_squares, measured.spectra))
+        weighted = with_least_squares(least_squares, gradient_weighted(least_squares, gradients.spectra))
         refined = with_refined(weighted, of_weights)
-        measured = replace(measured, weights={**measured.weights, **losses})
-        sensitivity = sensitivity_from(measured, refined, objective)
+        gradients = replace(gradients, weights={**gradients.weights, **losses})
+        sensitivity = sensitivity_from(gradients, refined, objective)
         start = safe_bits(refined)
         surrogate = make_surrogate(refined, task.goal, start, task.seed, task.metric, sensitivity)
         thresholds = {"refined": refined, "mse": least_squares, "estimated": task.estimated}
-        return _Proposals(thresholds, replace(surrogate, most=start), start, measured.spectra, of_weights)
+        return _Proposals(thresholds, replace(surrogate, most=start), start, gradients.spectra, of_weights)
 
     def unseen(self, name: str, calibration: Calibration) -> Prepared:
         """The proposal of a name, with thresholds of activations made from other statistics. ProposalTest calls it.

@@ -82,7 +82,7 @@ def refine_at_point(
         refinement = _Refinement.for_first_version(task)
         refinement.run_rounds(max_forwards)
         return refinement.starting_point()
-    folds, final = _start(task, confirmation)
+    folds, final = _make_refinements(task, confirmation)
     steps = _ConfirmedSteps(task, confirmation, folds)
     steps.choose_activations()
     steps.choose_weights(max_forwards)
@@ -95,7 +95,7 @@ def refine_at_point(
     return final.starting_point(*steps.forwards, record=steps.record())
 
 
-def _start(task: RefinementTask, confirmation: Confirmation) -> tuple[list[_Refinement], _Refinement]:
+def _make_refinements(task: RefinementTask, confirmation: Confirmation) -> tuple[list[_Refinement], _Refinement]:
     """Make the refinement of each fold, and the final one, whose thresholds the search begins with.
 
     The final refinement uses all samples. With a single fold it is that fold's; without folds, of a single sample,
@@ -123,7 +123,7 @@ def _start(task: RefinementTask, confirmation: Confirmation) -> tuple[list[_Refi
 
 @dataclass(frozen=True, slots=True)
 class _SharedPass:
-    """A gradient pass over parts of the samples, from which `_start` makes every refinement.
+    """A gradient pass over parts of the samples, from which `_make_refinements` makes every refinement.
 
     Args:
         scales: of the weights at the safe bits, without gradients.
@@ -170,12 +170,11 @@ class _SharedPass:
         """
         scales = self.scales.copy()
         scales.set_sketches(self.products, self.probes.columns(parts))
-        measured = Gradients.added([self.by_part[i] for i in parts])
         return _Refinement(
             self.task,
             samples,
             scales,
-            measured,
+            Gradients.added([self.by_part[i] for i in parts]),
             self.measurements,
             needs_surrogate=needs_surrogate,
             choices=self.choices,
@@ -239,8 +238,8 @@ class _Measured:
 
 
 class _Refinement:
-    """The refinement of thresholds at one point, by one set of tuning samples. `_start` makes one per fold, and one for
-    the thresholds that the search begins with.
+    """The refinement of thresholds at one point, by one set of tuning samples. `_make_refinements` makes one per fold,
+    and one for the thresholds that the search begins with.
 
     Args:
         scales: of the weights at the safe bits, with their sketches.
@@ -294,11 +293,11 @@ class _Refinement:
         bits = safe_bits(least_squares)
         scales = WeightScales.of(least_squares, least_squares.resolver(bits), bits, KEPT_ERROR_BYTES)
         probes = WeightGradients.of_probes(least_squares)
-        measured = gradients_of_choices(
+        of_choices = gradients_of_choices(
             least_squares, task.goal.objective, task.seed, CHUNK_SAMPLES, [samples.batch], on_constant=probes.add
         )
         scales.set_sketches_from_gradients(probes)
-        refinement = _Refinement(task, samples, scales, measured, {}, is_first_version=True)
+        refinement = _Refinement(task, samples, scales, of_choices, {}, is_first_version=True)
         refinement.count_gradients(refinement.gradient_pass_forwards)
         return refinement
 
@@ -344,8 +343,8 @@ class _Refinement:
         self.forwards += forwards
         self.gradient_forwards += forwards
 
-    # ------------------------------------------------------------ measuring
-    def measure(self, prepared: Prepared, *, keep: bool = False) -> _Measured:
+    # ------------------------------------------------------------ simulation
+    def simulate(self, prepared: Prepared, *, keep: bool = False) -> _Measured:
         """Simulate thresholds at the point.
 
         Args:
@@ -398,7 +397,7 @@ class _Refinement:
         # one measurement before the first round, one after it, and its gradients
         if not self.scales.weights or self.forwards + 2 + self.gradient_pass_forwards > max_forwards:
             return
-        best = self.measure(self.prepared)
+        best = self.simulate(self.prepared)
         has_slopes, loss = False, 0.0
         best_alone = self.scales.best_factors_alone(self.prepared.resolver(self.bits))
         proposed: FactorIndices | None = None if _same(best_alone, factors) else best_alone
@@ -414,7 +413,7 @@ class _Refinement:
                 if _same(proposed, factors):
                     return
             refined = with_refined(self.prepared, self.scales.thresholds(proposed))
-            measured = self.measure(refined)
+            measured = self.simulate(refined)
             if self._is_better(measured, best):
                 best, factors, has_slopes, failed = measured, dict(proposed), False, 0
                 self.prepared = refined
@@ -512,13 +511,13 @@ class _ConfirmedSteps:
         significantly better on the validation samples, else `mse` if that is, else the estimated ones. Where these
         overflow or are infeasible in some fold, a proposal need not be significantly better."""
         # the first Plans that a search simulates
-        estimated = [refinement.measure(self.task.estimated, keep=True) for refinement in self.folds]
+        estimated = [refinement.simulate(self.task.estimated, keep=True) for refinement in self.folds]
         self.before = self.after = [measured.losses for measured in estimated]
         runs = all(measured.contributions is not None for measured in estimated)
         for name in ("weighted", "mse"):
             if name == "mse" and self.task.estimated.estimator == Mse():
                 continue  # these are the estimated ones
-            proposed = [refinement.measure(refinement.proposals[name], keep=True) for refinement in self.folds]
+            proposed = [refinement.simulate(refinement.proposals[name], keep=True) for refinement in self.folds]
             losses, clipped = [measured.losses for measured in proposed], self._clipped(name)
             # thresholds that clip more also clip values that no sample has: they must win by a margin
             margin = MARGIN if clipped > self.clipped else 0.0

@@ -36,7 +36,7 @@ from hago.search.confirmation import (
 from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.objective import OBJECTIVES
-from hago.search.point_refinement import _start, refine_at_point
+from hago.search.point_refinement import _make_refinements, refine_at_point
 from hago.search.preparation import Prepared, prepare
 from hago.search.proposed_thresholds import RefinementTask
 from hago.search.session import SearchOptions, run_search
@@ -136,7 +136,7 @@ def proposed(prepared: Prepared, data: list[tuple[Tensor, Tensor]], aside: Fold 
     evaluator = Evaluator(prepared.graph, batches, goal.objective)
     turns = folds_of([8, 8])
     task = RefinementTask.of(replace(prepared, batches=batches), goal, "", evaluator)
-    folds, final = _start(task, Confirmation((8, 8), turns))
+    folds, final = _make_refinements(task, Confirmation((8, 8), turns))
     refinement = final if aside is None else folds[turns.index(aside)]
     refinement.run_rounds(20.0)
     proposals = _Proposals.of(replace(task, metric="weight_bytes"), aside)
@@ -210,11 +210,11 @@ def test_rounds_for_classes_err_less_and_lose_no_class(objective: str) -> None:
     prepared, goal = prepare(residual_block(), "x86_vnni", DATA), make_goal(GoalOptions(objective))
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
     turns = Confirmation((8, 8), folds_of([8, 8]))
-    _, refinement = _start(RefinementTask.of(prepared, goal, "", evaluator), turns)
-    measured = refinement.measure(refinement.prepared)
+    _, refinement = _make_refinements(RefinementTask.of(prepared, goal, "", evaluator), turns)
+    measured = refinement.simulate(refinement.prepared)
     value, losses = refinement.value_of(measured), [float(measured.losses.mean())]
     for _ in refinement.rounds(40.0):
-        measured = refinement.measure(refinement.prepared)
+        measured = refinement.simulate(refinement.prepared)
         after = refinement.value_of(measured)
         assert value is not None and after is not None and after >= value
         value = after
