@@ -78,7 +78,7 @@ class TrialCache:
             if not refusal and key not in self._first_trials and key not in self._pending:
                 self._pending[key] = self._submit(*self._arguments(bits))
 
-    def score(self, bits: Bits) -> tuple[Score, int | None]:
+    def score_once(self, bits: Bits) -> tuple[Score, int | None]:
         """The score of a point, and the index of the earlier trial with the same Plan, or None where there is none and
         the point was scored."""
         key, refusal = self._key(bits)
