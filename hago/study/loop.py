@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -75,7 +74,6 @@ def run_study(
     on_trial: OnTrial | None = None,
     plan_key: Callable[[Bits], str] | None = None,
     allow_overflow: bool = False,
-    executor: Executor | None = None,
     submit: Submit | None = None,
     race: bool = False,
     notice: Notice = log_notice,
@@ -97,8 +95,8 @@ def run_study(
             it returns are shown in the line of progress.
         plan_key: a cheap key of a point's Plan. Equal Plans are scored once; without it, equal bits are.
         allow_overflow: if every point overflows on the calibration data, return the best of them instead of raising.
-        executor: scores the points that the searcher asks together; the log stays the same.
-        submit: starts the scoring of a point, in place of `executor`.
+        submit: starts the scoring of the points that the searcher asks together, e.g. on an executor; the log stays the
+            same. None to score one after the other in this process.
         race: also pass `score_point` the bits of the best trial so far, or None where no trial is accepted; a point
             that is worse may then be dropped before all samples are measured. Ignored where the searcher has a
             tolerance.
@@ -125,9 +123,7 @@ def run_study(
             file = stack.enter_context(LogFile(log))
             logged, model_hash = file.start(header, _now(), resume, notice), header.model_hash
         bar = stack.enter_context(Progress(limit, len(logged), progress))
-        cache = stack.enter_context(
-            TrialCache(score_point, plan_key, submit or _submit_to(executor, score_point), race)
-        )
+        cache = stack.enter_context(TrialCache(score_point, plan_key, submit, race))
         run = _Run(
             space=space,
             searcher=searcher,
@@ -147,10 +143,6 @@ def run_study(
         if file is not None:
             file.check()
     return StudyResult(run.best_or_raise(), tuple(run.trials), reason)
-
-
-def _submit_to(executor: Executor | None, score_point: ScorePoint) -> Submit | None:
-    return None if executor is None else lambda *args: executor.submit(score_point, *args)
 
 
 def _now() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -138,7 +139,8 @@ def test_an_executor_changes_nothing_in_the_log(name: str, tmp_path: Path) -> No
     run(name, tmp_path / "alone", plan_key=without_relu, budget=11)
     with ThreadPoolExecutor(2) as executor:
         counting = Counting(separable)
-        result = run(name, tmp_path / "many", counting, plan_key=without_relu, budget=11, executor=executor)
+        submit = partial(executor.submit, counting)
+        result = run(name, tmp_path / "many", counting, plan_key=without_relu, budget=11, submit=submit)
     assert timeless((tmp_path / "alone").read_bytes()) == timeless((tmp_path / "many").read_bytes())
     assert len(counting.calls) == sum(t.same_as is None for t in result.trials)
 
@@ -151,7 +153,8 @@ def test_an_executor_evaluates_nothing_that_the_log_has(tmp_path: Path) -> None:
         (tmp_path / "log").write_bytes(b"".join(content.splitlines(keepends=True)[: kept + 1]))
         counting = Counting(separable)
         with ThreadPoolExecutor(2) as executor:
-            again = run("random", tmp_path / "log", counting, options=options, executor=executor)
+            submit = partial(executor.submit, counting)
+            again = run("random", tmp_path / "log", counting, options=options, submit=submit)
         assert again.best.bits == whole.best.bits
         assert len(counting.calls) == 12 - kept
 
