@@ -59,7 +59,7 @@ def refine_every_choice(
     final = folds[0] if len(folds) == 1 else _Proposals.of(task)
     bits = final.first_bits(task, start_within_limits)
     if not folds:  # a single sample: none can be kept aside
-        prepared = replace(task.estimated, refined=confirmation.record)
+        prepared = replace(task.estimated, refinement_record=confirmation.record)
         return StartingPoint(prepared, final.surrogate, bits, GRADIENT_FORWARDS)
     # proposals are compared where they will be used: at the start if costs are limited; otherwise (a front, or a
     # minimized cost) halfway along the range of costs, since results have fewer bits than the start
@@ -70,7 +70,7 @@ def refine_every_choice(
     record = {**confirmation.record, "thresholds": chosen.name, **figures_of(chosen.gain, *shares)}
     passes = len(folds) + (final is not folds[0])
     return StartingPoint(
-        replace(final.thresholds[chosen.name], refined=record),
+        replace(final.thresholds[chosen.name], refinement_record=record),
         final.surrogate,
         bits,
         GRADIENT_FORWARDS * passes + chosen.test_forwards,

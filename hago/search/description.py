@@ -32,11 +32,11 @@ def description(scorer: GoalScorer, searcher: Searcher, seed: int, search_topolo
         how["goal"] = goal.to_json()
     if search_topology:
         how["topology"] = "searched"
-    if prepared.refined is True:
+    if prepared.refinement_record is True:
         how["refined"] = True
-    elif prepared.refined:
-        how["refined"] = {k: v for k, v in prepared.refined.items() if k in _SETTINGS}
-        how["confirmed"] = {k: v for k, v in prepared.refined.items() if k not in _SETTINGS}
+    elif prepared.refinement_record:
+        how["refined"] = {k: v for k, v in prepared.refinement_record.items() if k in _SETTINGS}
+        how["confirmed"] = {k: v for k, v in prepared.refinement_record.items() if k not in _SETTINGS}
     if race is not None:
         how["race"] = asdict(race)
     return how

@@ -310,7 +310,7 @@ class _Refinement:
             gradient_forwards, simulations: the cost of other refinements, in forwards.
             record: the entries of the log's header on refinement.
         """
-        prepared = self.prepared if record is None else replace(self.prepared, refined=record)
+        prepared = self.prepared if record is None else replace(self.prepared, refinement_record=record)
         gradient_forwards += self.gradient_forwards
         simulations += self.forwards - self.gradient_forwards
         return StartingPoint(prepared, self.surrogate, self.bits, gradient_forwards, simulations)

@@ -63,8 +63,8 @@ class Prepared:
 
     Args:
         keep_float, fix_bits: the patterns of the user, and those that given modes stand for.
-        refined: whether thresholds are those of refinement; where samples were kept aside to confirm them, the
-            figures found on these, as JSON values.
+        refinement_record: whether thresholds are those of refinement; where samples were kept aside to confirm them,
+            the figures found on these, as JSON values.
     """
 
     graph: Graph
@@ -77,7 +77,7 @@ class Prepared:
     resolver: Resolver
     keep_float: tuple[str, ...] = ()
     fix_bits: Mapping[str, int] = field(default_factory=dict)
-    refined: bool | Mapping[str, Any] = False
+    refinement_record: bool | Mapping[str, Any] = False
 
     @property
     def without_row(self) -> tuple[str, ...]:

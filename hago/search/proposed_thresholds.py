@@ -74,7 +74,7 @@ def with_least_squares(prepared: Prepared, calibration: Calibration) -> Prepared
     else:
         ops = p.hardware.known_ops
         resolver = estimated_resolver(p.graph, p.hardware, p.topology, p.space, calibration, mse, ops)
-    return replace(p, calibration=calibration, estimator=mse, resolver=resolver, refined=True)
+    return replace(p, calibration=calibration, estimator=mse, resolver=resolver, refinement_record=True)
 
 
 def with_refined(prepared: Prepared, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> Prepared:
