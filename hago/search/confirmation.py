@@ -168,7 +168,7 @@ class Gain:
 
 #: Largest cost of the refinement of one fold in forwards, its gradients and the measuring of activations included:
 #: rounds for weights end there. Later rounds gain little.
-MAX_FORWARDS: Final = 24.0
+MAX_FORWARDS: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
