@@ -185,6 +185,20 @@ def test_output_files_must_differ(model: nn.Module, tmp_path: Path, one: str, ot
     assert path.read_text() == ""
 
 
+@pytest.mark.parametrize(
+    ("finetune", "error"),
+    [({"step": 1}, TypeError), ({"steps": 1}, hago.HagoError)],
+    ids=["unknown", "no save_weights"],
+)
+def test_options_of_the_training_are_checked_before_the_search(
+    model: nn.Module, tmp_path: Path, finetune: dict[str, Any], error: type[Exception]
+) -> None:
+    log = tmp_path / "log.jsonl"
+    with pytest.raises(error, match=r"step|save_weights"):
+        hago.search_quantize_strategy(model, CHIP, DATA, log=log, finetune=finetune, **QUIET)
+    assert not log.exists()
+
+
 def test_every_option_of_a_search_is_a_keyword_of_the_api() -> None:
     groups = {"quantization": QuantizationOptions, "goal": GoalOptions, "run": RunOptions}
     options = {f.name for kind in (SearchOptions, *groups.values()) for f in fields(kind)} - set(groups)

@@ -307,11 +307,7 @@ def finetune_after_search(
         HagoError: `save_weights` is missing, or the model is not an nn.Module; the integer model differs from its
             simulation.
     """
-    if save_weights is None or not isinstance(model, nn.Module):
-        raise HagoError(
-            "a search with finetune= changes weights: the model must be an nn.Module, and finetune must say where they "
-            "go, e.g. finetune={'budget': '5m', 'save_weights': 'tuned.safetensors'}"
-        )
+    module, weights = _module_and_destination(model, save_weights)
     run = finetune_with(model, hardware, best[0], batches, options)
     metric = "sim_acc" if "sim_acc" in run.after else "sqnr"
     if not run.kept or run.after[metric] < run.before[metric]:
@@ -322,10 +318,24 @@ def finetune_after_search(
         graph, _ = import_with_data(model, batches, plan.hardware, made_for=[best[0].model_hash])
         reported = held_out_figures(plan, Batches(held_out, graph.inputs), named_objective(measure), graph)
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": reported})
-    save_state(trained_state(model, plan.graph, plan.ops), Path(save_weights))
+    save_state(trained_state(module, plan.graph, plan.ops), weights)
     if save is not None:
         strategy.save(Path(save))
     return Tuned(strategy, float(run.after[metric]), run, better=True)
+
+
+def _module_and_destination(model: ModelLike, save_weights: str | PathLike[str] | None) -> tuple[nn.Module, Path]:
+    """The module that is trained after a search, and the path of its weights.
+
+    Raises:
+        HagoError: there is none.
+    """
+    if save_weights is None or not isinstance(model, nn.Module):
+        raise HagoError(
+            "a search with finetune= changes weights: the model must be an nn.Module, and finetune must say where they "
+            "go, e.g. finetune={'budget': '5m', 'save_weights': 'tuned.safetensors'}"
+        )
+    return model, Path(save_weights)
 
 
 def search_and_finetune(
@@ -341,23 +351,26 @@ def search_and_finetune(
         finetune: options of the training, and `save_weights`; see `hago.search_quantize_strategy`.
 
     Raises:
-        HagoError: as `run_search` and `finetune_after_search` do.
+        HagoError, TypeError: before the search, if the options of the training are wrong; else as `run_search` and
+            `finetune_after_search` do.
     """
     run, goal = options.run, options.goal
     files = {f"finetune[{name!r}]": finetune.get(name) for name in ("log", "checkpoint", "save_weights")}
     check_distinct({"log": run.log, "save": run.save, "front": run.front, **files})
+    training = dict(finetune)
+    weights = training.pop("save_weights", None)
+    training_options = FinetuneOptions(**training)
+    _module_and_destination(model, weights)
     # training reads the data again
     batches = Batches(dataset, input_names(model))
     held_out = None if options.held_out is None else Batches(options.held_out, input_names(model))
     outcome = run_search(model, hardware, batches, replace(options, held_out=held_out))
-    training = dict(finetune)
-    weights = training.pop("save_weights", None)
     tuned = finetune_after_search(
         model,
         hardware,
         batches,
         (outcome.strategy, outcome.score),
-        FinetuneOptions(**training),
+        training_options,
         save_weights=weights,
         save=run.save,
         held_out=held_out,
