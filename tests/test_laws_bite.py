@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -217,11 +218,16 @@ def _clipping_less(value: Tensor, simq: SimQ | None, how: Requantize) -> Tensor:
 
 
 @pytest.mark.parametrize("change", [_truncating, _clipping_less])
-@pytest.mark.parametrize("module", ["simulation.simulator", "runtime.reference"])
+@pytest.mark.parametrize("side", ["simulation", "integers"])
 def test_exactness_bites_where_one_side_requantizes_otherwise(
-    monkeypatch: pytest.MonkeyPatch, change: Any, module: str
+    monkeypatch: pytest.MonkeyPatch, change: Any, side: str
 ) -> None:
-    monkeypatch.setattr(f"hago.{module}.apply_simq", change)
+    check_exact("mul", Chip("int8", "int16", at="output"))
+    if side == "integers":
+        monkeypatch.setattr("hago.runtime.reference.apply_simq", change)
+    else:
+        convert = lambda simq, how: partial(change, simq=simq, how=how)  # noqa: E731
+        monkeypatch.setattr("hago.simulation.simulator.conversion", convert)
     with pytest.raises(AssertionError):
         check_exact("mul", Chip("int8", "int16", at="output"))
 
