@@ -15,11 +15,10 @@ from hago.graph import ModelLike
 from hago.hardware import hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.search.confirmation import Confirmation
-from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal, parse_limits
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
-from hago.search.racing import RaceOptions
+from hago.search.racing import RaceOptions, make_evaluator
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.scoring import GoalScorer
 from hago.search.searcher_choice import costs_in_use, find_starting_point
@@ -88,9 +87,16 @@ def replay_strategy(
     chosen = as_strategy(strategy)
     plan, batches = plan_and_batches(model, hardware, chosen, dataset)
     _check_same_data(str(chosen.made_by.get("data_hash")), batches.sha256)
-    measure = _objective_of("the strategy", str(chosen.made_by.get("objective", "sqnr")), objective)
-    score = Evaluator(plan.graph, batches, measure, plan.ops).score(plan, chosen.bits)
-    return Replay(1, tuple(_compare(0, chosen.made_by.get("results", {}), score.results)))
+    made_by = chosen.made_by
+    measure = _objective_of("the strategy", str(made_by.get("objective", "sqnr")), objective)
+    with _reading("the strategy: its made_by"):
+        # training measured all samples in their order, without the measures that the search had limits on
+        of_search = {} if "finetuned" in made_by else {**made_by.get("goal", {}), "race": made_by.get("race")}
+        goal, race = _goal_and_race(of_search, measure)
+        seed = _integer(made_by.get("seed", 0))
+    evaluator = make_evaluator(plan.graph, batches, measure, plan.ops, race=race, seed=seed, also=goal.measures)
+    score = evaluator.score(plan, chosen.bits)
+    return Replay(1, tuple(_compare(0, made_by.get("results", {}), score.results)))
 
 
 def replay_log(
@@ -119,8 +125,9 @@ def replay_log(
     if header is None:
         raise LogError(f"log {log} has no header; there is nothing to replay")
     measure = _objective_of(f"log {log}", str(header.objective), objective)
-    with _reading(log):
+    with _reading(f"log {log}: its header"):
         quantization = quantization_of(header)
+        goal, race = _goal_and_race(header.settings, measure)
     if isinstance(quantization.estimator, str):
         recorded = quantization.estimator
         quantization = replace(quantization, estimator=_estimator_of(f"log {log}", recorded, estimator))
@@ -133,17 +140,40 @@ def replay_log(
             f"{prepared.hardware.name!r} ({hardware_hash(prepared.hardware)})"
         )
     _check_same_data(header.data_hash, prepared.batches.sha256)
+    scorer = GoalScorer(goal, prepared, race=race, seed=header.seed)
     if header.settings.get("refined"):
-        prepared = _with_refined_thresholds(prepared, header, measure, log)
-    evaluator = Evaluator(prepared.graph, prepared.batches, measure, prepared.hardware.known_ops)
+        prepared = _with_refined_thresholds(scorer, header, log)
     chosen = [_best_trial(trials)] if best_only and trials else [t for t in trials if t.same_as is None]
     differences: list[Difference] = []
     for trial in chosen:
-        score = evaluator.score(prepared.resolver(trial.bits), trial.bits)
+        rival = _rival_of(trial, trials, measure.figure)
+        of_rival = None if rival is None else prepared.resolver(rival.bits)
+        score = scorer.evaluator.score(prepared.resolver(trial.bits), trial.bits, of_rival)
         logged = {**trial.results, "plan_key": trial.score.plan_key, "thresholds_sha256": trial.thresholds_sha256}
         now = {**score.results, "plan_key": score.plan_key, "thresholds_sha256": score.thresholds_sha256}
         differences += _compare(trial.index, logged, now)
     return Replay(len(chosen), tuple(differences))
+
+
+def _goal_and_race(settings: Mapping[str, Any], measure: Objective) -> tuple[Goal, RaceOptions | None]:
+    """The goal and the race that the header of a log, or a strategy, records.
+
+    Raises:
+        TypeError: a value is of another type than hago writes; so do ValueError, LookupError and their like.
+    """
+    race = settings.get("race")
+    goal = Goal(measure, settings.get("minimize"), parse_limits(settings.get("limits"), measure))
+    return goal, None if race is None else RaceOptions(**race)
+
+
+def _rival_of(trial: Trial, trials: Iterable[Trial], figure: str) -> Trial | None:
+    """The best trial at the time when a trial was dropped in a race, by its figure, which the log holds; None for a
+    trial that was measured on all samples."""
+    if not trial.score.dropped:
+        return None
+    best = float(trial.score.dropped["rival"])
+    earlier = (t for t in trials if t.index < trial.index and t.score.accepted)
+    return next((t for t in earlier if float(t.results[figure]) == best), None)
 
 
 def _objective_of(record: str, name: str, given: ObjectiveLike | None) -> Objective:
@@ -189,12 +219,12 @@ def quantization_of(header: Header) -> QuantizationOptions:
 
 
 @contextlib.contextmanager
-def _reading(log: str | Path) -> Iterator[None]:
-    """A context manager that turns errors about values of a header into a LogError, for values of a wrong type."""
+def _reading(record: str) -> Iterator[None]:
+    """A context manager that turns errors about values of a record into a LogError, for values of a wrong type."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise LogError(f"log {log}: its header cannot be read ({error!r}); it was edited") from None
+        raise LogError(f"{record} cannot be read ({error!r}); it was edited") from None
 
 
 def _integer(value: Any) -> int:
@@ -208,22 +238,22 @@ def _integer(value: Any) -> int:
     return int(value)
 
 
-def _with_refined_thresholds(prepared: Prepared, header: Header, measure: Objective, log: str | Path) -> Prepared:
-    """The Prepared with the refined thresholds with which the search began."""
-    settings = header.settings
-    with _reading(log):
-        race = None if settings.get("race") is None else RaceOptions(**settings["race"])
-        goal = Goal(measure, settings.get("minimize"), parse_limits(settings.get("limits"), measure))
+def _with_refined_thresholds(scorer: GoalScorer, header: Header, log: str | Path) -> Prepared:
+    """The Prepared with the refined thresholds with which the search began.
+
+    Args:
+        scorer: of the search, with estimated thresholds.
+    """
+    prepared = scorer.prepared
     name, how = str(header.searcher["name"]), header.searcher["options"]
     if name not in SEARCHERS:
         raise LogError(f"log {log}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
-    costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, goal)
-    scorer = GoalScorer(goal, prune_redundant_choices(prepared, costs), race=race, seed=header.seed)
+    costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, scorer.goal)
     confirmation = Confirmation.of(scorer.evaluator.batches, header)
     start = find_starting_point(
         name,
         SEARCHERS[name].refines or "at_point",
-        scorer,
+        scorer.with_prepared(prune_redundant_choices(prepared, costs)),
         costs=costs,
         choices=prepared.space.size,
         seed=header.seed,

@@ -1,0 +1,85 @@
+"""Replay: logs and strategies of every kind of search give their figures again, to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from building import residual_block, seeded
+from networks import Small, randomized
+
+import hago
+from hago.errors import LogError
+from hago.graph.model_source import read_weights
+from hago.study.log import read_log
+
+DATA = [(seeded(40, 3, 8, 8, seed=s), torch.arange(40) % 5) for s in range(3)]
+SEARCHES: dict[str, dict[str, Any]] = {
+    "default": {"budget": 4},
+    "another objective": {"objective": "cosine", "searcher": "random:trials=4"},
+    "a limit on a measure": {"keep": "kl <= 5", "budget": 4},
+    "a limit on a measure, without refinement": {"keep": "kl <= 5", "searcher": "random:trials=4"},
+    "a cost": {"minimize": "weight_bytes", "keep": "cosine >= 0.5", "budget": 4},
+    "a race": {"race": 0.01, "searcher": "random:trials=30,batch=5", "estimator": "max_range"},
+    "a race from point to point": {"race": hago.search.RaceOptions(first=8), "searcher": "annealing", "budget": 30},
+    "a race after refinement": {"race": True},
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_logs_and_strategies_give_their_figures_again(name: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    model, chip = residual_block(), "x86_vnni"
+    strategy, _ = hago.search_quantize_strategy(model, chip, DATA, log=log, progress=False, **SEARCHES[name])
+    replayed = hago.replay(model, chip, log, DATA)
+    assert replayed.same, str(replayed)
+    assert replayed.trials == sum(t.same_as is None for t in read_log(log).trials)
+    replayed = hago.replay(model, chip, strategy, DATA)
+    assert replayed.same, str(replayed)
+
+
+def test_a_race_drops_trials_that_are_replayed(tmp_path: Path) -> None:
+    log, chip = tmp_path / "log.jsonl", "x86_vnni"
+    hago.search_quantize_strategy(residual_block(), chip, DATA, log=log, progress=False, **SEARCHES["a race"])
+    lines = log.read_text("utf-8").splitlines()
+    index, trial = next(
+        (i, t) for i, line in enumerate(lines) if (t := json.loads(line)).get("score", {}).get("dropped")
+    )
+    figure = trial["results"]["sqnr"]
+    trial["results"]["sqnr"] = figure + 1.0
+    log.write_text("\n".join([*lines[:index], json.dumps(trial, sort_keys=True), *lines[index + 1 :], ""]), "utf-8")
+    (difference,) = hago.replay(residual_block(), chip, log, DATA).differences
+    assert (difference.trial, difference.figure, difference.replayed) == (trial["index"], "sqnr", figure)
+
+
+def test_a_trained_strategy_is_replayed_with_the_figures_of_training(tmp_path: Path) -> None:
+    data, weights = [seeded(20, 1, 6, 6, seed=s) for s in range(4)], tmp_path / "w.safetensors"
+    strategy, _ = hago.search_quantize_strategy(
+        randomized(Small()),
+        "vta",
+        data,
+        race=True,
+        keep="cosine >= 0.1",
+        fix_bits={"*": 4},
+        budget=3,
+        progress=False,
+        finetune={"steps": 100, "batch_size": 40, "save_weights": weights},
+    )
+    assert "finetuned" in strategy.made_by and {"race", "goal"} <= set(strategy.made_by)
+    trained = randomized(Small())
+    trained.load_state_dict(read_weights(weights))
+    replayed = hago.replay(trained, "vta", strategy, data)
+    # training compared the outputs with those of the float model before training, which is not given here
+    assert {d.figure for d in replayed.differences} <= {"sqnr", "agreement"}
+
+
+@pytest.mark.parametrize("edited", [{"race": {"alpha": 0.01, "speed": 1}}, {"goal": 3}, {"seed": "one"}])
+def test_a_strategy_whose_search_cannot_be_read_is_refused(edited: dict[str, Any]) -> None:
+    strategy = hago.quantize(residual_block(), "vta", DATA).strategy
+    document = strategy.to_json()
+    document["made_by"] |= edited
+    with pytest.raises(LogError, match="the strategy: its made_by cannot be read"):
+        hago.replay(residual_block(), "vta", type(strategy).from_json(document), DATA)
