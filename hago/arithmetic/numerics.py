@@ -397,9 +397,7 @@ def _multiplication_and_shift(source: QParams, target: QParams, r: Tensor, how: 
     return compute
 
 
-def _one_product(
-    dtype: DType, m: Tensor, n: Tensor, how: Requantize, target: QParams
-) -> Callable[[Tensor], Tensor] | None:
+def _one_product(dtype: DType, m: Tensor, n: Tensor, how: Requantize, target: QParams) -> Conversion | None:
     """`multiply_by_quantized_multiplier` as one product in float64, for values that are clipped to `target` next.
 
     The product x = c * m * 2**-n and its sum with a multiple of 2**-n below 1 are exact in float64 if

@@ -180,13 +180,12 @@ class _Pass:
             source = graph.source(edge)
             if graph[source].op != CONST and source in ranges:
                 self.spectra[edge] = Spectrum(*ranges[source])
-        self.observed_inputs = frozenset(graph.inputs).intersection(map(graph.source, self.spectra))
 
     def add(self, inputs: Sequence[Tensor], labels: Tensor | None) -> None:
         """Run one chunk forward and backward, and add its statistics."""
-        leaves = [channels_last(x.detach().clone()) for x in inputs]
-        for name, leaf in zip(self.graph.inputs, leaves, strict=True):
-            leaf.requires_grad_(leaf.is_floating_point() and name in self.observed_inputs)
+        # without spectra, only gradients of constants are wanted
+        observed = bool(self.spectra)
+        leaves = [channels_last(x.detach().clone()).requires_grad_(observed and x.is_floating_point()) for x in inputs]
         consts = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in self.consts.items()}
         with torch.enable_grad():
             outputs = run_graph(self.graph, leaves, self._step, consts=consts)

@@ -178,14 +178,14 @@ class RacingEvaluator(Evaluator):
         cache_bytes: int | None = None,
         quiet: bool = False,
     ) -> None:
-        batches = shuffled(batches, seed, race.first, graph.inputs)
-        super().__init__(graph, batches, objective, ops, also=also, cache_bytes=cache_bytes, quiet=quiet)
         if objective.loss is None:
             raced = [name for name, known in OBJECTIVES.items() if known.loss is not None]
             raise HagoError(
                 f"objective {objective.name!r} gives no loss for each sample, so points cannot be raced; "
                 f"take one of {', '.join(raced[:-1])} and {raced[-1]}, or do not race"
             )
+        batches = shuffled(batches, seed, race.first, graph.inputs)
+        super().__init__(graph, batches, objective, ops, also=also, cache_bytes=cache_bytes, quiet=quiet)
         self.race, self._loss = race, objective.loss
         self._looks = looks((b.size for b in self.batches), race.first)
         self._by_plan: LRU[str, Tensor] = LRU(CACHED_POINTS)

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hago.arithmetic.numerics import Lost, clip_range, conversion, dequantize
+from hago.arithmetic.numerics import Conversion, Lost, clip_range, conversion, dequantize
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.caching import LRU
 from hago.graph import (
@@ -232,7 +232,7 @@ class _Stepping:
         spans = (centered_span(node_plan.out),)
         return Step(tuple(inputs.values()), (node.name,), compute, digest, spans=spans, watched=watched)
 
-    def _conversion(self, simq: SimQ) -> Callable[[Tensor], Tensor]:
+    def _conversion(self, simq: SimQ) -> Conversion:
         """The conversion of an edge, made when the first batch needs it."""
         made = functools.cache(lambda: conversion(simq, self.plan.hardware.requantize))
         return lambda value: made()(value)
