@@ -44,6 +44,7 @@ from hago.searchers import (
     check_racing,
     check_seed,
     parse_searcher,
+    searcher_text,
 )
 from hago.serialization.json_text import check_distinct
 from hago.study import Header, Preliminaries, Searcher, StudyResult, Trial, read_header, run_study
@@ -223,12 +224,12 @@ def check_options(options: SearchOptions) -> None:
 def continued(options: SearchOptions) -> tuple[SearchOptions, Header | None]:
     """The options for going on with a log, and its header; the same options and None where there is no log yet.
 
-    A default search keeps the searcher that was the default when it began.
+    A default search keeps the searcher that was the default when it began, with its options.
     """
     run = options.run
     logged = read_header(Path(run.log)) if run.log is not None and run.resume else None
     if logged is not None and options.searcher == AUTO and logged.searcher["name"] in AUTO_SEARCHERS:
-        options = replace(options, searcher=str(logged.searcher["name"]))
+        options = replace(options, searcher=searcher_text(logged.searcher["name"], logged.searcher["options"]))
     return options, logged
 
 

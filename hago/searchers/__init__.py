@@ -12,6 +12,7 @@ from hago.searchers.registry import (
     make_searcher,
     parse_searcher,
     searcher_for,
+    searcher_text,
 )
 from hago.searchers.surrogate import CostConstraint, Surrogate, Term
 
@@ -30,4 +31,5 @@ __all__ = [
     "make_searcher",
     "parse_searcher",
     "searcher_for",
+    "searcher_text",
 ]

@@ -118,6 +118,16 @@ def parse_searcher(text: str) -> tuple[str, dict[str, float | str]]:
     return name, options
 
 
+def searcher_text(name: str, options: Mapping[str, Any]) -> str:
+    """The text that `parse_searcher` parses into a name and options.
+
+    >>> searcher_text("gradient", {"moves": 2})
+    'gradient:moves=2'
+    """
+    assignments = ",".join(f"{key}={value}" for key, value in options.items())
+    return f"{name}:{assignments}" if assignments else name
+
+
 def _value(text: str) -> float | str:
     try:
         return float(text)

@@ -26,9 +26,9 @@ from hago.study import GeneratorSearcher, Score, Searcher, Steps, point_key, shi
 _RELATIVE_DOUBT: Final = 0.7
 #: The most raises of bits, and the most lowerings, that are combined in pairs.
 _PAIRED_MOVES: Final = 24
-#: Without a number of moves, gradient search makes one move for every GROUPS_A_MOVE groups, and COST_FACTOR times as
-#: many where a cost is minimized.
-GROUPS_A_MOVE: Final = 8
+#: Where a cost is minimized, gradient search without a number of moves makes one for every COST_GROUPS_A_MOVE groups,
+#: and COST_FACTOR times as many moves may fail in a row.
+COST_GROUPS_A_MOVE: Final = 2
 COST_FACTOR: Final = 4
 #: Moves that gradient and limited search ask at once.
 BATCH: Final = 2
@@ -224,13 +224,19 @@ class GradientOptions:
     Args:
         moves: the most evaluations of moves around the best point; -1, the default, for a number that grows with the
             space.
+        groups_a_move: without a number of moves, there is one for every so many groups, and at least two. Few moves
+            are better than the solution of the program beyond doubt. Not used where a cost is minimized.
     """
 
     moves: int = -1
+    groups_a_move: int = 16
 
     def __post_init__(self) -> None:
-        if self.moves < -1:
-            raise HagoError(f"gradient search of {self.moves} moves; expected 0 or more, or -1 for as many as pay")
+        if self.moves < -1 or self.groups_a_move < 1:
+            raise HagoError(
+                f"gradient search of {self.moves} moves, one for every {self.groups_a_move} groups; expected 0 or more "
+                "moves, or -1 for as many as pay, and 1 or more groups"
+            )
 
 
 def gradient_search(history: EvaluationHistory, start: Bits, seed: int, options: GradientOptions) -> Searcher:
@@ -240,9 +246,10 @@ def gradient_search(history: EvaluationHistory, start: Bits, seed: int, options:
     Before the search, the thresholds at `start` are refined by gradients, which makes most of the gain and takes most
     of the forward passes. Where a cost is minimized, the program is solved along the front.
     """
-    factor = COST_FACTOR if history.surrogate.minimize else 1
-    moves = max(2, factor * len(history.space.groups) // GROUPS_A_MOVE) if options.moves < 0 else options.moves
-    rounds = 4 if history.surrogate.minimize else 1
+    factor, rounds, groups_a_move = 1, 1, options.groups_a_move
+    if history.surrogate.minimize:
+        factor, rounds, groups_a_move = COST_FACTOR, 4, COST_GROUPS_A_MOVE
+    moves = max(2, len(history.space.groups) // groups_a_move) if options.moves < 0 else options.moves
     common_options = SensitivityOptions(rounds=rounds, moves=moves, batch=BATCH)
     return GeneratorSearcher(
         "gradient", options, _gradient_steps(history, start, common_options, PATIENCE * factor, options.moves < 0)

@@ -43,6 +43,8 @@ from hago.version import VERSION as HAGO_VERSION
 
 TRIAL_VERSION: Final = 1
 HEADER_VERSION: Final = 2
+#: By searcher, the options that it did not have at first, and what it did then: logs without them are of that time.
+_IMPLIED_OPTIONS: Final = {"gradient": {"groups_a_move": 8}}
 
 #: Fields of Score that are written under "score" unchanged.
 _REQUIRED_FIELDS: Final = ("unproved", "total_bits", "plan_key", "infeasible", "forwards")
@@ -230,7 +232,10 @@ class Header:
         """
         check_schema(record, "log_header", where)
         parts = {k: v for k, v in record.items() if k not in ("version", "time")}
-        return Header(**{**parts, "hardware": HardwareId(**record["hardware"])})
+        searcher = record["searcher"]
+        options = {**_IMPLIED_OPTIONS.get(searcher["name"], {}), **searcher["options"]}
+        hardware = HardwareId(**record["hardware"])
+        return Header(**{**parts, "hardware": hardware, "searcher": {**searcher, "options": options}})
 
     def check_same(self, logged: Header, where: str) -> None:
         """Check that a log with this header belongs to this search.

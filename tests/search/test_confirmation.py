@@ -41,7 +41,7 @@ from hago.search.preparation import Prepared, prepare
 from hago.search.proposed_thresholds import RefinementTask
 from hago.search.session import SearchOptions, run_search
 from hago.search.stored_strategy import plan_and_batches
-from hago.study.log import read_log
+from hago.study.log import Header, read_log
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
@@ -333,6 +333,21 @@ def test_logs_of_version_1_are_replayed_and_continued_as_they_were_begun(
     assert hago.replay(residual_block(), "x86_vnni", path, DATA).same
     path.write_bytes(b"".join(lines[:2]))
     run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(**how))  # type: ignore[arg-type]
+    assert timeless(path.read_bytes()) == timeless(content)
+
+
+def test_a_default_search_goes_on_with_the_options_that_its_log_was_begun_with(tmp_path: Path) -> None:
+    """The default number of moves became smaller; a log that names no number of groups a move was begun with 8."""
+    header = json.loads((GOLDEN / "log_refined_1.jsonl").read_text().splitlines()[0])
+    assert Header.from_json(header, "log").searcher["options"] == {"moves": -1, "groups_a_move": 8}
+    path = tmp_path / "log.jsonl"
+    how: dict[str, object] = {"progress": False, "log": path}
+    run_search(residual_block(), "vta", DATA, SearchOptions.of("gradient:groups_a_move=2", **how))  # type: ignore[arg-type]
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    assert len(lines) > 4  # more trials than with the default number of moves
+    path.write_bytes(b"".join(lines[:2]))
+    run_search(residual_block(), "vta", DATA, SearchOptions.of(**how))  # type: ignore[arg-type]
     assert timeless(path.read_bytes()) == timeless(content)
 
 
