@@ -8,7 +8,8 @@ returns a Plan or raises InfeasibleBits. This module has, in order:
 - whether any point of a space can be infeasible (`may_have_infeasible_points`);
 - the search for the feasible point nearest to a given one (`nearest_feasible`, `widest_feasible`);
 - feasible points that cover every feasible choice of every group (`ChoicePoints`). `search.prepare` prunes the space by
-  them (`prune_infeasible_choices`); `search.guidance` and `search.sensitivity` tabulate costs and losses with them.
+  them (`prune_infeasible_choices`); `search.guidance`, `search.sensitivity` and `search.choice_refinement` tabulate
+  costs, losses and thresholds with them.
 """
 
 from __future__ import annotations
@@ -287,7 +288,11 @@ class _FeasibleSearch:
 
 
 def plan_or_refusal(resolver: Resolver, bits: Bits) -> Plan | InfeasibleBits:
-    """The Plan of a point, or the error of the first node that has no signature for the point's bits."""
+    """The Plan of a point, or the error of the first node that has no signature for the point's bits.
+
+    Raises:
+        InfeasibleBits: the bits are no point of the resolver's space.
+    """
     try:
         return resolver(bits)
     except InfeasibleBits as error:
