@@ -20,14 +20,14 @@ from torch.nn import functional as F
 from hago.data import are_whole
 from hago.errors import DataError, HagoError, did_you_mean, warn
 
-#: Where noise is nothing at all, SQNR is reported as this many dB.
+#: The largest SQNR that is reported, in dB; also where there is no noise at all.
 MOST_DB: Final = 200.0
 
 #: Units of objectives.
 Unit = Literal["", "dB", "share"]
 #: (reference outputs, outputs, labels) -> (batch, k), float64.
 PerSample = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], Tensor]
-#: (outputs, their errors) -> H times the errors, None for outputs that do not matter.
+#: (outputs, their errors) -> H times the errors, with H as in Curvature; None for outputs that do not matter.
 Pull = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[Tensor | None]]
 #: (outputs, labels, generator) -> a vector v for every output, None for outputs that do not matter.
 Probe = Callable[[Sequence[Any], Tensor | None, torch.Generator], list[Tensor | None]]
@@ -60,7 +60,7 @@ class Objective:
     Args:
         per_sample: what each sample contributes, (batch, k) float64.
         finish: the mean contribution (k,) to the value; larger is better.
-        needs_labels: whether classes are read.
+        needs_labels: whether labels are read, which must then be classes.
         loss: from contributions, each sample's loss: 0 or more, and its mean orders models as `finish` does,
             the least first; None where there is no such thing.
         unit: of the value: "dB", "share" (at most 1, and limits may be in %), or "" for a plain number.
@@ -93,7 +93,7 @@ def check_rows(outputs: Sequence[Tensor], samples: int) -> None:
     """Refuse outputs that are not one row per sample.
 
     Raises:
-        DataError: which output, and its shape.
+        DataError: an output is not; names it and its shape.
     """
     for slot, output in enumerate(outputs):
         if output.ndim == 0 or output.shape[0] != samples:
@@ -167,7 +167,7 @@ def check_classes(labels: Tensor, output: Tensor) -> None:
     """Refuse labels that are no classes of an output.
 
     Raises:
-        DataError: what they are, and what is expected.
+        DataError: they are not; says what they are, and what is expected.
     """
     if why := why_labels_misfit(labels, output):
         raise DataError(why)
@@ -188,7 +188,7 @@ def _signal_and_noise(reference: Sequence[Tensor], outputs: Sequence[Tensor], la
 
 
 def decibels(signal: float, noise: float) -> float:
-    """`10 log10(signal / noise)`, at most MOST_DB, 0 where there is no signal."""
+    """`10 log10(signal / noise)`, at most MOST_DB; without signal 0, or MOST_DB where there is no noise either."""
     if signal <= 0.0:
         return MOST_DB if noise <= 0.0 else 0.0
     if noise <= signal * 10 ** (-MOST_DB / 10):

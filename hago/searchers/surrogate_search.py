@@ -32,7 +32,8 @@ GROUPS_A_MOVE: Final = 8
 COST_FACTOR: Final = 4
 #: Moves that gradient and limited search ask at once.
 BATCH: Final = 2
-#: Moves in a row that may fail to improve before these two searches end; more of them where a cost is minimized.
+#: Moves in a row that may fail to improve before gradient search ends; COST_FACTOR times as many where a cost is
+#: minimized, and twice as many in limited search.
 PATIENCE: Final = 4
 
 
@@ -235,7 +236,7 @@ class GradientOptions:
 
 def gradient_search(history: EvaluationHistory, start: Bits, seed: int, options: GradientOptions) -> Searcher:
     """A searcher that asks `start`, a solution of the integer program over expected losses, and a few moves around the
-    better of them; and more of both where none of these points keeps every limit.
+    better of them; and, unless the number of moves is given, more of both where none of these points keeps every limit.
 
     Before the search, the thresholds at `start` are refined by gradients, which makes most of the gain and takes most
     of the forward passes. Where a cost is minimized, the program is solved along the front.
