@@ -235,16 +235,16 @@ class _FeasibleSearch:
 
     def _candidates(self, point: dict[str, int], node: str) -> Iterator[dict[str, int]]:
         """Yield points at which a node that refused `point` may have a signature."""
-        any_signature = False
+        some_take_fixed_bits = False
         for desc in descs_at(self.resolver, node):
             most = most_bits(self.resolver, node, desc)
             excessive = [k for k, limit in most.items() if point[k] > limit]
             if not any(k in self.fixed for k in excessive):
-                any_signature = True
-                lowered = {k: self._at_most(k, most[k]) for k in excessive}
-                if lowered and None not in lowered.values():
-                    yield {**point, **{k: b for k, b in lowered.items() if b is not None}}
-        if any_signature:
+                some_take_fixed_bits = True
+                lowered = {k: b for k in excessive if (b := self._at_most(k, most[k])) is not None}
+                if lowered and len(lowered) == len(excessive):
+                    yield {**point, **lowered}
+        if some_take_fixed_bits:
             yield from self._other_dtypes(point, node)
 
     def _at_most(self, key: str, limit: int) -> int | None:
