@@ -4,6 +4,9 @@ An objective is two pure functions: what each sample contributes, and what the m
 means. So it streams over batches, and two models can be compared sample by sample. Everything else that a
 search has to know of an objective (its unit, the side of its limits, how it depends on errors of the outputs) is a
 field of it.
+
+`search.evaluate` measures models with objectives; `search.sensitivity` and `search.point_refinement` predict losses
+with their curvatures.
 """
 
 from __future__ import annotations
@@ -139,15 +142,16 @@ def unfit_labels(labels: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> 
     Args:
         outputs: the first output for each batch.
     """
-    known = [made for made in labels if made is not None]
+    known = [part for part in labels if part is not None]
     if not known:
         return ""
     if len(known) < len(labels):
         return (
             f"{len(labels) - len(known)} of {len(labels)} batches have no labels; pass them with every batch, or none"
         )
-    if any(made.shape[1:] != known[0].shape[1:] for made in known):
+    if any(part.shape[1:] != known[0].shape[1:] for part in known):
         return next(filter(None, map(why_labels_misfit, known, outputs)), "")
+    # all batches are checked at once; of outputs, only the shape is read
     rows = sum(len(output) for output in outputs)
     return why_labels_misfit(torch.cat(known), torch.empty((rows, *outputs[0].shape[1:]), device="meta"))
 
@@ -261,7 +265,7 @@ def divergence_probe(outputs: Sequence[Any], labels: Tensor | None, generator: t
     root = p.sqrt()
     r = _signs(p.shape, generator)
     v = root * r - p * (root * r).sum(1, keepdim=True)
-    return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
+    return [_over_root_of_positions(v, first), *[None] * (len(outputs) - 1)]
 
 
 def cross_entropy_probe(
@@ -275,7 +279,7 @@ def cross_entropy_probe(
     logits = first.detach().to(torch.float32)
     hot = F.one_hot(labels.long(), logits.shape[1]).movedim(-1, 1).to(logits.dtype)
     v = (F.softmax(logits, 1) - hot) * _signs((len(logits), *[1] * (logits.ndim - 1)), generator)
-    return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
+    return [_over_root_of_positions(v, first), *[None] * (len(outputs) - 1)]
 
 
 def squared_error_pull(outputs: Sequence[Tensor], errors: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -291,10 +295,13 @@ def divergence_pull(outputs: Sequence[Tensor], errors: Sequence[Tensor | None]) 
     logits, e = (t if t.ndim > 1 else t.unsqueeze(1) for t in (first, error))
     p = F.softmax(logits.to(torch.float32), 1)
     v = p * e - p * (p * e).sum(1, keepdim=True)
-    return [_mean_over_rest(_mean_over_rest(v, first), first), *[None] * (len(outputs) - 1)]
+    # the mean over positions divides H e by their number, so by the root twice
+    return [_over_root_of_positions(_over_root_of_positions(v, first), first), *[None] * (len(outputs) - 1)]
 
 
-def _mean_over_rest(v: Tensor, first: Tensor) -> Tensor:
+def _over_root_of_positions(v: Tensor, first: Tensor) -> Tensor:
+    """`v` divided by the root of the number of positions of an output, in the output's shape and dtype. Divided so, a
+    vector v with E[v v^T] = H has the H of a mean over positions."""
     positions = v[0].numel() / max(1, first.shape[1] if first.ndim > 1 else 1)
     return (v / math.sqrt(max(1.0, positions))).reshape(first.shape).to(first.dtype)
 
