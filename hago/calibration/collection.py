@@ -51,7 +51,7 @@ def collect(graph: Graph, batches: Iterable[Batch], observed: Collection[str], o
     """Collect the statistics of the `observed` nodes and the ranges of all nodes except constants.
 
     Raises:
-        DataError: a node's value is NaN or infinite; names the node.
+        DataError: an observed node has values that are not finite in float32, or no float values; names the node.
     """
     observers = {n: Observer(name=n) for n in observed if graph[n].op != CONST}
     ranges: dict[str, tuple[float, float]] = {}

@@ -1,4 +1,5 @@
-"""Costs of a model before calibration (`cost_range`, for `hago.explain_cost`), and costs as text for the command line.
+"""Costs of a model before calibration (`cost_range`, for `hago.api.explain_cost`), and costs as text for the
+command line.
 
 Costs depend on bits, shapes and signatures. Of thresholds it only matters whether two scales are equal, which then need
 no requantization; the made-up thresholds here differ between any 32 groups in a row.
@@ -62,12 +63,12 @@ class CostRange:
 
 
 def static_resolver(graph: Graph, hardware: Hardware, topology: Topology, space: Space) -> Resolver:
-    """A Resolver that needs no calibration: its Plans have made-up scales, on which costs do not depend."""
+    """A Resolver that needs no calibration: its Plans have made-up scales."""
     return Resolver(graph, hardware, topology, space, MadeUpThresholds(graph), hardware.known_ops)
 
 
 def cost_range(graph: Graph, hardware: Hardware, topology: Topology, space: Space, batch: int = 1) -> CostRange:
-    """The costs of the widest and the narrowest point of a space, and of the float model.
+    """The costs of the feasible points with the most and the fewest bits, and of the float model.
 
     Args:
         topology, space: of this graph on this hardware.

@@ -1,12 +1,13 @@
 """Import of objects that the user names on the command line as `package.module:name`.
 
+`graph.model_source` imports models, `data.sources` data, and `cli.options` what other options name.
+
 Only names that the user typed are imported, never names from files.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from hago.errors import HagoError, did_you_mean
@@ -49,16 +50,16 @@ def one_line(error: BaseException) -> str:
     return type(error).__name__ + (f": {lines[0]}" if lines else "")
 
 
-def call_named(function: Callable[[], Any], spec: str, what: str) -> Any:
-    """Call a function that the user named, and return its result.
+def call_named(named: object, spec: str, what: str) -> Any:
+    """Call an object that the user named, and return its result.
 
     Raises:
         HagoError: the object is not callable, or the call raised an exception.
     """
-    if not callable(function):
-        raise HagoError(f"{what} {spec!r} is of type {type(function).__name__}; expected a callable without arguments")
+    if not callable(named):
+        raise HagoError(f"{what} {spec!r} is of type {type(named).__name__}; expected a callable without arguments")
     try:
-        return function()
+        return named()
     except HagoError:
         raise
     except Exception as error:

@@ -1,5 +1,7 @@
 """Model source: a model named by text, `package.module:callable`, and its weights from a file.
 
+The command line reads its models with `load_model`.
+
 Importing a module runs it, as `import` does; a weights file runs nothing: it is read by safetensors,
 or by torch with `weights_only=True`.
 """
@@ -29,9 +31,9 @@ def load_model(spec: str, weights: str | Path | None = None) -> ModelLike:
     """The model that `spec` names, in eval mode, with the weights of a file.
 
     Args:
-        spec: `package.module:name` of a function or class that returns an nn.Module when called without
-            arguments, or of an nn.Module.
-        weights: a `.safetensors` file, or a state dict that `torch.save` wrote.
+        spec: `package.module:name` of an nn.Module, an ExportedProgram or a Graph, or of a function or class that
+            returns one when called without arguments.
+        weights: a `.safetensors` file, or a state dict that `torch.save` wrote; for an nn.Module only.
 
     Raises:
         HagoError: no such callable, it returns no model, or the weights are not this model's.
@@ -46,18 +48,18 @@ def load_model(spec: str, weights: str | Path | None = None) -> ModelLike:
     if weights is not None:
         if not isinstance(model, nn.Module):
             raise GraphError(f"model {spec!r} is a {type(model).__name__}, whose weights are its own; leave them out")
-        _put(model, read_weights(weights), str(weights))
+        _load_weights(model, read_weights(weights), str(weights))
     return model
 
 
-def _put(model: nn.Module, state: Mapping[str, Tensor], where: str) -> None:
+def _load_weights(model: nn.Module, state: Mapping[str, Tensor], where: str) -> None:
     expected = model.state_dict()
     wrong = [
         f"{name!r} has shape {tuple(state[name].shape)}, the model's has {tuple(tensor.shape)}"
         for name, tensor in expected.items()
         if name in state and state[name].shape != tensor.shape
     ]
-    # Checkpoints older than the counter lack it; nothing in eval mode reads it.
+    # checkpoints of old versions of torch lack this counter, which nothing in eval mode reads
     missing = [n for n in expected if n not in state and not n.endswith("num_batches_tracked")]
     extra = [n for n in state if n not in expected]
     problems = [
@@ -77,7 +79,7 @@ def _listed(names: Sequence[str]) -> str:
 
 # ---------------------------------------------------------------- weights
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a weights file, by name.
+    """The tensors of a weights file, by name; of a checkpoint, those under its key `state_dict`.
 
     Raises:
         GraphError: there is no such file, or it holds something else than tensors by name.

@@ -1,4 +1,7 @@
-"""The rules of conv1d, conv2d and conv3d, which differ in the number of spatial axes."""
+"""The rules of conv1d, conv2d and conv3d, which differ in the number of spatial axes.
+
+Transposed convolutions and pooling use `windows`, too.
+"""
 
 from __future__ import annotations
 
@@ -57,20 +60,17 @@ def _pads(attrs: Attrs, kernel: Sequence[int]) -> list[tuple[int, int]]:
 def _to_matrices(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
     """Windows of shape (N, groups, places, K) and weights of shape (groups, K, out / groups).
 
-    Along K stand the places of a window, and at each place its channels, filled up to an even number. Padding is 0 in
-    centered integers, and so the zero point in stored ones.
+    Along K stand the places of a window, and at each place its channels, filled up to an even number: chips add the
+    products of two neighbouring channels of one place. Padding is 0 in centered integers, and so the zero point in
+    stored ones.
     """
     kernel, groups, channels = w.shape[2:], attrs["groups"], w.shape[1]
-    padded = F.pad(x, [p for pair in reversed(_pads(attrs, kernel)) for p in pair]) + x_zero
-    for axis, (k, step, gap) in enumerate(zip(kernel, attrs["stride"], attrs["dilation"], strict=True)):
-        padded = padded.unfold(2 + axis, (k - 1) * gap + 1, step)[..., ::gap]
-    dims = len(kernel)
-    places = padded.shape[2 : 2 + dims]
-    windows = padded.reshape(len(x), groups, channels, math.prod(places), math.prod(kernel)).permute(0, 1, 3, 4, 2)
+    seen = windows(x + x_zero, groups, _pads(attrs, kernel), kernel, attrs["stride"], attrs["dilation"], x_zero)
     weights = (w + w_zero).reshape(groups, -1, channels, math.prod(kernel)).permute(0, 3, 2, 1)
     if channels % 2:  # the last channel has no partner to be added to
-        windows, weights = F.pad(windows, (0, 1)), F.pad(weights, (0, 0, 0, 1))
-    return windows.flatten(3), weights.flatten(1, 2)
+        seen, weights = F.pad(seen, (0, 1)), F.pad(weights, (0, 0, 0, 1))
+    dims = len(kernel)
+    return seen.flatten(2 + dims).flatten(2, 1 + dims), weights.flatten(1, 2)
 
 
 def windows(
@@ -80,9 +80,15 @@ def windows(
     kernel: Sequence[int],
     stride: Sequence[int],
     dilation: Sequence[int],
+    fill: int = 0,
 ) -> Tensor:
-    """The values that each window reads, (N, groups, *places, *kernel, channels / groups); a view of a padded copy."""
-    padded = F.pad(x, [p for pair in reversed(pads) for p in pair])
+    """The values that each window reads, (N, groups, *places, *kernel, channels / groups); a view of a padded copy.
+
+    Args:
+        pads: the number of padded entries before and after each spatial axis.
+        fill: their value.
+    """
+    padded = F.pad(x, [p for pair in reversed(pads) for p in pair], value=fill)
     padded = padded.reshape(len(x), groups, x.shape[1] // groups, *padded.shape[2:]).movedim(2, -1).contiguous()
     for axis, (k, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
         padded = padded.unfold(2 + axis, (k - 1) * gap + 1, step)[..., ::gap]

@@ -1,7 +1,7 @@
 """The rule of elementwise nonlinearities such as sigmoid, silu and gelu.
 
-On integers such an op is a table with one entry per input integer, so the function is only ever
-evaluated on real values and any smooth shape is exact up to its one rounding.
+On integers such an op is a table with one entry per input integer. So the function, whatever its shape, is only
+ever evaluated on real values, and its output is rounded once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""scaled_dot_product_attention: `softmax(q @ k.T * scale + mask) @ v`; float everywhere."""
+"""scaled_dot_product_attention: `softmax(q @ k.T * scale + mask) @ v`, in float.
+
+For chips that multiply matrices of integers, `graph.passes.open_attention` replaces it at import, where it can, by
+products that run in integers and a softmax.
+"""
 
 import math
 from collections.abc import Sequence

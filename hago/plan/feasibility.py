@@ -8,7 +8,8 @@ returns a Plan or raises InfeasibleBits. This module has, in order:
 - whether any point of a space can be infeasible (`may_have_infeasible_points`);
 - the search for the feasible point nearest to a given one (`nearest_feasible`, `widest_feasible`);
 - feasible points that cover every feasible choice of every group (`ChoicePoints`). `search.prepare` prunes the space by
-  them (`prune_infeasible_choices`); `search.guidance` and `search.sensitivity` tabulate costs and losses with them.
+  them (`prune_infeasible_choices`); `search.guidance`, `search.sensitivity` and `search.choice_refinement` tabulate
+  costs, losses and thresholds with them.
 """
 
 from __future__ import annotations
@@ -234,16 +235,16 @@ class _FeasibleSearch:
 
     def _candidates(self, point: dict[str, int], node: str) -> Iterator[dict[str, int]]:
         """Yield points at which a node that refused `point` may have a signature."""
-        any_signature = False
+        some_take_fixed_bits = False
         for desc in descs_at(self.resolver, node):
             most = most_bits(self.resolver, node, desc)
             excessive = [k for k, limit in most.items() if point[k] > limit]
             if not any(k in self.fixed for k in excessive):
-                any_signature = True
-                lowered = {k: self._at_most(k, most[k]) for k in excessive}
-                if lowered and None not in lowered.values():
-                    yield {**point, **{k: b for k, b in lowered.items() if b is not None}}
-        if any_signature:
+                some_take_fixed_bits = True
+                lowered = {k: b for k in excessive if (b := self._at_most(k, most[k])) is not None}
+                if lowered and len(lowered) == len(excessive):
+                    yield {**point, **lowered}
+        if some_take_fixed_bits:
             yield from self._other_dtypes(point, node)
 
     def _at_most(self, key: str, limit: int) -> int | None:
@@ -287,7 +288,11 @@ class _FeasibleSearch:
 
 
 def plan_or_refusal(resolver: Resolver, bits: Bits) -> Plan | InfeasibleBits:
-    """The Plan of a point, or the error of the first node that has no signature for the point's bits."""
+    """The Plan of a point, or the error of the first node that has no signature for the point's bits.
+
+    Raises:
+        InfeasibleBits: the bits are no point of the resolver's space.
+    """
     try:
         return resolver(bits)
     except InfeasibleBits as error:

@@ -1,10 +1,9 @@
 """The Plan: everything that simulation and realization read.
 
-It is derived from a graph, a hardware, bits and thresholds, and never stored beside them: a strategy stores bits and
-thresholds, a stored model only the Plan and where it came from.
+A Resolver derives it from a graph, a hardware, a topology, bits and thresholds. It is never stored beside these: a
+strategy stores bits and thresholds, a stored model only the Plan and where it came from.
 
-A Resolver makes a Plan from a graph, a hardware, a topology, bits and thresholds. The simulator and the integer model
-both execute it, each with arithmetic of its own, and give equal integers.
+The simulator executes it on floats that hold integers, and the integer model on integers; both give equal integers.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class _Comparison:
             self.compare(place, self.expected.pop(place), value)
 
     def compare(self, place: str, expected: Any, value: Any) -> None:
-        """Compare an output, if it is a tensor, with that of the simulator."""
+        """Compare a value with that of the simulator. Values that are no tensors are not compared."""
         assert isinstance(value, Tensor) == isinstance(expected, Tensor), f"{place}: only one value is a tensor"
         if isinstance(value, Tensor):
             self.compared += value.numel()

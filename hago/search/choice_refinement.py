@@ -130,7 +130,7 @@ class _Proposals:
         thresholds = {"refined": refined, "mse": least_squares, "estimated": task.estimated}
         return _Proposals(thresholds, replace(surrogate, most=start), start, gradients.spectra, of_weights)
 
-    def unseen(self, name: str, calibration: Calibration) -> Prepared:
+    def proposal_with(self, name: str, calibration: Calibration) -> Prepared:
         """The proposal of a name, with thresholds of activations made from other statistics. ProposalTest calls it.
 
         Args:

@@ -11,8 +11,8 @@ Thresholds of activations are made from statistics of all samples, so they clip 
 samples, however much they may clip of others. A proposal of such thresholds is therefore tested a second time, as it is
 made from statistics of the tuning samples alone (`UnseenSamples`).
 
-A search makes one Confirmation. Refinement (`hago.search.point_refinement`, `hago.search.choice_refinement`) makes one
-ProposalTest of it, and asks that whether a proposal is accepted.
+A search that refines thresholds makes one Confirmation. Refinement (`hago.search.point_refinement`,
+`hago.search.choice_refinement`) makes a ProposalTest with it, which decides whether a proposal is accepted.
 
 References:
     M. Stone, "Cross-Validatory Choice and Assessment of Statistical Predictions", 1974; Student, "The Probable Error
@@ -52,12 +52,15 @@ UNEVEN: Final = 0.6
 BLOCKS: Final = 8
 #: Part of the mean loss that is added to the losses of blocks before their ratio is taken, so that a block with hardly
 #: any loss has hardly any influence.
-LEAST_GAIN: Final = 0.01
+ADDED_LOSS: Final = 0.01
 #: Confidence with which a proposal must be better.
 CONFIDENCE: Final = 0.95
 #: Part of the loss by which thresholds of activations that clip more must be better: they affect values that no sample
 #: has.
 MARGIN: Final = 0.05
+#: Largest cost of the refinement of one fold in forwards, its gradients and the measuring of activations included:
+#: rounds for weights end there. Later rounds gain little.
+MAX_FORWARDS: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +169,6 @@ class Gain:
         return self.part > margin and self.errors > float(stats.t.ppf(confidence, self.blocks - 1))
 
 
-#: Largest cost of the refinement of one fold in forwards, its gradients and the measuring of activations included:
-#: rounds for weights end there. Later rounds gain little.
-MAX_FORWARDS: Final = 20.0
-
-
 @dataclass(frozen=True, slots=True)
 class Confirmation:
     """The batches of a search, and their folds.
@@ -234,12 +232,12 @@ class Confirmation:
         mean = float(difference.mean())
         part = mean / whole if (whole := float(old_losses.mean())) > 0.0 else 0.0
         # a few samples have most of the loss; ratios give all blocks the same weight
-        least = LEAST_GAIN * abs(whole)
+        added = ADDED_LOSS * abs(whole)
         befores, afters = (
-            torch.stack([x[a:b].mean() for a, b in blocks]).clamp_min(0.0) + least
+            torch.stack([x[a:b].mean() for a, b in blocks]).clamp_min(0.0) + added
             for x in (old_losses, old_losses - difference)
         )
-        ratios = (befores / afters).log() if least > 0.0 else torch.zeros(len(blocks), dtype=torch.float64)
+        ratios = (befores / afters).log() if added > 0.0 else torch.zeros(len(blocks), dtype=torch.float64)
         error = float(ratios.std()) / math.sqrt(len(blocks)) if len(blocks) > 1 else math.inf
         middle = float(ratios.mean())
         errors = middle / error if error > 0.0 else math.copysign(math.inf, middle) if middle else 0.0
@@ -259,7 +257,7 @@ class Confirmation:
 class Proposer(Protocol):
     """The maker of the proposals of one fold."""
 
-    def unseen(self, name: str, calibration: Calibration) -> Prepared:
+    def proposal_with(self, name: str, calibration: Calibration) -> Prepared:
         """The proposal of a name, or the `estimated` thresholds, with those of activations made from these
         statistics."""
         ...
@@ -307,7 +305,7 @@ class ProposalTest:
 
     def _proposals(self, name: str, unseen: UnseenSamples) -> list[Prepared]:
         pairs = zip(self.proposers, unseen.calibrations, strict=True)
-        return [proposer.unseen(name, calibration) for proposer, calibration in pairs]
+        return [proposer.proposal_with(name, calibration) for proposer, calibration in pairs]
 
     @property
     def forwards(self) -> float:
@@ -324,13 +322,13 @@ class UnseenSamples:
 
     Attributes:
         calibrations: by fold, the calibration with statistics of the tuning samples.
-        forwards: the cost so far, in passes of the float model over the data.
+        forwards: the cost so far, in forwards.
     """
 
     def __init__(self, prepared: Prepared, objective: Objective, confirmation: Confirmation) -> None:
         self.confirmation, self._objective = confirmation, objective
         graph, ops, batches = prepared.graph, prepared.hardware.known_ops, prepared.batches
-        calibration, judge = prepared.calibration, _loss_of(objective)
+        calibration, judge = prepared.calibration, _objective_of_losses(objective)
         self.calibrations: list[Calibration] = []
         self._evaluators: list[Evaluator] = []
         for fold in confirmation.folds:
@@ -380,7 +378,7 @@ class _ValidationBatches:
         return self.fold.validation_batches(self.batches)
 
 
-def _loss_of(objective: Objective) -> Objective:
+def _objective_of_losses(objective: Objective) -> Objective:
     """The objective by whose losses proposals are compared: the squared error where an objective has no losses of
     single samples, or counts classes, of which few samples say little."""
     return OBJECTIVES["sqnr"] if objective.loss is None or objective.counts_classes else objective
@@ -388,7 +386,7 @@ def _loss_of(objective: Objective) -> Objective:
 
 def losses_of(objective: Objective, measured: Measurement) -> Tensor:
     """The losses of all samples by which proposals are compared, float64."""
-    judge = _loss_of(objective)
+    judge = _objective_of_losses(objective)
     assert judge.loss is not None
     return judge.loss(measured.contributions[judge.name])
 

@@ -4,6 +4,9 @@ An objective is two pure functions: what each sample contributes, and what the m
 means. So it streams over batches, and two models can be compared sample by sample. Everything else that a
 search has to know of an objective (its unit, the side of its limits, how it depends on errors of the outputs) is a
 field of it.
+
+`search.evaluate` measures models with objectives; `search.sensitivity` and `search.point_refinement` predict losses
+with their curvatures.
 """
 
 from __future__ import annotations
@@ -20,14 +23,14 @@ from torch.nn import functional as F
 from hago.data import are_whole
 from hago.errors import DataError, HagoError, did_you_mean, warn
 
-#: Where noise is nothing at all, SQNR is reported as this many dB.
+#: The largest SQNR that is reported, in dB; also where there is no noise at all.
 MOST_DB: Final = 200.0
 
 #: Units of objectives.
 Unit = Literal["", "dB", "share"]
 #: (reference outputs, outputs, labels) -> (batch, k), float64.
 PerSample = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], Tensor]
-#: (outputs, their errors) -> H times the errors, None for outputs that do not matter.
+#: (outputs, their errors) -> H times the errors, with H as in Curvature; None for outputs that do not matter.
 Pull = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[Tensor | None]]
 #: (outputs, labels, generator) -> a vector v for every output, None for outputs that do not matter.
 Probe = Callable[[Sequence[Any], Tensor | None, torch.Generator], list[Tensor | None]]
@@ -60,7 +63,7 @@ class Objective:
     Args:
         per_sample: what each sample contributes, (batch, k) float64.
         finish: the mean contribution (k,) to the value; larger is better.
-        needs_labels: whether classes are read.
+        needs_labels: whether labels are read, which must then be classes.
         loss: from contributions, each sample's loss: 0 or more, and its mean orders models as `finish` does,
             the least first; None where there is no such thing.
         unit: of the value: "dB", "share" (at most 1, and limits may be in %), or "" for a plain number.
@@ -93,7 +96,7 @@ def check_rows(outputs: Sequence[Tensor], samples: int) -> None:
     """Refuse outputs that are not one row per sample.
 
     Raises:
-        DataError: which output, and its shape.
+        DataError: an output is not; names it and its shape.
     """
     for slot, output in enumerate(outputs):
         if output.ndim == 0 or output.shape[0] != samples:
@@ -139,15 +142,16 @@ def unfit_labels(labels: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> 
     Args:
         outputs: the first output for each batch.
     """
-    known = [made for made in labels if made is not None]
+    known = [part for part in labels if part is not None]
     if not known:
         return ""
     if len(known) < len(labels):
         return (
             f"{len(labels) - len(known)} of {len(labels)} batches have no labels; pass them with every batch, or none"
         )
-    if any(made.shape[1:] != known[0].shape[1:] for made in known):
+    if any(part.shape[1:] != known[0].shape[1:] for part in known):
         return next(filter(None, map(why_labels_misfit, known, outputs)), "")
+    # all batches are checked at once; of outputs, only the shape is read
     rows = sum(len(output) for output in outputs)
     return why_labels_misfit(torch.cat(known), torch.empty((rows, *outputs[0].shape[1:]), device="meta"))
 
@@ -167,7 +171,7 @@ def check_classes(labels: Tensor, output: Tensor) -> None:
     """Refuse labels that are no classes of an output.
 
     Raises:
-        DataError: what they are, and what is expected.
+        DataError: they are not; says what they are, and what is expected.
     """
     if why := why_labels_misfit(labels, output):
         raise DataError(why)
@@ -188,7 +192,7 @@ def _signal_and_noise(reference: Sequence[Tensor], outputs: Sequence[Tensor], la
 
 
 def decibels(signal: float, noise: float) -> float:
-    """`10 log10(signal / noise)`, at most MOST_DB, 0 where there is no signal."""
+    """`10 log10(signal / noise)`, at most MOST_DB; without signal 0, or MOST_DB where there is no noise either."""
     if signal <= 0.0:
         return MOST_DB if noise <= 0.0 else 0.0
     if noise <= signal * 10 ** (-MOST_DB / 10):
@@ -261,7 +265,7 @@ def divergence_probe(outputs: Sequence[Any], labels: Tensor | None, generator: t
     root = p.sqrt()
     r = _signs(p.shape, generator)
     v = root * r - p * (root * r).sum(1, keepdim=True)
-    return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
+    return [_over_root_of_positions(v, first), *[None] * (len(outputs) - 1)]
 
 
 def cross_entropy_probe(
@@ -275,7 +279,7 @@ def cross_entropy_probe(
     logits = first.detach().to(torch.float32)
     hot = F.one_hot(labels.long(), logits.shape[1]).movedim(-1, 1).to(logits.dtype)
     v = (F.softmax(logits, 1) - hot) * _signs((len(logits), *[1] * (logits.ndim - 1)), generator)
-    return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
+    return [_over_root_of_positions(v, first), *[None] * (len(outputs) - 1)]
 
 
 def squared_error_pull(outputs: Sequence[Tensor], errors: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -291,10 +295,13 @@ def divergence_pull(outputs: Sequence[Tensor], errors: Sequence[Tensor | None]) 
     logits, e = (t if t.ndim > 1 else t.unsqueeze(1) for t in (first, error))
     p = F.softmax(logits.to(torch.float32), 1)
     v = p * e - p * (p * e).sum(1, keepdim=True)
-    return [_mean_over_rest(_mean_over_rest(v, first), first), *[None] * (len(outputs) - 1)]
+    # the mean over positions divides H e by their number, so by the root twice
+    return [_over_root_of_positions(_over_root_of_positions(v, first), first), *[None] * (len(outputs) - 1)]
 
 
-def _mean_over_rest(v: Tensor, first: Tensor) -> Tensor:
+def _over_root_of_positions(v: Tensor, first: Tensor) -> Tensor:
+    """`v` divided by the root of the number of positions of an output, in the output's shape and dtype. Divided so, a
+    vector v with E[v v^T] = H has the H of a mean over positions."""
     positions = v[0].numel() / max(1, first.shape[1] if first.ndim > 1 else 1)
     return (v / math.sqrt(max(1.0, positions))).reshape(first.shape).to(first.dtype)
 

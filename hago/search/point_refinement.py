@@ -321,7 +321,7 @@ class _Refinement:
         squared error), or `weighted` (by gradients)."""
         self.prepared = self.proposals.get(name, self.task.estimated)
 
-    def unseen(self, name: str, calibration: Calibration) -> Prepared:
+    def proposal_with(self, name: str, calibration: Calibration) -> Prepared:
         """The same thresholds as `use_activations` uses, made from other statistics. ProposalTest calls it.
 
         Args:

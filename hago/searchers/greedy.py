@@ -75,16 +75,22 @@ class _Incumbent:
     tolerance: float
     top: float = -math.inf
 
-    def is_replaced_by(self, score: Score, fewer_bits: bool) -> bool:
-        """Whether a neighbour with this score replaces the incumbent. An equal one does only with fewer bits, so that
-        the search cannot cycle."""
+    def offer(self, bits: dict[str, int], score: Score, fewer_bits: bool) -> bool:
+        """Move to a neighbour if it is better. An equal one must have fewer bits, so that the search cannot cycle.
+
+        Returns:
+            Whether the neighbour is now the incumbent.
+        """
         for candidate in (self.score, score):
             if candidate.accepted:
                 self.top = max(self.top, candidate.value)
         # while no point is accepted, values are compared without the tolerance
         floor = self.top - self.tolerance if self.top > -math.inf else math.inf
         incumbent, neighbour = self.score.standing(floor), score.standing(floor)
-        return neighbour >= incumbent if fewer_bits else neighbour > incumbent
+        moves = neighbour >= incumbent if fewer_bits else neighbour > incumbent
+        if moves:
+            self.bits, self.score = bits, score
+        return moves
 
 
 def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> Steps[None]:
@@ -104,19 +110,18 @@ def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> S
 
 
 def _swap(space: Space, incumbent: _Incumbent, feeds: Feeds, why: str, known_scores: ScoresByPoint) -> Steps[None]:
-    """Trade bits between operands that share an accumulator where the result replaces the incumbent."""
+    """Trade bits between operands that share an accumulator, at most once a node, where the result is better."""
     for node, keys in feeds.items():
         for bits in bit_trades(space, {node: keys}, incumbent.bits):
             score = yield from ask_score(bits, f"{why}: swap at {node}", known_scores)
-            if incumbent.is_replaced_by(score, fewer_bits=False):
-                incumbent.bits, incumbent.score = bits, score
+            if incumbent.offer(bits, score, fewer_bits=False):
                 break
 
 
 def _move_group(
     space: Space, incumbent: _Incumbent, key: str, step: int, why: str, known_scores: ScoresByPoint
 ) -> Steps[bool]:
-    """Move one group choice by choice while the result replaces the incumbent; returns whether the group moved.
+    """Move one group choice by choice while the incumbent moves along; returns whether the group moved.
 
     Args:
         step: 1 for fewer bits, -1 for more.
@@ -125,9 +130,8 @@ def _move_group(
     while (bits := shifted(space, incumbent.bits, key, step)) != incumbent.bits:
         old, new = incumbent.bits[key], bits[key]
         score = yield from ask_score(bits, f"{why}: {key} {old} to {new} bits", known_scores)
-        if not incumbent.is_replaced_by(score, fewer_bits=step > 0):
+        if not incumbent.offer(bits, score, fewer_bits=step > 0):
             break
-        incumbent.bits, incumbent.score = bits, score
         moved = True
     return moved
 

@@ -50,7 +50,8 @@ def first_point_that_runs(
         The first point that runs, or the best of the points evaluated where none does, and its score.
     """
     bits = dict(start)
-    best = bits, (score := (yield from ask_score(bits, "start", known_scores)))
+    score = yield from ask_score(bits, "start", known_scores)
+    best = bits, score
     while not score.runs:
         lower = _lowered_at_overflows(space, bits, feeds, score)
         if lower == bits:

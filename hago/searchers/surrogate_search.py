@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from hago.errors import HagoError
-from hago.plan import Bits
+from hago.plan import Bits, Space
 from hago.searchers.evaluation_history import EvaluationHistory
 from hago.searchers.knapsack import Knapsack, Solution
 from hago.searchers.repair import bit_trades, first_point_that_runs
@@ -32,7 +32,8 @@ COST_GROUPS_A_MOVE: Final = 2
 COST_FACTOR: Final = 4
 #: Moves that gradient and limited search ask at once.
 BATCH: Final = 2
-#: Moves in a row that may fail to improve before these two searches end; more of them where a cost is minimized.
+#: Moves in a row that may fail to improve before gradient search ends; COST_FACTOR times as many where a cost is
+#: minimized, and twice as many in limited search.
 PATIENCE: Final = 4
 
 
@@ -144,7 +145,8 @@ def _ask_moves(history: EvaluationHistory, options: SensitivityOptions, patience
     left, failed, previous_best = options.moves, 0, history.best[0]
     while left > 0:
         bits, score = history.best
-        failed, previous_best = failed if bits == previous_best else 0, bits
+        if bits != previous_best:
+            failed, previous_best = 0, bits
         if failed >= patience:
             return
         surrogate = history.surrogate.corrected(fit_factors(history.surrogate, history.scored))
@@ -165,14 +167,13 @@ def _optimistic_loss(move: Change) -> float:
 def _neighbours(history: EvaluationHistory, surrogate: Surrogate, bits: Bits, score: Score) -> Iterator[dict[str, int]]:
     """Yield single steps and swaps that may improve a point, the most promising first."""
     space, estimates = history.space, NeighbourEstimates(surrogate, bits)
-    shifts = [[(k, shifted(space, {k: bits[k]}, k, s)[k]) for k in space.groups] for s in (1, -1)]
-    downs, ups = ([estimates.change({k: b}) for k, b in shift if b != bits[k]] for shift in shifts)
-    # changes without loss and cost are of bits of float nodes, which have no effect
-    downs, ups = (sorted((m for m in ms if m.churn or m.cost), key=_optimistic_loss) for ms in (downs, ups))
+    downs, ups = (_with_effect(estimates, _single_steps(space, bits, step)) for step in (1, -1))
+    downs.sort(key=_optimistic_loss)
+    ups.sort(key=_optimistic_loss)
     pairs = itertools.product(ups[:_PAIRED_MOVES], downs[:_PAIRED_MOVES])
     swaps = [_combine(up, down) for up, down in pairs if up.bits.keys() != down.bits.keys()]
-    trades = (estimates.change(p) for p in bit_trades(space, history.feeds_in_space, bits))
-    moves = [*downs, *ups, *swaps, *(m for m in trades if m.churn or m.cost)]
+    trades = _with_effect(estimates, bit_trades(space, history.feeds_in_space, bits))
+    moves = [*downs, *ups, *swaps, *trades]
     # expected costs may be a little off, so only their differences are used
     slack = math.inf if surrogate.limit is None else surrogate.limit - surrogate.cost_of(bits, score)
     limits: dict[str, list[tuple[Sequence[str], int]]] = {}
@@ -197,6 +198,19 @@ def _neighbours(history: EvaluationHistory, surrogate: Surrogate, bits: Bits, sc
         fits = estimates.change(move.bits).cost < math.inf
         if fits and all(c.cost(point) - c.cost(bits) <= max(0.0, c.slack(bits, score)) for c in surrogate.constraints):
             yield point
+
+
+def _single_steps(space: Space, bits: Bits, step: int) -> Iterator[dict[str, int]]:
+    """Yield the changed bits of one group, for every group that `shifted` moves by that step."""
+    for key in space.groups:
+        change = shifted(space, {key: bits[key]}, key, step)
+        if change[key] != bits[key]:
+            yield change
+
+
+def _with_effect(estimates: NeighbourEstimates, changes: Iterable[Bits]) -> list[Change]:
+    """The expected changes of loss and cost, without those that change neither, such as of bits of float nodes."""
+    return [c for c in map(estimates.change, changes) if c.churn or c.cost]
 
 
 def _combine(up: Change, down: Change) -> Change:
@@ -241,7 +255,7 @@ class GradientOptions:
 
 def gradient_search(history: EvaluationHistory, start: Bits, seed: int, options: GradientOptions) -> Searcher:
     """A searcher that asks `start`, a solution of the integer program over expected losses, and a few moves around the
-    better of them; and more of both where none of these points keeps every limit.
+    better of them; and, unless the number of moves is given, more of both where none of these points keeps every limit.
 
     Before the search, the thresholds at `start` are refined by gradients, which makes most of the gain and takes most
     of the forward passes. Where a cost is minimized, the program is solved along the front.

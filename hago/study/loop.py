@@ -105,6 +105,7 @@ def run_study(
         before: seconds and forward passes that this search has spent already; they count towards the budget.
 
     Raises:
+        HagoError: the budget cannot be parsed, or the searcher asked no point.
         InfeasibleBits: every point overflowed or fits no signature, or the searcher asked a point outside of the space.
         LogError: the log cannot be written, is damaged, was written by another search, or was removed, renamed or
             changed while it was open.
@@ -230,6 +231,7 @@ class _Run:
         return self.budget.spent(len(self.trials), self._elapsed(), self.forwards)
 
     def _prefetch(self, points: Sequence[Bits]) -> None:
+        """Start the scoring of the points that are not in the log, as many as the budget on trials allows."""
         new = points[max(0, len(self.logged) - len(self.trials)) :]
         if self.budget.trials is not None:
             new = new[: max(0, self.budget.trials - len(self.trials))]
@@ -295,6 +297,7 @@ class _Run:
         """The best trial.
 
         Raises:
+            HagoError: the searcher asked no point.
             InfeasibleBits: there is none; the message gives the reason for the closest point.
         """
         if self.best is not None:

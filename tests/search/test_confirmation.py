@@ -165,7 +165,7 @@ def test_unseen_samples_are_in_no_statistics(spec: str) -> None:
     def thresholds(data: list[tuple[Tensor, Tensor]], index: int) -> list[object]:
         batches = Batches(data, prepared.graph.inputs)
         unseen = UnseenSamples(replace(prepared, batches=batches), goal.objective, confirmation)
-        proposals = [choices.unseen(way, unseen.calibrations[index]) for way in choices.thresholds]
+        proposals = [choices.proposal_with(way, unseen.calibrations[index]) for way in choices.thresholds]
         plans = [p.resolver(prepared.space.widest()) for p in proposals]
         return [sorted((k, lo.tolist(), hi.tolist()) for k, (lo, hi) in plan.thresholds.items()) for plan in plans]
 

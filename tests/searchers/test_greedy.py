@@ -195,10 +195,10 @@ def test_values_decide_while_every_point_overflows() -> None:
         return Score(value, overflows={"a": 1}, excess_bits={"a": 1}, total_bits=bits)
 
     incumbent = _Incumbent({}, overflowing(0.0, 10), tolerance=0.0)
-    assert not incumbent.is_replaced_by(overflowing(-1.0, 9), fewer_bits=True)
-    assert incumbent.is_replaced_by(overflowing(0.0, 9), fewer_bits=True)
-    assert incumbent.is_replaced_by(overflowing(1.0, 11), fewer_bits=False)
-    assert incumbent.is_replaced_by(Score(-9.0), fewer_bits=False)
+    assert not incumbent.offer({}, overflowing(-1.0, 9), fewer_bits=True)
+    assert incumbent.offer({}, overflowing(0.0, 9), fewer_bits=True)
+    assert incumbent.offer({}, overflowing(1.0, 11), fewer_bits=False)
+    assert incumbent.offer({}, Score(-9.0), fewer_bits=False)
 
 
 def test_another_start_cannot_continue_the_log(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Bin k of a histogram counts the magnitudes nearest to k * width; zeros are not counted. Widths and positions are
 float32, as in TPU-MLIR. Sums that TPU-MLIR computes in float32 in numpy's order are computed in float64 here; the
-thresholds differ from its own by some parts in 10**6.
+thresholds differ from its own by some parts in 10**6. hago's own calibration, `hago.calibration`, uses none of this.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def extend_histogram(before: Histogram, x: Tensor, bins: int = BINS) -> Histogra
     A batch within the range of the histogram is counted in its n bins. For any other, bins are appended: with
     `step = top / n` there are `(absmax - top) // step + 1` more, the new top is a whole number of steps, and earlier
     counts keep their bins. The width becomes `new_top / (new_n - 1)`, which differs from the earlier one by less than
-    one part in n. If that takes more than MOST_BINS bins, the earlier counts are dropped.
+    one part in n. If that takes more than MOST_BINS bins, the earlier counts are dropped and the histogram starts over.
+    After zeros alone, which are not counted, it is that of the batch.
 
     Args:
         before: the histogram of the earlier batches.
@@ -193,8 +194,9 @@ def kl_threshold_of_counts(counts: Tensor, width: float, groups: int = 128) -> f
 
 
 # ---------------------------------------------------------------- threshold methods
-# Each is a function from values to one positive number, which may exceed the largest magnitude. `table_threshold` turns
-# the thresholds of a tensor's batches into the one number that TPU-MLIR writes into a calibration table.
+# Those in METHODS are functions from values to one number, 0 or more, which may exceed the largest magnitude.
+# `table_threshold` turns the thresholds of a tensor's batches into the one number that TPU-MLIR writes into a
+# calibration table.
 
 #: The least threshold in a calibration table; lesser ones and NaN are replaced by it.
 SMALLEST_THRESHOLD: Final = 1e-5
@@ -259,7 +261,7 @@ def mse_threshold(x: Tensor, bits: int = 8) -> float:
     if not 1 <= bits <= 16:
         raise HagoError(f"a threshold for {bits} bits; expected 1 to 16")
     values = _values(x)
-    unsigned = 4 if abs(float(values.min())) < 1e-6 else 1
+    u = 4 if abs(float(values.min())) < 1e-6 else 1
     magnitudes = values.abs()
     if not bool((magnitudes > 0).any()):
         return 1.0
@@ -267,7 +269,7 @@ def mse_threshold(x: Tensor, bits: int = 8) -> float:
     for _ in range(20):
         above = magnitudes > s
         clipped = int(above.sum())
-        rounding = 1 / 4**bits / 3 / unsigned * (magnitudes.numel() - clipped)
+        rounding = 1 / 4**bits / 3 / u * (magnitudes.numel() - clipped)
         following = float(magnitudes[above].sum()) / (rounding + clipped)
         if abs(following - s) < 1e-6:
             break

@@ -1,5 +1,8 @@
 """Requantizations in the form that the native kernels read, or the reasons why the kernels cannot apply them.
 
+`lowering`, `kernels` and `epilogue` ask for them while a Plan is lowered. What the kernels cannot apply, the reference
+arithmetic does.
+
 A `native.RequantizeParams` holds pointers, so a `Requantization` keeps the tensors to which its structure points.
 """
 
@@ -223,7 +226,8 @@ def tflite_sum_requantizations(
 
 
 def _in_two_steps(simq: SimQ, how: Requantize, channels: int, largest: float) -> Requantization | str:
-    """Two requantizations in sequence; a single one if the first is only a shift to the left."""
+    """Two requantizations in sequence; a single one that gives the same where the first multiplies by a power of two,
+    exactly."""
     first, second = simq.steps
     assert first.target is not None and second.target is not None
     before = requantization_of(first, how, channels, largest)
