@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import signal
+import warnings
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -19,6 +20,7 @@ from toys import timeless
 
 import hago
 from hago.arithmetic.equality import count_differing
+from hago.errors import HagoError
 from hago.plan.space import Bits, Space
 from hago.plan.strategy import Strategy
 from hago.runtime.reference import IntegerModel
@@ -78,6 +80,32 @@ def test_models_are_modules(model: nn.Module) -> None:
         assert out.shape == (2, 3) and not out.requires_grad
     state = quantizer.realize().state_dict()
     assert state and all(not t.is_floating_point() for t in state.values())
+
+
+def test_the_old_name_of_realize(model: nn.Module) -> None:
+    quantizer = hago.quantize(model, CHIP, DATA)
+    x = images(2, 1, 6, 6)
+    assert quantizer.quantize()(x).equal(quantizer.realize()(x))
+    assert type(quantizer.quantize("reference")) is type(quantizer.realize("reference")) is IntegerModel
+
+
+def test_models_take_arrays(model: nn.Module) -> None:
+    quantizer = hago.quantize(model, CHIP, [tuple(t.numpy() for t in batch) for batch in DATA])
+    x = images(2, 1, 6, 6)
+    for made in (quantizer.simulate(), quantizer.realize(), quantizer.realize("reference")):
+        for array in (x.numpy(), x.numpy()[::-1].copy()[::-1], x.numpy().astype(">f4"), x.numpy().astype("float64")):
+            assert made(array).equal(made(x))
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_an_integer_model_is_not_traced(model: nn.Module, engine: str) -> None:
+    integer, x = hago.quantize(model, CHIP, DATA).realize(engine), images(2, 1, 6, 6)
+    for refused in (integer, nn.Sequential(integer, nn.ReLU())):
+        for call in (lambda m: torch.jit.trace(m, x), torch.jit.script):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit itself
+                with pytest.raises(HagoError, match="cannot be traced or scripted by torch.jit.*load_integer_model"):
+                    call(refused)
 
 
 # ---------------------------------------------------------------- search

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from hago.plan.plan import Plan
 from hago.plan.resolve import Resolver
 from hago.plan.space import build_space
 from hago.plan.topology import analyze
+from hago.runtime.reference import IntegerModel
 
 #: Figures that no chip has, so that every term of every sum is nonzero and tells itself apart.
 CHIP_COST = {
@@ -147,6 +150,31 @@ def test_a_float_model_has_no_conversions(resolver: Resolver) -> None:
     assert cost["requantized"] == 0 and cost["effective_bits"] == 32
     assert cost["weight_bytes"] == 4 * sum(t.numel() for t in plan.graph.consts.values())
     assert cost["macs"] == plan_cost(plan, 2)["macs"] and cost["bops"] == 1024 * cost["macs"]
+
+
+def test_the_size_of_a_strategy_is_the_same_everywhere(resolver: Resolver) -> None:
+    for bits in (resolver.space.widest(), resolver.space.narrowest()):
+        plan = resolver(bits)
+        sizes = plan.weight_sizes
+        assert sizes.at_bits == plan_cost(plan)["weight_bytes"] == plan_cost(plan).weight_bytes
+        assert sizes.integer == sum(b.numel() * b.element_size() for b in IntegerModel(plan).buffers())
+        assert sizes.at_bits <= sizes.stored
+        floats = float_cost(plan)["weight_bytes"]
+        assert sizes.before == floats
+
+
+def test_totals_are_attributes(resolver: Resolver) -> None:
+    cost = plan_cost(resolver(resolver.space.widest()))
+    for metric in METRICS:
+        if metric in cost.figures:
+            assert getattr(cost, metric) == cost[metric] and metric in dir(cost)
+        else:
+            with pytest.raises(AttributeError, match=f"does not give what '{metric}' needs"):
+                getattr(cost, metric)
+    with pytest.raises(AttributeError, match="a cost has no 'weight_byte'.*weight_bytes.*Did you mean 'weight_bytes'"):
+        cost.weight_byte  # noqa: B018
+    assert not hasattr(cost, "nonsense")
+    assert pickle.loads(pickle.dumps(cost)) == copy.deepcopy(cost) == cost
 
 
 def test_cost_range_matches_the_costs_of_calibrated_plans(resolver: Resolver) -> None:
