@@ -1193,6 +1193,12 @@ def test_the_advice_of_an_error_helps(case: Case, tmp_path: Path, monkeypatch: p
 # ---------------------------------------------------------------- completeness
 #: Advice that other tests take, and which.
 ELSEWHERE: Final = {
+    "cannot be traced or scripted by torch.jit": ("test_api.py", "test_an_integer_model_is_not_traced"),
+    "realize() for the integer model, simulate()": ("test_api.py", "test_models_are_modules"),
+    "train it as any nn.Module, then hago.from_qat": (
+        "qat/test_training.py",
+        "test_the_trained_model_is_the_shipped_one",
+    ),
     "the file sums {} in int64. Take fewer bits": ("export/test_onnx.py", "test_a_mean_whose_sum_may_wrap_is_refused"),
     "Let it return tensors alone": ("graph/test_exported_program.py", "test_a_model_that_returns_a_cache"),
     "was changed while it was written": (
@@ -1258,6 +1264,8 @@ UNTRIED: Final = {
 }
 #: Texts that only look like advice.
 NO_ADVICE: Final = (
+    "figures, see .missing; cycles and energy are lower bounds",
+    "run in float32|are refused",
     "; continue with:",
     "values to quantize hold NaN",
     "operators not in INT8",

@@ -98,7 +98,7 @@ def test_models_take_arrays(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("engine", ["auto", "reference"])
-def test_an_integer_model_is_not_traced(model: nn.Module, engine: str) -> None:
+def test_an_integer_model_is_not_traced(model: nn.Module, engine: str, tmp_path: Path) -> None:
     integer, x = hago.quantize(model, CHIP, DATA).realize(engine), images(2, 1, 6, 6)
     for refused in (integer, nn.Sequential(integer, nn.ReLU())):
         for call in (lambda m: torch.jit.trace(m, x), torch.jit.script):
@@ -106,6 +106,9 @@ def test_an_integer_model_is_not_traced(model: nn.Module, engine: str) -> None:
                 warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit itself
                 with pytest.raises(HagoError, match="cannot be traced or scripted by torch.jit.*load_integer_model"):
                     call(refused)
+    integer.save(tmp_path / "m.hago")
+    assert hago.load_integer_model(tmp_path / "m.hago")(x).equal(integer(x))
+    assert torch.compile(integer, backend="eager")(x).equal(integer(x))
 
 
 # ---------------------------------------------------------------- search
