@@ -13,14 +13,10 @@ from hago import api
 from hago.analysis import measure_hardware
 from hago.analysis.strategy_report import report_plan
 from hago.arithmetic.types import TORCH_DTYPES
+from hago.cli.console import NO, OK, Console, Outcome, command_line
 from hago.cli.export import compare_command, export_command
 from hago.cli.finetune import finetune_command
 from hago.cli.options import (
-    NO,
-    OK,
-    Console,
-    Outcome,
-    command_line,
     estimator_argument,
     hardware_of,
     load_batches,

@@ -12,11 +12,9 @@ from typing import Any, Final
 
 from hago import api
 from hago.analysis.strategy_report import figures_in_words
+from hago.cli.console import OK, Console, Outcome
 from hago.cli.finetune import before_and_after
 from hago.cli.options import (
-    OK,
-    Console,
-    Outcome,
     check_command,
     default_path,
     estimator_argument,
