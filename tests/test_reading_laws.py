@@ -75,6 +75,8 @@ SYSTEM: Final = "a file of the operating system"
 ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("hago.cost.cost.METRICS", ".read_bytes"): BYTES,
     ("hago.cost.cost.METRICS", ".write_bytes"): BYTES,
+    ("hago.cost.cost._row", ".read_bytes"): BYTES,
+    ("hago.cost.cost._row", ".write_bytes"): BYTES,
     ("hago.data.sources._arrays", "numpy.load"): CHECKED,
     ("hago.data.sources._arrays", "open"): OWN,
     ("hago.data.sources._check_sizes", ".open"): "a member of the archive",
@@ -126,7 +128,6 @@ NEEDED: Final = {
 #: Others that open files, and which.
 OTHERS: Final[Mapping[str, str]] = {
     "hago.cli._drop_stdout": SYSTEM,
-    "hago.cost.report._row": BYTES,
     "hago.runtime.native.library._fingerprint": SHIPPED,
     "hago.runtime.native.library._processor": SYSTEM,
     "hago.runtime.native.library.build": "the library that it built",

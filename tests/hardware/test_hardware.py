@@ -15,7 +15,6 @@ from hago.arithmetic.types import INT8, INT16, INT32
 from hago.errors import HagoError, HardwareError
 from hago.hardware.file import check_hardware, hardware_hash, load_hardware
 from hago.hardware.hardware import Accumulator, FixedOut, Hardware, OpDesc, TensorScheme, create_sample_hardware
-from hago.hardware.table import explain_hardware
 
 
 def rfc_hardware() -> Hardware:
@@ -163,7 +162,7 @@ def test_equal_numbers_of_different_types_hash_equally() -> None:
 
 
 def test_table() -> None:
-    table = explain_hardware(create_sample_hardware())
+    table = create_sample_hardware().table()
     lines = str(table).splitlines()
     assert lines[0].startswith("sample: activations hago per_tensor, weights hago per_tensor, requantize float32")
     assert lines[1].split() == ["op", "operands", "result", "register", "overflow", "requantize", "form", "source"]
@@ -175,7 +174,7 @@ def test_table() -> None:
 
 
 def test_table_as_json() -> None:
-    table = explain_hardware(rfc_hardware())
+    table = rfc_hardware().table()
     said = json.loads(json.dumps(table.to_json()))
     assert said["head"] == table.head
     assert said["rows"][1] == {
