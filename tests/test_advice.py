@@ -1191,6 +1191,8 @@ def test_the_advice_of_an_error_helps(case: Case, tmp_path: Path, monkeypatch: p
 
 
 # ---------------------------------------------------------------- completeness
+WRONG_DATA: Final = ("data/test_wrong_data.py", "test_wrong_data_is_explained")
+BY_VALUES: Final = ("data/test_wrong_data.py", "test_control_flow_by_values_names_the_line")
 #: Advice that other tests take, and which.
 ELSEWHERE: Final = {
     "the file sums {} in int64. Take fewer bits": ("export/test_onnx.py", "test_a_mean_whose_sum_may_wrap_is_refused"),
@@ -1234,6 +1236,22 @@ ELSEWHERE: Final = {
         "cli/test_cli_stored.py",
         "test_export_starts_from_a_stored_model",
     ),
+    "expected batches: read it with hago.data.load_data": WRONG_DATA,
+    "expected batches: pass one batch as [batch]": WRONG_DATA,
+    "make one tensor of several samples with torch.stack": WRONG_DATA,
+    "if it is one sample, pass a torch.utils.data.DataLoader": WRONG_DATA,
+    "expected numbers: convert texts and files first": WRONG_DATA,
+    "an iterator is read only once: pass a new one, or a list": WRONG_DATA,
+    "sample {} holds NaN or infinite values; remove it": WRONG_DATA,
+    "change their order": WRONG_DATA,
+    "name that key {}, or pass the tensor alone": WRONG_DATA,
+    "convert every batch in this way": WRONG_DATA,
+    "Pass the inputs that the model's forward takes": (
+        "data/test_wrong_data.py",
+        "test_a_model_without_a_conversion_is_told_what_its_layer_takes",
+    ),
+    "Choose between values with torch.where(condition, a, b)": BY_VALUES,
+    "hago imports no control flow: choose between values": BY_VALUES,
     "hago has no rule for {}{}: these run": ("test_warnings.py", "test_an_operator_is_named_until_it_has_a_rule"),
 }
 PACKAGE: Final = "a package would have to be taken away and installed"
