@@ -727,9 +727,9 @@ CASES: Final = (
     # what is exported, trained and compiled
     Case(
         "See that torch.export.export(model, example_inputs) works, or pass an ExportedProgram",
-        lambda _: hago.from_torch(Branches().eval(), (torch.ones(4, 3),)),
-        lambda _: [hago.from_torch(Branches(True).eval(), (torch.ones(4, 3),)),
-                   hago.from_torch(exported(Branches(True).eval()))],
+        lambda _: hago.from_torch(Foreign().eval(), (torch.ones(4, 3),)),
+        lambda _: [hago.from_torch(Foreign(True).eval(), (torch.ones(4, 3),)),
+                   hago.from_torch(exported(Foreign(True).eval()))],
     ),
     Case(
         "Let it return tensors alone (a model of transformers does with use_cache=False in its config",
@@ -1084,17 +1084,15 @@ def imported(folder: Path, source: str) -> object:
     return runpy.run_path(str(folder / "kinds.py"))
 
 
-class Branches(nn.Module):
-    """Which way it takes depends on the data."""
+class Foreign(nn.Module):
+    """It may compute in numpy, which torch.export cannot follow."""
 
-    def __init__(self, chooses: bool = False) -> None:
+    def __init__(self, in_torch: bool = False) -> None:
         super().__init__()
-        self.chooses = chooses
+        self.in_torch = in_torch
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.chooses:
-            return torch.where(x.sum() > 0, x, -x)
-        return x if x.sum() > 0 else -x
+        return 2 * x if self.in_torch else torch.from_numpy(2 * x.numpy())
 
 
 class Output:
