@@ -1250,6 +1250,7 @@ ELSEWHERE: Final = {
     ),
     "Choose between values with torch.where(condition, a, b)": BY_VALUES,
     "hago imports no control flow: choose between values": BY_VALUES,
+    "try (measured on {} samples": ("analysis/test_remedies.py", "test_remedies_are_legal_and_gain_what_they_say"),
     "hago has no rule for {}{}: these run": ("test_warnings.py", "test_an_operator_is_named_until_it_has_a_rule"),
 }
 PACKAGE: Final = "a package would have to be taken away and installed"
