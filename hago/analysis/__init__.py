@@ -8,12 +8,14 @@ from hago.analysis.explain import Explanation, explain_topology
 from hago.analysis.graph_statistic import GraphStatistic
 from hago.analysis.hardware_timing import measure_hardware
 from hago.analysis.inspect import inspect_plan
+from hago.analysis.remedies import find_remedies
 
 __all__ = [
     "Explanation",
     "GraphStatistic",
     "comparison",
     "explain_topology",
+    "find_remedies",
     "inspect_plan",
     "measure_hardware",
     "stored_run",

@@ -596,6 +596,8 @@ def _inspect(commands: Any) -> None:
     parser = _on_record(commands, "inspect", text)
     parser.add_argument("--csv", metavar="FILE", help="also write the table to this file")
     parser.add_argument("--values", action="store_true", help="also show ranges, means and deviations")
+    tried = "try no changes (nodes kept float, other bits, other estimators) on the first samples"
+    parser.add_argument("--no-remedies", dest="remedies", action="store_false", help=tried)
 
 
 def _replay(commands: Any) -> None:

@@ -122,7 +122,7 @@ def sensitivity_command(args: Namespace, console: Console) -> Outcome:
 def inspect_command(args: Namespace, console: Console) -> Outcome:
     """Compare float, simulated and integer values of every layer."""
     strategy, hardware, model = load_strategy(args)
-    statistic = api.inspect_graph_statistic(model, hardware, strategy, load_batches(args))
+    statistic = api.inspect_graph_statistic(model, hardware, strategy, load_batches(args), remedies=args.remedies)
     if args.csv is not None:
         try:
             make_folder_of(Path(args.csv)).write_text(statistic.to_csv(), "utf-8")
