@@ -1,4 +1,5 @@
-"""Reports on models and strategies: inspection, explanation, comparison, and timing of a CPU's hardware file.
+"""Reports on models and strategies: inspection, explanation, comparison, the answer that commands end with, and timing
+of a CPU's hardware file.
 
 An inspection (`inspect`) splits the error of every node by cause (`error_causes`) and gives a table
 (`graph_statistic`).
@@ -12,6 +13,7 @@ from hago.analysis.inspect import inspect_plan
 __all__ = [
     "Explanation",
     "GraphStatistic",
+    "answer",
     "comparison",
     "explain_topology",
     "inspect_plan",

@@ -148,10 +148,11 @@ def _estimator_for(hardware: Hardware, chosen: str | Estimator | None) -> Estima
     return named_estimator(chosen)
 
 
-def held_out_batches(model: ModelLike, prepared: Prepared, dataset: Iterable[Any], labels: bool) -> Batches:
+def held_out_batches(model: ModelLike, calibration: Batches, dataset: Iterable[Any], labels: bool) -> Batches:
     """Batches that a search does not see, checked before it begins.
 
     Args:
+        calibration: the batches that it sees.
         labels: whether they have to be classes.
 
     Raises:
@@ -159,10 +160,10 @@ def held_out_batches(model: ModelLike, prepared: Prepared, dataset: Iterable[Any
             the calibration.
     """
     try:
-        found = Batches(dataset, input_names(model), like=prepared.batches)
+        found = Batches(dataset, input_names(model), like=calibration)
     except DataError as error:
         raise DataError(f"held-out data: {error}") from None
-    got, known = (_kinds(batches) for batches in (found, prepared.batches))
+    got, known = (_kinds(batches) for batches in (found, calibration))
     if got != known:
         raise DataError(f"held-out data has samples of {got}; the calibration data has {known}")
     if labels and not found.classed:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hago.cost import METRICS
+from hago.data import Batches
 from hago.errors import InfeasibleBits
 from hago.graph import ModelLike
 from hago.importing import HardwareLike
@@ -118,14 +119,18 @@ class SearchOutcome:
         forwards: the cost of the algorithm in passes of the float model over the data: simulations in this process by
             the steps that ran, and passes for gradients. Calibration is not in it.
         before: seconds before the first trial: import, calibration, gradients, refinement.
+        prepared: the calibrated graph with estimated thresholds, as one-shot quantization takes it.
+        held_out: the further batches that the best strategy was reported on, if there are any.
     """
 
     strategy: Strategy
     score: float
     result: StudyResult
     front: ParetoFront
-    forwards: float = 0.0
-    before: float = 0.0
+    forwards: float
+    before: float
+    prepared: Prepared
+    held_out: Batches | None = None
 
 
 class SearchScore(float):
@@ -164,12 +169,12 @@ def run_search(
     quantization = with_search_topology(options.quantization, costs)
     with Preliminaries(options.run.progress) as announce:
         announce("importing the model and calibrating")
+        held_out: Batches | None = None
         made_for = [*hashes_of(options.run.reuse), *([] if logged is None else [logged.model_hash])]
         prepared = prepare(model, hardware, dataset, quantization, made_for=made_for)
         if options.held_out is not None:
-            held_out = held_out_batches(model, prepared, options.held_out, goal.objective.needs_labels)
-            options = replace(options, held_out=held_out)
-        choices = prepared.space.size
+            held_out = held_out_batches(model, prepared.batches, options.held_out, goal.objective.needs_labels)
+        calibrated, choices = prepared, prepared.space.size
         prepared = prune_redundant_choices(prepared, costs)
         scorer = GoalScorer(
             goal,
@@ -197,6 +202,8 @@ def run_search(
         searcher = build_searcher(searcher, start, options.seed)
     search = Search(
         options=options,
+        held_out=held_out,
+        calibrated=calibrated,
         costs=costs,
         scorer=scorer,
         searcher=searcher,
@@ -246,6 +253,8 @@ class Search:
     """A search that is ready for its first trial. `run_search` makes it and calls `run` once.
 
     Args:
+        held_out: the further batches that the best strategy is reported on.
+        calibrated: with the estimated thresholds and the whole space.
         costs: the costs in use.
         scorer: scores points with the thresholds of the starting point.
         description: the parts of `made_by` that all strategies of the search share; see `hago.search.description`.
@@ -255,6 +264,8 @@ class Search:
     """
 
     options: SearchOptions
+    held_out: Batches | None
+    calibrated: Prepared
     costs: Sequence[str]
     scorer: GoalScorer
     searcher: Searcher
@@ -282,7 +293,16 @@ class Search:
             raise InfeasibleBits(explain_missed_limits(self.scorer.goal, result))
         strategy = self.measure_held_out(self.strategy_of(result.best))
         forwards = self.gradient_forwards + self.scorer.evaluator.reuse.spent.passes
-        return SearchOutcome(strategy, self.score_of(result), result, front, forwards, self.before)
+        return SearchOutcome(
+            strategy,
+            self.score_of(result),
+            result,
+            front,
+            forwards=forwards,
+            before=self.before,
+            prepared=self.calibrated,
+            held_out=self.held_out,
+        )
 
     def run_trials(self) -> tuple[StudyResult, ParetoFront]:
         """Ask, score and log, trial by trial, with the best strategy and the front on disk after each."""
@@ -337,10 +357,10 @@ class Search:
     def measure_held_out(self, strategy: Strategy) -> Strategy:
         """Save the best strategy, with its figures on held-out data where there is some."""
         self.save(strategy)
-        if self.options.held_out is None:
+        if self.held_out is None:
             return strategy
         graph, hardware = self.prepared.graph, self.prepared.hardware
-        plan, batches = plan_and_batches(graph, hardware, strategy, self.options.held_out)
+        plan, batches = plan_and_batches(graph, hardware, strategy, self.held_out)
         held_out = held_out_figures(plan, batches, self.scorer.goal.objective)
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": held_out})
         self.save(strategy)
