@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hago.arithmetic.types import torch_dtype
-from hago.data import Batches
+from hago.data import Batches, OnBatch
 from hago.errors import GraphError, HardwareError, LogError
 from hago.graph import Attention, Graph, ModelLike, check_batches, from_torch, read_tree
 from hago.graph.passes.open_attention import ATTENTION, OPENED_INTO, OPENED_INTO_GROUPS
@@ -62,18 +62,20 @@ def import_with_data(
     *,
     fold: bool = True,
     made_for: Collection[str] = (),
+    on_batch: OnBatch | None = None,
 ) -> tuple[Graph, Batches]:
     """The model imported, and the data set as batches of its inputs.
 
     Args:
         hardware: that the graph is for.
         made_for: of from_torch.
+        on_batch: of Batches.
 
     Raises:
         GraphError: the model cannot be imported.
         DataError: the data is empty, ragged, not finite, or not the model's inputs.
     """
-    batches = Batches(dataset, input_names(model))
+    batches = Batches(dataset, input_names(model), on_batch=on_batch)
     args = pytree.tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, batches.example)
     graph = import_for_chip(model, hardware, args, fold=fold, made_for=made_for)
     check_batches(graph, batches)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import torch
@@ -21,7 +21,7 @@ from hago.analysis.strategy_report import StrategyReport, figure_cells, report_o
 from hago.arithmetic.types import Edge
 from hago.calibration import named_estimator
 from hago.cost import amount_text, float_cost, plan_cost
-from hago.data import Batches
+from hago.data import Batches, Steps
 from hago.errors import HagoError, InfeasibleBits
 from hago.graph import CONST, INPUT, Graph, ModelLike
 from hago.hardware import Hardware
@@ -239,6 +239,7 @@ def answer_for(
     strategy: Strategy,
     one_shot: Plan | str,
     data: Mapping[str, Batches],
+    steps: Steps,
     objective: Objective | None = None,
     known: Mapping[str, tuple[Evaluator, Measurement]] | None = None,
 ) -> Answer:
@@ -248,6 +249,7 @@ def answer_for(
         resolver: of the strategy, as `stored_resolver` makes it.
         one_shot: its Plan; or why there is none, in words.
         data: the data sets by what they are, in words.
+        steps: shows the progress.
         objective: a further measure to show.
         known: by data set, the Evaluator and what it measured of the strategy, where a caller has that already.
     """
@@ -265,7 +267,7 @@ def answer_for(
     weights: dict[Row, float] = {"float": float_cost(plan).figures["weight_bytes"]}
     weights |= {row: plan_cost(p).figures["weight_bytes"] for row, p in plans.items()}
     parts = tuple(
-        _answer_on(name, batches, plans, objective or named_objective("sqnr"), (known or {}).get(name))
+        _answer_on(name, batches, plans, objective or named_objective("sqnr"), (known or {}).get(name), steps)
         for name, batches in data.items()
     )
     possible = tuple(name for name, verdict in plan.verdicts.items() if verdict != "proved")
@@ -287,11 +289,13 @@ def _answer_on(
     plans: Mapping[Row, Plan],
     objective: Objective,
     known: tuple[Evaluator, Measurement] | None,
+    steps: Steps,
 ) -> DataAnswer:
     last = list(plans)[-1]
+    steps(f"measuring on the {name}")
     if known is None:
         plan = plans[last]
-        evaluator = Evaluator(plan.graph, batches, objective, plan.ops, cache_bytes=0)
+        evaluator = Evaluator(plan.graph, batches.observed(steps.on_batch), objective, plan.ops, cache_bytes=0)
         measured: dict[Row, Measurement] = {}
     else:
         evaluator, measured = known[0], {last: known[1]}
@@ -405,25 +409,28 @@ def one_shot_plan(graph: Graph, hardware: Hardware, strategy: Strategy, batches:
         return f"one shot is not shown, since it cannot be made again: {error}"
 
 
-def answer_for_search(outcome: SearchOutcome, objective: Objective | None = None) -> Answer:
+def answer_for_search(outcome: SearchOutcome, steps: Steps, objective: Objective | None = None) -> Answer:
     """Measure what a search found, and the models that it is compared with, on its own data.
 
     Args:
+        steps: shows the progress.
         objective: of the search.
     """
-    prepared = outcome.prepared
+    prepared = replace(outcome.prepared, batches=outcome.prepared.batches.observed(steps.on_batch))
+    steps("quantizing in one shot")
     resolver = stored_resolver(prepared.graph, prepared.hardware, outcome.strategy)
     try:
         one_shot: Plan | str = quantize_in_one_shot(prepared).plan
     except InfeasibleBits as error:
         one_shot = f"one shot finds no strategy: {error}"
-    return answer_for(resolver, outcome.strategy, one_shot, data_sets(prepared.batches, outcome.held_out), objective)
+    data = data_sets(prepared.batches, outcome.held_out)
+    return answer_for(resolver, outcome.strategy, one_shot, data, steps, objective)
 
 
-def answer_for_one_shot(prepared: Prepared, strategy: Strategy, held_out: Batches | None) -> Answer:
+def answer_for_one_shot(prepared: Prepared, strategy: Strategy, held_out: Batches | None, steps: Steps) -> Answer:
     """Measure a strategy that `quantize_in_one_shot` made on the calibration data and on held-out data."""
     resolver = stored_resolver(prepared.graph, prepared.hardware, strategy)
-    return answer_for(resolver, strategy, "", data_sets(prepared.batches, held_out))
+    return answer_for(resolver, strategy, "", data_sets(prepared.batches, held_out), steps)
 
 
 def data_sets(calibration: Batches, held_out: Batches | None) -> dict[str, Batches]:
@@ -431,44 +438,69 @@ def data_sets(calibration: Batches, held_out: Batches | None) -> dict[str, Batch
     return {"calibration data": calibration, **({} if held_out is None else {"held-out data": held_out})}
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedStrategy:
+    """A stored strategy with its model and the data to measure it on; made by `load_stored`.
+
+    Args:
+        batches: calibration data or other data.
+        held_out: further data.
+    """
+
+    strategy: Strategy
+    resolver: Resolver
+    batches: Batches
+    held_out: Batches | None
+
+    @property
+    def plan(self) -> Plan:
+        return self.resolver(self.strategy.bits)
+
+
 def load_stored(
     model: ModelLike,
     hardware: HardwareLike,
     strategy: Strategy,
     dataset: Iterable[Any],
-    held_out: Iterable[Any] | None = None,
-) -> tuple[Resolver, Batches, Batches | None]:
-    """The Resolver of a stored strategy, and the data to measure it on.
+    held_out: Iterable[Any] | None,
+    steps: Steps,
+) -> LoadedStrategy:
+    """A stored strategy with its model and the data to measure it on.
+
+    Args:
+        steps: shows the progress, also that of later passes over the data.
 
     Raises:
         HagoError: the strategy is for another model or hardware, or the data does not fit the model.
     """
     chip = as_hardware(hardware)
-    graph, batches = import_with_data(model, dataset, chip, made_for=[strategy.model_hash])
+    steps("reading the data and importing the model")
+    graph, batches = import_with_data(model, dataset, chip, made_for=[strategy.model_hash], on_batch=steps.on_batch)
     further = None if held_out is None else held_out_batches(model, batches, held_out, labels=False)
-    return stored_resolver(graph, chip, strategy), batches, further
+    return LoadedStrategy(strategy, stored_resolver(graph, chip, strategy), batches, further)
 
 
-def answer_for_stored(
-    resolver: Resolver, strategy: Strategy, batches: Batches, held_out: Batches | None, *, integer: bool = False
-) -> tuple[StrategyReport, Answer]:
+def answer_for_stored(loaded: LoadedStrategy, steps: Steps, *, integer: bool = False) -> tuple[StrategyReport, Answer]:
     """Measure a stored strategy, and the models that it is compared with.
 
     Args:
-        resolver, batches, held_out: of `load_stored`.
-        integer: run the integer model on `batches`, too, and compare it with the simulator.
+        steps: shows the progress.
+        integer: run the integer model on the batches, too, and compare it with the simulator.
 
     Returns:
-        The report on `batches`, and the answer on both data sets.
+        The report on the batches, and the answer on these and on the held-out data.
     """
-    plan = resolver(strategy.bits)
+    strategy, resolver, batches, plan = loaded.strategy, loaded.resolver, loaded.batches, loaded.plan
+    steps(f"running the float model, the simulation{' and the integer model' if integer else ''}")
     # the simulator itself, not the integer engine that replaces it in searches
     evaluator = Evaluator(plan.graph, batches, named_objective("sqnr"), plan.ops, engine="float")
     report, measured = report_on(evaluator, plan, integer=integer)
-    data = data_sets(batches, held_out)
+    data = data_sets(batches, loaded.held_out)
     one_shot: Plan | str = ""
     if not is_one_shot(strategy):
+        steps("quantizing in one shot")
         one_shot = one_shot_plan(resolver.graph, resolver.hardware, strategy, batches)
     if strategy.made_by.get("data_hash") != batches.sha256:
         data = {"data": batches, **{name: each for name, each in data.items() if each is not batches}}
-    return report, answer_for(resolver, strategy, one_shot, data, known={next(iter(data)): (evaluator, measured)})
+    known = {next(iter(data)): (evaluator, measured)}
+    return report, answer_for(resolver, strategy, one_shot, data, steps, known=known)

@@ -36,7 +36,7 @@ from hago.cli.options import (
 from hago.cli.search import quantize_command, search_command
 from hago.cli.stored_model import run_command, store_command, store_model
 from hago.cost import cost_text, range_text
-from hago.data import Batches
+from hago.data import Batches, Steps
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
 from hago.errors import HagoError, HardwareError
 from hago.graph.model_source import load_model
@@ -80,8 +80,9 @@ def _zeros(shape: tuple[int, ...], dtype_name: str) -> torch.Tensor:
 def evaluate_command(args: Namespace, console: Console) -> Outcome:
     """Compare the simulation with the float model and one-shot quantization."""
     strategy, hardware, model = load_strategy(args)
-    resolver, batches, held_out = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args))
-    report, answer = answer_for_stored(resolver, strategy, batches, held_out)
+    with Steps("evaluate") as steps:
+        loaded = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args), steps)
+        report, answer = answer_for_stored(loaded, steps)
     further = check_command(args, Path(args.record), args.weights)
     text = f"on {report.hardware}\n{answer}\n\nnext      {further}"
     return Outcome(text, {**report.to_json(), "answer": answer.to_json(), "next": further})
@@ -90,9 +91,10 @@ def evaluate_command(args: Namespace, console: Console) -> Outcome:
 def realize_command(args: Namespace, console: Console) -> Outcome:
     """Compare the integer model with its simulation and the float model, and store it if it equals its simulation."""
     strategy, hardware, model = load_strategy(args)
-    resolver, batches, held_out = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args))
-    report, answer = answer_for_stored(resolver, strategy, batches, held_out, integer=True)
-    plan = resolver(strategy.bits)
+    with Steps("realize") as steps:
+        loaded = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args), steps)
+        report, answer = answer_for_stored(loaded, steps, integer=True)
+    plan = loaded.plan
     outcome = Outcome(
         "\n".join([f"on {report.hardware}", str(answer), *report.exactness_text()]),
         {**report.to_json(), "answer": answer.to_json()},
@@ -137,9 +139,11 @@ def sensitivity_command(args: Namespace, console: Console) -> Outcome:
 def inspect_command(args: Namespace, console: Console) -> Outcome:
     """Compare float, simulated and integer values of every layer."""
     strategy, hardware, model = load_strategy(args)
-    resolver, batches, held_out = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args))
-    statistic = inspect_plan(resolver(strategy.bits), batches)
-    _, answer = answer_for_stored(resolver, strategy, batches, held_out)
+    with Steps("inspect") as steps:
+        loaded = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args), steps)
+        steps("comparing float, simulated and integer values of every node")
+        statistic = inspect_plan(loaded.plan, loaded.batches)
+        _, answer = answer_for_stored(loaded, steps)
     if args.csv is not None:
         try:
             make_folder_of(Path(args.csv)).write_text(statistic.to_csv(), "utf-8")

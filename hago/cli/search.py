@@ -33,7 +33,7 @@ from hago.cli.options import (
     training_so_far,
 )
 from hago.cost import METRICS, amount_text
-from hago.data import Batches
+from hago.data import Batches, Steps
 from hago.errors import HagoError, did_you_mean
 from hago.graph.model_source import load_model
 from hago.hardware import Hardware
@@ -196,7 +196,9 @@ def search_command(args: Namespace, console: Console) -> Outcome:
     with resumable(so_far):
         outcome = run_search(model, hardware, data, options)
         seconds = time.monotonic() - started
-        answer = answer_for_search(outcome, named_objective(named(args.maximize or args.objective, "objective")))
+        with Steps("search") as steps:
+            objective = named_objective(named(args.maximize or args.objective, "objective"))
+            answer = answer_for_search(outcome, steps, objective)
     tuned = None if args.finetune is None else tune(args, console, model, hardware, data, outcome, saved)
     return _outcome(args, outcome, answer, log, saved, tuned, ThisRun(earlier, seconds))
 
@@ -354,13 +356,16 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
     hardware = load_chip(args, args.hardware)
     saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
     model, data = load_model(args.model, args.weights), load_batches(args)
-    prepared = prepare(model, hardware, data, QuantizationOptions(**quantization_arguments(args)))
-    held_out = load_held_out(args)
-    if held_out is not None:
-        held_out = held_out_batches(model, prepared.batches, held_out, labels=False)
-    strategy = quantize_in_one_shot(prepared).strategy
-    strategy.save(saved)
-    answer = answer_for_one_shot(prepared, strategy, held_out)
+    with Steps("quantize") as steps:
+        options = QuantizationOptions(**quantization_arguments(args))
+        prepared = prepare(model, hardware, data, options, steps=steps)
+        held_out = load_held_out(args)
+        if held_out is not None:
+            held_out = held_out_batches(model, prepared.batches, held_out, labels=False)
+        steps("choosing the widest bits that do not overflow")
+        strategy = quantize_in_one_shot(prepared).strategy
+        strategy.save(saved)
+        answer = answer_for_one_shot(prepared, strategy, held_out, steps)
     further = check_command(args, saved, args.weights)
     lines = [
         "the widest bits that do not overflow on the data:",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hago.cost import METRICS
-from hago.data import Batches
+from hago.data import Batches, Steps
 from hago.errors import InfeasibleBits
 from hago.graph import ModelLike
 from hago.importing import HardwareLike
@@ -48,7 +48,7 @@ from hago.searchers import (
     searcher_text,
 )
 from hago.serialization.json_text import check_distinct
-from hago.study import Header, Preliminaries, Searcher, StudyResult, Trial, read_header, run_study
+from hago.study import Header, Searcher, StudyResult, Trial, read_header, run_study
 
 
 # ---------------------------------------------------------------- options
@@ -167,15 +167,16 @@ def run_search(
     goal = make_goal(options.goal)
     costs = costs_in_use(options.searcher, goal)
     quantization = with_search_topology(options.quantization, costs)
-    with Preliminaries(options.run.progress) as announce:
-        announce("importing the model and calibrating")
+    with Steps("search", options.run.progress) as steps:
         held_out: Batches | None = None
         made_for = [*hashes_of(options.run.reuse), *([] if logged is None else [logged.model_hash])]
-        prepared = prepare(model, hardware, dataset, quantization, made_for=made_for)
+        prepared = prepare(model, hardware, dataset, quantization, made_for=made_for, steps=steps)
         if options.held_out is not None:
+            steps("reading the held-out data")
             held_out = held_out_batches(model, prepared.batches, options.held_out, goal.objective.needs_labels)
         calibrated, choices = prepared, prepared.space.size
         prepared = prune_redundant_choices(prepared, costs)
+        steps("running the float model")
         scorer = GoalScorer(
             goal,
             prepared,
@@ -184,8 +185,8 @@ def run_search(
             seed=options.seed,
             known=known_scores(options.run.reuse, prepared, goal),
         )
-        announce("finding thresholds and what every choice may lose")
         searcher, refines = choose_searcher(options.searcher, scorer, options.quantization)
+        steps("refining thresholds" if refines else "measuring sensitivities")
         check_costs_reachable(goal, prepared)
         confirmation = Confirmation.of(scorer.evaluator.batches, logged) if refines else None
         start = find_starting_point(
@@ -326,6 +327,7 @@ class Search:
                     budget=options.budget,
                     resume=run.resume,
                     progress=run.progress,
+                    value_text=self.value_text,
                     on_best=lambda trial: self.save(self.strategy_of(trial)),
                     on_trial=writer,
                     plan_key=lambda bits: resolver(bits).key,
@@ -361,7 +363,9 @@ class Search:
             return strategy
         graph, hardware = self.prepared.graph, self.prepared.hardware
         plan, batches = plan_and_batches(graph, hardware, strategy, self.held_out)
-        held_out = held_out_figures(plan, batches, self.scorer.goal.objective)
+        with Steps("search", self.options.run.progress) as steps:
+            steps("measuring the best on the held-out data")
+            held_out = held_out_figures(plan, batches.observed(steps.on_batch), self.scorer.goal.objective)
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": held_out})
         self.save(strategy)
         return strategy
@@ -370,6 +374,14 @@ class Search:
         """The accuracy of the best trial where the data has labels, else the objective's value."""
         figures = result.score.results
         return float(figures.get("sim_acc", figures.get(self.scorer.goal.objective.name, result.score.value)))
+
+    def value_text(self, trial: Trial) -> str:
+        """The objective of a trial, in words."""
+        objective = self.scorer.goal.objective
+        value = float(trial.score.results.get(objective.figure, trial.score.value))
+        if objective.unit == "share":
+            return f"{objective.name} {100 * value:.2f} %"
+        return f"{objective.name} {value:.4g}{' dB' if objective.unit == 'dB' else ''}"
 
     def strategy_of(self, trial: Trial) -> Strategy:
         """The strategy of a trial."""

@@ -14,11 +14,13 @@ from torch import nn
 
 import hago
 from hago.analysis.answer import Answer, answer_for_search, answer_for_stored, load_stored
+from hago.data.progress import Steps
 from hago.plan.strategy import Strategy
 from hago.search.objective import named_objective
 from hago.search.session import SearchOptions, SearchOutcome, run_search
 
 CHIP = "int16_accumulator"
+QUIET = Steps("test", shown=False)
 
 
 def model() -> nn.Module:
@@ -42,12 +44,11 @@ def outcome() -> SearchOutcome:
 
 @pytest.fixture(scope="module")
 def found(outcome: SearchOutcome) -> Answer:
-    return answer_for_search(outcome)
+    return answer_for_search(outcome, QUIET)
 
 
-def stored(strategy: Strategy, *given: Any) -> Answer:
-    resolver, batches, held_out = load_stored(model(), CHIP, strategy, *given)
-    return answer_for_stored(resolver, strategy, batches, held_out)[1]
+def stored(strategy: Strategy, batches: Any, held_out: Any = None, chip: str = CHIP) -> Answer:
+    return answer_for_stored(load_stored(model(), chip, strategy, batches, held_out, QUIET), QUIET)[1]
 
 
 def test_the_figures_are_those_of_the_search(outcome: SearchOutcome, found: Answer) -> None:
@@ -84,12 +85,12 @@ def test_a_difference_without_spread_or_of_one_sample_is_said_so(found: Answer) 
 
 def test_without_labels_agreement_is_compared_and_no_accuracy_is_shown() -> None:
     options = SearchOptions.of(minimize="weight_bytes", keep="agreement >= 50 %", budget=2, progress=False)
-    answer = answer_for_search(run_search(model(), CHIP, data(labelled=False), options))
+    answer = answer_for_search(run_search(model(), CHIP, data(labelled=False), options), QUIET)
     assert answer.parts[0].differences[0].measure == "agreement" and "accuracy" not in str(answer)
 
 
 def test_an_objective_of_its_own_has_a_column(outcome: SearchOutcome) -> None:
-    answer = answer_for_search(outcome, named_objective("cosine"))
+    answer = answer_for_search(outcome, QUIET, named_objective("cosine"))
     assert "cosine" in str(answer).splitlines()[1] and "cosine" in answer.parts[0].figures["one shot"]
 
 
@@ -110,24 +111,19 @@ def test_one_shot_is_made_again_from_the_calibration_alone(outcome: SearchOutcom
         ({"topology": "searched", "keep_float": ["0"]}, "which nodes are float"),
     ):
         changed = replace(outcome.strategy, made_by={**outcome.strategy.made_by, **made_by})
-        resolver, batches, _ = load_stored(model(), CHIP, outcome.strategy, data())
-        assert why in answer_for_stored(resolver, changed, batches, None)[1].note
-
-
-def stored_on(chip: str, strategy: Strategy) -> Answer:
-    resolver, batches, _ = load_stored(model(), chip, strategy, data())
-    return answer_for_stored(resolver, strategy, batches, None)[1]
+        loaded = load_stored(model(), CHIP, outcome.strategy, data(), None, QUIET)
+        assert why in answer_for_stored(replace(loaded, strategy=changed), QUIET)[1].note
 
 
 def test_what_stays_float_is_listed_by_reason() -> None:
     quantizer = hago.quantize(model(), "x86_vnni", data(), keep_float="0")
-    answer = stored_on("x86_vnni", quantizer.strategy)
+    answer = stored(quantizer.strategy, data(), chip="x86_vnni")
     listed = {name for nodes in answer.floats for name in nodes.names}
     computed = {n.name for n in quantizer.plan.graph if n.op not in ("input", "const")}
     assert listed == computed - set(quantizer.plan.nodes) and len(computed) == answer.nodes
     assert "0 (conv2d): kept float by the user" in str(answer)
     assert f"{len(listed)} of {answer.nodes} nodes stay" in str(answer)
-    integers = stored_on("x86_vnni", hago.quantize(model(), "x86_vnni", data()).strategy)
+    integers = stored(hago.quantize(model(), "x86_vnni", data()).strategy, data(), chip="x86_vnni")
     assert "no node stays float" in str(integers) and "no accumulator can overflow" in str(integers)
 
 
