@@ -236,7 +236,7 @@ def load_integer_model(path: str | PathLike[str], ops: Ops = OPS, engine: str = 
 
     Args:
         ops: only for a model with operators of your own: `{**OPS, "my_op": RULE}`.
-        engine: as in `Quantizer.quantize`.
+        engine: as in `Quantizer.realize`.
 
     Raises:
         ModelFileError: the file is unreadable, truncated, edited or not written by hago, or has operators that `ops`

@@ -72,8 +72,8 @@ def shortened_to(text: str, limit: int) -> str:
 
 
 def shortened(value: Any) -> str:
-    """The form in which messages quote a value: its `repr`, cut in the middle if it is long."""
-    return shortened_to(repr(value), LONGEST_QUOTE)
+    """The form in which messages quote a value: its `repr`, on one line, and cut in the middle if it is long."""
+    return shortened_to("; ".join(line.strip() for line in repr(value).splitlines()), LONGEST_QUOTE)
 
 
 class HagoWarning(UserWarning):

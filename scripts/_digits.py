@@ -72,7 +72,7 @@ def accuracy(model: nn.Module, data: Data) -> float:
     """
     outputs = model(data.test_x)
     if isinstance(model, QatModel):
-        integers = from_qat(model).quantize()(data.test_x)
+        integers = from_qat(model).realize()(data.test_x)
         if not torch.equal(integers, outputs):
             raise SystemExit("the integer model differs from the trained one")
     return float((outputs.argmax(1) == data.test_y).float().mean()) * 100

@@ -111,7 +111,7 @@ def measure(cell: Cell, asset: Asset, reference: Tensor) -> dict[str, Any]:
     strategy, _ = search_quantize_strategy(asset.module, cell.hardware, batches, progress=False)
     ended = time.process_time()
     models.append(create_quantizer(asset.module, cell.hardware, strategy))
-    found = [outputs(model.quantize(), asset.test) for model in models]
+    found = [outputs(model.realize(), asset.test) for model in models]
     noises = [(out.double() - reference.double()).flatten(1).square().sum(1) for out in found]
     signal = float(reference.double().square().sum())
     gained = gain(*(noise.view(-1, asset.recording).sum(1) for noise in noises))

@@ -335,7 +335,7 @@ def searched(
         "integer_nodes": len(plan.nodes), "float_nodes": in_float(plan),
     })  # fmt: skip
     with steps("realizing"):
-        model = quantizer.quantize()
+        model = quantizer.realize()
     with torch.no_grad():
         model(batches[0][:1])
     with steps("comparing"):

@@ -96,7 +96,7 @@ def originals(folder: Path) -> dict[str, bytes]:
         model, "x86_vnni", data, searcher="random", budget=6, progress=False,
         save=paths["strategy"], front=paths["front"], log=paths["log"],
     )  # fmt: skip
-    hago.create_quantizer(model, "x86_vnni", paths["strategy"], data).quantize().save(paths["model"])
+    hago.create_quantizer(model, "x86_vnni", paths["strategy"], data).realize().save(paths["model"])
     hago.search_quantize_strategy(
         model, "x86_vnni", data, searcher="gradient", budget=3, progress=False, log=paths["replay"],
         keep_float=["4"], fix_bits={"0:1": 8}, thresholds={"0": (-2.0, 2.0)},

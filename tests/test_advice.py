@@ -161,7 +161,7 @@ def cut(path: Path) -> None:
 
 def stored(folder: Path) -> Path:
     path = folder / "model.hago"
-    hago.create_quantizer(graph(), CHIP, strategy()).quantize().save(path)
+    hago.create_quantizer(graph(), CHIP, strategy()).realize().save(path)
     return path
 
 
@@ -562,8 +562,8 @@ CASES: Final = (
     ),
     Case(
         "apply the strategy to the original model instead, with hago.create_quantizer",
-        lambda p: unstorable().quantize().save(p / "m"),
-        lambda _: unstorable().quantize()(torch.ones(2, 3)),
+        lambda p: unstorable().realize().save(p / "m"),
+        lambda _: unstorable().realize()(torch.ones(2, 3)),
     ),
     Case(
         "so it is known in cycles only: use 'cycles'",
@@ -750,7 +750,7 @@ CASES: Final = (
     Case(
         "the module cannot hold the trained weights",
         lambda _: trained_state(shared(), trained_apart().plan.graph),
-        lambda _: hago.create_quantizer(trained_apart().plan.graph, CHIP, trained_apart().strategy).quantize(),
+        lambda _: hago.create_quantizer(trained_apart().plan.graph, CHIP, trained_apart().strategy).realize(),
     ),
     Case(
         "an observer saw NaN or infinite values; lower the learning rate",
@@ -813,8 +813,8 @@ def simulated(data: Tensor) -> object:
 
 
 def other_state() -> object:
-    quantized = hago.create_quantizer(graph(), CHIP, strategy()).quantize()
-    other = hago.quantize(randomized(Small(), 1), CHIP, DATA).quantize().state_dict()
+    quantized = hago.create_quantizer(graph(), CHIP, strategy()).realize()
+    other = hago.quantize(randomized(Small(), 1), CHIP, DATA).realize().state_dict()
     try:
         return quantized.load_state_dict(other, strict=False)
     except RuntimeError as error:
@@ -1056,7 +1056,7 @@ def taken_by_key(*example_inputs: Any) -> object:
 
 def stored_and_run(folder: Path, model: nn.Module) -> object:
     data = torch.ones(2, 3)
-    hago.quantize(model.eval(), CHIP, [data]).quantize().save(folder / "m.hago")
+    hago.quantize(model.eval(), CHIP, [data]).realize().save(folder / "m.hago")
     return hago.load_integer_model(folder / "m.hago")(data)
 
 
@@ -1123,7 +1123,7 @@ class Calling(nn.Module):
 
 
 def small_quantized() -> Any:
-    return hago.create_quantizer(graph(), CHIP, strategy()).quantize()
+    return hago.create_quantizer(graph(), CHIP, strategy()).realize()
 
 
 def compiled_with(model: Any) -> object:

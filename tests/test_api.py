@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import signal
+import warnings
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -19,6 +20,7 @@ from toys import timeless
 
 import hago
 from hago.arithmetic.equality import count_differing
+from hago.errors import HagoError
 from hago.plan.space import Bits, Space
 from hago.plan.strategy import Strategy
 from hago.runtime.reference import IntegerModel
@@ -54,7 +56,7 @@ def found(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> tuple[S
 @pytest.mark.parametrize("chip", hago.available_hardware())
 def test_quantize_without_a_search(model: nn.Module, chip: str) -> None:
     quantizer = hago.quantize(model, chip, DATA)
-    simulated, integer = quantizer.simulate(), quantizer.quantize()
+    simulated, integer = quantizer.simulate(), quantizer.realize()
     assert isinstance(simulated, Simulator) and isinstance(integer, IntegerModel)
     x = images(5, 1, 6, 6, seed=7)
     assert count_differing(simulated(x), integer(x)) == 0
@@ -72,12 +74,38 @@ def test_keep_float_and_fix_bits(model: nn.Module) -> None:
 
 def test_models_are_modules(model: nn.Module) -> None:
     quantizer = hago.quantize(model, CHIP, DATA)
-    for made in (quantizer.simulate(), quantizer.quantize()):
+    for made in (quantizer.simulate(), quantizer.realize()):
         assert isinstance(made, nn.Module)
         out = made(images(2, 1, 6, 6))
         assert out.shape == (2, 3) and not out.requires_grad
-    state = quantizer.quantize().state_dict()
+    state = quantizer.realize().state_dict()
     assert state and all(not t.is_floating_point() for t in state.values())
+
+
+def test_the_old_name_of_realize(model: nn.Module) -> None:
+    quantizer = hago.quantize(model, CHIP, DATA)
+    x = images(2, 1, 6, 6)
+    assert quantizer.quantize()(x).equal(quantizer.realize()(x))
+    assert type(quantizer.quantize("reference")) is type(quantizer.realize("reference")) is IntegerModel
+
+
+def test_models_take_arrays(model: nn.Module) -> None:
+    quantizer = hago.quantize(model, CHIP, [tuple(t.numpy() for t in batch) for batch in DATA])
+    x = images(2, 1, 6, 6)
+    for made in (quantizer.simulate(), quantizer.realize(), quantizer.realize("reference")):
+        for array in (x.numpy(), x.numpy()[::-1].copy()[::-1], x.numpy().astype(">f4"), x.numpy().astype("float64")):
+            assert made(array).equal(made(x))
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_an_integer_model_is_not_traced(model: nn.Module, engine: str) -> None:
+    integer, x = hago.quantize(model, CHIP, DATA).realize(engine), images(2, 1, 6, 6)
+    for refused in (integer, nn.Sequential(integer, nn.ReLU())):
+        for call in (lambda m: torch.jit.trace(m, x), torch.jit.script):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit itself
+                with pytest.raises(HagoError, match="cannot be traced or scripted by torch.jit.*load_integer_model"):
+                    call(refused)
 
 
 # ---------------------------------------------------------------- search
@@ -278,7 +306,7 @@ def test_all_forms_of_a_model_give_the_same_strategy(model: nn.Module, found: tu
     graph = hago.from_torch(model, (DATA[0][0],))
     x = images(3, 1, 6, 6, seed=5)
     outputs = [
-        hago.create_quantizer(m, CHIP, s).quantize()(x)
+        hago.create_quantizer(m, CHIP, s).realize()(x)
         for m in (model, program, graph)
         for s in (strategy, folder / "best.json")
     ]
@@ -297,7 +325,7 @@ def test_arguments_by_name_and_nested_results() -> None:
     model = randomized(Two())
     left, right = images(8, 4), images(8, 5, seed=1)
     quantizer = hago.quantize(model, CHIP, [{"left": left, "right": right}])
-    for made in (quantizer.simulate(), quantizer.quantize()):
+    for made in (quantizer.simulate(), quantizer.realize()):
         out = made(right=right, left=left)
         assert set(out) == {"sum", "left"} and out["sum"].equal(made(left, right)["sum"])
     again = hago.create_quantizer(model, CHIP, quantizer.strategy)
@@ -332,7 +360,7 @@ def write_golden(model: nn.Module) -> None:
         log=GOLDEN / "log_1.jsonl", save=GOLDEN / "strategy_1.json", **QUIET,
     )  # fmt: skip
     strategy = Strategy.load(GOLDEN / "strategy_1.json")
-    out = hago.create_quantizer(model, chip_of_the_first_version(), strategy).quantize()(images(4, 1, 6, 6, seed=5))
+    out = hago.create_quantizer(model, chip_of_the_first_version(), strategy).realize()(images(4, 1, 6, 6, seed=5))
     (GOLDEN / "outputs_1.json").write_text(json.dumps([[float(v).hex() for v in row] for row in out]) + "\n")
 
 
@@ -341,7 +369,7 @@ def test_a_strategy_of_version_1_gives_the_same_integers_for_ever(model: nn.Modu
     assert strategy.version == 1
     quantizer = hago.create_quantizer(model, chip_of_the_first_version(), strategy)
     expected = [[float.fromhex(v) for v in row] for row in json.loads((GOLDEN / "outputs_1.json").read_text())]
-    for made in (quantizer.simulate(), quantizer.quantize()):
+    for made in (quantizer.simulate(), quantizer.realize()):
         assert made(images(4, 1, 6, 6, seed=5)).tolist() == expected
 
 

@@ -21,7 +21,6 @@ from hago.emulation.tpu_mlir.tables import parse_calibration_table, parse_quanti
 from hago.errors import HagoError, StrategyMismatch
 from hago.graph.model_source import read_weights
 from hago.hardware.file import load_hardware
-from hago.hardware.table import explain_hardware
 from hago.plan.strategy import Strategy
 from hago.search.preparation import prepare
 from hago.search.stored_strategy import stored_resolver
@@ -103,7 +102,7 @@ def text_of(path: Path) -> str:
 
 #: What is read, under a name that ends as its kind does.
 READERS: Final[Mapping[str, Callable[[Path], Any]]] = {
-    "chip.json": lambda p: str(explain_hardware(load_hardware(p))),
+    "chip.json": lambda p: str(load_hardware(p)),
     "strategy.json": Strategy.load,
     "log.jsonl": lambda p: read_log(p, lambda *said: None),
     "model.hago": hago.load_integer_model,
@@ -127,7 +126,7 @@ def sound(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Mapping
     folder = tmp_path_factory.mktemp("sound")
     quantizer = hago.quantize(model, CHIP, DATA)
     quantizer.strategy.save(folder / "strategy.json")
-    quantizer.quantize().save(folder / "model.hago")
+    quantizer.realize().save(folder / "model.hago")
     log = folder / "log.jsonl"
     hago.search_quantize_strategy(model, CHIP, DATA, searcher="random", budget=3, log=log, progress=False)
     hago.save_hardware(load_hardware("tflite"), folder / "chip.json")

@@ -233,7 +233,7 @@ def test_networks_with_calls_of_their_own_are_stored_and_read() -> None:
 
     model = hago.quantize(randomized(Calls()), "x86_vnni", DATA)
     read, _ = from_file_bytes(to_file_bytes(model.plan), "a test")
-    assert torch.equal(hago.runtime.reference.IntegerModel(read)(DATA[0]), model.quantize()(DATA[0]))
+    assert torch.equal(hago.runtime.reference.IntegerModel(read)(DATA[0]), model.realize()(DATA[0]))
 
 
 # ---------------------------------------------------------------- what mutated files found

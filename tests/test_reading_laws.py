@@ -75,6 +75,8 @@ SYSTEM: Final = "a file of the operating system"
 ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("hago.cost.cost.METRICS", ".read_bytes"): BYTES,
     ("hago.cost.cost.METRICS", ".write_bytes"): BYTES,
+    ("hago.cost.cost._row", ".read_bytes"): BYTES,
+    ("hago.cost.cost._row", ".write_bytes"): BYTES,
     ("hago.data.sources._arrays", "numpy.load"): CHECKED,
     ("hago.data.sources._arrays", "open"): OWN,
     ("hago.data.sources._check_sizes", ".open"): "a member of the archive",
@@ -92,8 +94,8 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("hago.hardware.file._signature", "getattr of plain"): FIELDS,
     ("hago.hardware.file._unusual", "getattr of Requantize()"): FIELDS,
     ("hago.hardware.file._unusual", "getattr of how"): FIELDS,
-    ("hago.hardware.file._specs", ".iterdir"): SHIPPED,
-    ("hago.hardware.file._specs", ".read_bytes"): SHIPPED,
+    ("hago.shipped_hardware.shipped_hardware", ".iterdir"): SHIPPED,
+    ("hago.shipped_hardware.shipped_hardware", ".read_bytes"): SHIPPED,
     ("hago.serialization.json_text._validator", ".read_text"): SHIPPED,
     ("hago.serialization.json_text._without_waiting", "os.open"): OWN,
     ("hago.serialization.json_text.read_file", "open"): OWN,
@@ -102,7 +104,7 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("hago.graph.model_source._read_safetensors", "safetensors.torch.load_file"): OWN,
     ("hago.graph.model_source._read_torch", "pickle.UnpicklingError"): "an error",
     ("hago.graph.model_source._read_torch", "torch.load"): CHECKED,
-    ("hago.ops._discover", "importlib.import_module"): "the modules of hago/ops, when hago is imported",
+    ("hago.ops._discover", "importlib.import_module"): "the modules of hago/ops, when it is imported",
     ("hago.ops._opaque.resolve_target", "getattr of found"): "operators that `why_not_portable` lets through",
     ("hago.ops._opaque.unpack", "vars"): "what it finds in torch must be a dtype, a layout or a memory format",
     ("hago.study.log.Header.to_json", "getattr of self"): FIELDS,
@@ -126,7 +128,6 @@ NEEDED: Final = {
 #: Others that open files, and which.
 OTHERS: Final[Mapping[str, str]] = {
     "hago.cli._drop_stdout": SYSTEM,
-    "hago.cost.report._row": BYTES,
     "hago.runtime.native.library._fingerprint": SHIPPED,
     "hago.runtime.native.library._processor": SYSTEM,
     "hago.runtime.native.library.build": "the library that it built",

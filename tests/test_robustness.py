@@ -115,7 +115,7 @@ def test_data_of_another_shape_or_kind(model: nn.Module) -> None:
 
 def test_calls_of_the_quantized_model(model: nn.Module) -> None:
     quantizer = hago.quantize(model, CHIP, DATA)
-    for made in (quantizer.simulate(), quantizer.quantize()):
+    for made in (quantizer.simulate(), quantizer.realize()):
         for x, says in (
             (images(2, 3, 6, 6), "(2, 3, 6, 6)"),
             (images(2, 1, 6, 6).to(torch.uint8), "uint8"),

@@ -71,7 +71,7 @@ def evaluated(model: nn.Module, data: Any) -> Any:
 
 
 def ran(model: nn.Module, data: Any) -> Any:
-    found = run_model(hago.create_quantizer(model, CHIP, strategy(model), (INPUTS[0],)).quantize(), data)
+    found = run_model(hago.create_quantizer(model, CHIP, strategy(model), (INPUTS[0],)).realize(), data)
     return {} if found.accuracy is None else {"sim_acc": found.accuracy[0]}
 
 
@@ -134,7 +134,7 @@ def test_models_take_what_calibration_takes(form: str, model: nn.Module, tmp_pat
     found = hago.quantize(model, CHIP, made)
     assert found.plan.key == plain.plan.key and found.strategy == plain.strategy
     assert str(hago.explain(model, CHIP, (made[0],))) == str(hago.explain(model, CHIP, (EXACT[0],)))
-    integer = found.quantize()
+    integer = found.realize()
     integer.save(tmp_path / "model")
     trainable = hago.prepare_qat(model, CHIP, plain.strategy).eval()
     name = found.plan.graph.inputs[0]
@@ -152,7 +152,7 @@ def test_integers_are_no_real_numbers_anywhere(integers: torch.dtype, model: nn.
     right = [x.float() / 255 for x in images_]
     graph = hago.from_torch(model, (INPUTS[0],))
     found = hago.quantize(graph, CHIP, right)
-    integer, said = found.quantize(), r"the model takes torch.float32: convert it .*images.float\(\) / 255"
+    integer, said = found.realize(), r"the model takes torch.float32: convert it .*images.float\(\) / 255"
     calls: list[Callable[[Any], Any]] = [
         integer,
         found.simulate(),

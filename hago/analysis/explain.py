@@ -23,6 +23,7 @@ from hago.hardware import Hardware, OpDesc
 from hago.ops import Operand, Ops
 from hago.plan import Space, Topology
 from hago.plan.topology import fitting_descs, float_boundaries, weight_only_descs
+from hago.serialization.summary import Summarized, Summary, names_text
 from hago.serialization.text_table import WIDTH, count, head, ratio_text, table, tail, wrapped
 
 
@@ -95,8 +96,8 @@ class FloatBoundary:
         return f"{self.source} -> {self.edge} to {self.to}"
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Summarized):
     """A topology and a search space, explained node by node; prints as a table.
 
     Args:
@@ -142,6 +143,19 @@ class Explanation:
             "crossings": [{"edge": c.edge, "source": c.source, "to": c.to} for c in self.crossings],
             "nodes": [_row_json(r) for r in self.rows],
         }
+
+    def summary(self) -> Summary:
+        """What runs in integers, what stays float and why, and the size of the search space."""
+        total = self.integer_macs + self.float_macs
+        why = Counter((r.op, r.reason) for r in self.rows if not r.integer).most_common()
+        return Summary(
+            f"Explanation of {len(self.rows)} nodes on {self.hardware}",
+            {
+                "integer": f"{self.integer_nodes} nodes, {ratio_text(self.integer_macs, total)} of {count(total)} MACs",
+                "float": names_text([f"{n} x {op} ({reason})" for (op, reason), n in why]) or "nothing",
+                "choices": f"{self.groups} groups of edges with {self.choices:.4g} choices of bits in all",
+            },
+        )
 
     def __str__(self) -> str:
         letters = _letters(self.rows)

@@ -17,6 +17,7 @@ from hago.analysis.error_causes import Cause
 from hago.arithmetic.numerics import Overflow
 from hago.plan import Verdict
 from hago.search.objective import MOST_DB
+from hago.serialization.summary import Summarized, Summary, names_text
 from hago.serialization.text_table import count, decimals, head, number, percent, table, tail, wrapped
 
 # ---------------------------------------------------------------- statistics of one node
@@ -507,8 +508,8 @@ def _csv_cells(row: NodeStatistic, part: float) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- the statistic of a model
-@dataclass(frozen=True, slots=True)
-class GraphStatistic:
+@dataclass(frozen=True, slots=True, repr=False)
+class GraphStatistic(Summarized):
     """The result of an inspection: float, simulated and integer model, node by node; prints as a table.
 
     Made by `inspect_plan`; `hago.inspect_graph_statistic` returns it.
@@ -572,6 +573,21 @@ class GraphStatistic:
     def values(self) -> str:
         """The ranges, means and standard deviations of float, simulated and integer values, as a table."""
         return "\n".join(value_table(self.rows))
+
+    def summary(self) -> Summary:
+        """The SQNR of the outputs, where their error comes from, and where the model goes wrong."""
+        wrong, parts = self.first_wrong, self.blame
+        most = sorted(parts, key=lambda n: -parts[n])
+        return Summary(
+            f"GraphStatistic of {len(self.rows)} nodes on {self.hardware}, {self.samples} samples",
+            {
+                "outputs": ", ".join(f"{name} {_level(self[name].sqnr)}" for name in self.outputs),
+                "error from": names_text([f"{n} {100 * parts[n]:.3g} %" for n in most if parts[n] > 0]),
+                "goes wrong": "nowhere" if wrong is None else f"at {wrong.node}: {wrong.cause}: {wrong.words}",
+                "may help": "" if wrong is None else wrong.remedy,
+                "exactness": _agreement(self.total_differences),
+            },
+        )
 
     def __str__(self) -> str:
         head = (

@@ -33,6 +33,7 @@ from hago.ops import OPS
 from hago.plan import Plan
 from hago.runtime.native import Executor, conversion, exact_kernels
 from hago.search import QuantizationOptions, prepare
+from hago.serialization.summary import Summarized, Summary
 from hago.serialization.text_table import table
 from hago.study import versions
 
@@ -356,8 +357,8 @@ class Figure:
     said: str
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+@dataclass(frozen=True, slots=True, repr=False)
+class Measurement(Summarized):
     """A measured copy of a hardware and its figures, returned by `measure_hardware`; prints as a table."""
 
     hardware: Hardware
@@ -367,6 +368,18 @@ class Measurement:
         """The figures as JSON values, with the name of the copy and its source."""
         name, source = self.hardware.name, self.hardware.sources[-1]
         return {"name": name, "source": source, "figures": [asdict(f) for f in self.figures]}
+
+    def summary(self) -> Summary:
+        """The name of the copy, its source, and how many figures were measured."""
+        measured = sum(f.now != f.before for f in self.figures)
+        return Summary(
+            f"Measurement of {self.hardware.name}: {measured} of {len(self.figures)} figures measured",
+            {
+                "source": self.hardware.sources[-1],
+                "costs": ", ".join(f"{name} {value:.4g}" for name, value in self.hardware.cost.items()),
+                "next": "hago.save_hardware(measurement.hardware, path)",
+            },
+        )
 
     def __str__(self) -> str:
         rows = [(f.of, f.key, _short(f.before), _short(f.now), f.said) for f in self.figures]

@@ -14,44 +14,19 @@ from torch import Tensor
 
 from hago.arithmetic.equality import count_differing
 from hago.data import Batches
-from hago.graph import CONST, ModelLike, flatten_inputs
+from hago.graph import ModelLike, flatten_inputs
 from hago.importing import HardwareLike, StrategyLike
-from hago.plan import Plan
+from hago.plan import Plan, WeightSizes
 from hago.runtime import IntegerModel, compare_plan_exactly
 from hago.search import Evaluator, Measurement, plan_and_batches
 from hago.search.objective import MOST_DB, named_objective
-from hago.serialization.text_table import count, table
+from hago.serialization.text_table import table
 from hago.simulation import Simulator
 
 Model = Literal["float", "simulated", "integer"]
 
 #: Number of samples on which all nodes and edges are compared.
 INSIDE_SAMPLES: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class WeightBytes:
-    """The sizes of the constants of a model, in bytes.
-
-    Args:
-        before: all constants of the float model.
-        integer: constants that became integers, in their storage dtypes.
-        left: constants that stayed float.
-    """
-
-    before: int
-    integer: int
-    left: int
-
-    def to_json(self) -> dict[str, int]:
-        """The sizes as JSON values."""
-        return {"float_model": self.before, "integer": self.integer, "left_float": self.left}
-
-    def __str__(self) -> str:
-        after = self.integer + self.left
-        times = f", {self.before / after:.2f} times fewer" if after else ""
-        left = f" and {count(self.left)} bytes left in float" if self.left else ""
-        return f"weights: {count(self.before)} bytes in float, {count(self.integer)} in integers{left}{times}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +50,7 @@ class StrategyReport:
     figures: Mapping[Model, Mapping[str, Any]]
     verdicts: Mapping[str, str]
     overflows: Mapping[str, int]
-    weights: WeightBytes
+    weights: WeightSizes
     compared: int = 0
     differences: Mapping[str, int] | None = None
 
@@ -193,7 +168,7 @@ def report_on(evaluator: Evaluator, plan: Plan, *, integer: bool) -> tuple[Strat
         figures,
         plan.verdicts,
         measured.extremes.overflows,
-        weight_bytes(plan),
+        plan.weight_sizes,
         compared,
         differences,
     )
@@ -225,13 +200,3 @@ class ModelPair:
                 self.differences[f"output {slot} of batch {self._batches}"] = wrong
         self._batches += 1
         return outputs
-
-
-def weight_bytes(plan: Plan) -> WeightBytes:
-    """The sizes of the constants of a Plan."""
-    graph = plan.graph
-    sizes = {n: t.numel() * t.element_size() for n, t in graph.consts.items()}
-    integers = sum(b.numel() * b.element_size() for b in IntegerModel(plan).buffers())
-    real = [e for n in graph if n.name not in plan.nodes for e in n.edges if e not in plan.weights]
-    left = {s for e in real if graph[s := graph.source(e)].op == CONST}
-    return WeightBytes(sum(sizes.values()), integers, sum(sizes[s] for s in left))

@@ -18,10 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TextIO
 
 from hago.cli.arguments import build_parser
-from hago.cli.commands import COMMANDS
-from hago.cli.options import INTERRUPTED, Console, Outcome, command_line
+from hago.cli.console import INTERRUPTED, Console, Outcome, command_line
 from hago.errors import HagoError, HagoWarning
-from hago.serialization.json_text import json_values
 
 __all__ = ["main"]
 
@@ -63,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str], stdout: TextIO) -> Outcome:
     args = build_parser().parse_args(words)
+    # after the arguments have been read, and before the folder of the user can hide modules: this imports torch
+    from hago.cli.commands import COMMANDS
 
     def tell(line: str) -> None:
         if not args.json:
@@ -88,6 +88,8 @@ def _put(text: str, stdout: TextIO) -> None:
 
 
 def _json(value: Any) -> str:
+    from hago.serialization.json_text import json_values
+
     return json.dumps(json_values(value, "result"), indent=2, sort_keys=True, allow_nan=False)
 
 

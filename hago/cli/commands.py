@@ -13,15 +13,11 @@ from hago import api
 from hago.analysis import inspect_plan, measure_hardware
 from hago.analysis.answer import answer_for_stored, load_stored
 from hago.arithmetic.types import TORCH_DTYPES
+from hago.cli.console import NO, OK, Console, Outcome, command_line
 from hago.cli.export import compare_command, export_command
 from hago.cli.finetune import finetune_command
 from hago.cli.options import (
-    NO,
-    OK,
-    Console,
-    Outcome,
     check_command,
-    command_line,
     data_words,
     estimator_argument,
     hardware_of,
@@ -35,12 +31,11 @@ from hago.cli.options import (
 )
 from hago.cli.search import quantize_command, search_command
 from hago.cli.stored_model import run_command, store_command, store_model
-from hago.cost import cost_text, range_text
 from hago.data import Batches, Steps
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
 from hago.errors import HagoError, HardwareError
 from hago.graph.model_source import load_model
-from hago.hardware import available_hardware, explain_hardware, load_hardware, save_hardware
+from hago.hardware import available_hardware, load_hardware, save_hardware
 from hago.importing import input_names
 from hago.plan import Strategy
 from hago.runtime.native import Executor
@@ -65,7 +60,7 @@ def explain_command(args: Namespace, console: Console) -> Outcome:
     if not args.cost:
         return Outcome(str(explanation), explanation.to_json())
     costs = api.explain_cost(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
-    return Outcome(f"{explanation}\n\n{range_text(costs)}", {**explanation.to_json(), "cost": costs.to_json()})
+    return Outcome(f"{explanation}\n\n{costs}", {**explanation.to_json(), "cost": costs.to_json()})
 
 
 def _zeros(shape: tuple[int, ...], dtype_name: str) -> torch.Tensor:
@@ -96,7 +91,7 @@ def realize_command(args: Namespace, console: Console) -> Outcome:
         report, answer = answer_for_stored(loaded, steps, integer=True)
     plan = loaded.plan
     outcome = Outcome(
-        "\n".join([f"on {report.hardware}", str(answer), *report.exactness_text()]),
+        "\n".join([f"on {report.hardware}", str(answer), str(report.weights), *report.exactness_text()]),
         {**report.to_json(), "answer": answer.to_json()},
         OK if report.same else NO,
     )
@@ -115,7 +110,7 @@ def cost_command(args: Namespace, console: Console) -> Outcome:
     """Estimate the cost of a strategy, node by node."""
     strategy, hardware, model = load_strategy(args)
     plan_cost = api.estimate_cost(model, hardware, strategy, batch=args.batch)
-    return Outcome(cost_text(plan_cost), plan_cost.to_json())
+    return Outcome(str(plan_cost), plan_cost.to_json())
 
 
 def sensitivity_command(args: Namespace, console: Console) -> Outcome:
@@ -179,7 +174,7 @@ def hardware_command(args: Namespace, console: Console) -> Outcome:
     if args.action == "list":
         return _list_hardware()
     if args.action == "show":
-        shown = explain_hardware(load_chip(args, args.hardware))
+        shown = load_chip(args, args.hardware).table()
         return Outcome(str(shown), shown.to_json())
     if args.action == "measure":
         return _measure_hardware(args, console)

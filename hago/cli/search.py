@@ -14,11 +14,9 @@ from typing import Any, Final
 
 from hago.analysis.answer import Answer, answer_for_one_shot, answer_for_search
 from hago.analysis.strategy_report import figures_in_words
+from hago.cli.console import OK, Console, Outcome
 from hago.cli.finetune import before_and_after
 from hago.cli.options import (
-    OK,
-    Console,
-    Outcome,
     check_command,
     default_path,
     estimator_argument,

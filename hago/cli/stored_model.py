@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from hago import api
 from hago.analysis.stored_run import run_model, save_outputs
-from hago.cli.options import NO, OK, Console, Outcome, check_command, load_batches, load_ops, make_folder_of
+from hago.cli.console import NO, OK, Console, Outcome
+from hago.cli.options import check_command, load_batches, load_ops, make_folder_of
 from hago.hardware import hardware_hash
 from hago.plan import Conditions, HardwareId, Plan, Strategy, store_thresholds
 from hago.runtime import Provenance, StoredSize, float_bytes, load_plan, save_plan
-from hago.runtime.native import ENGINES
 from hago.search import Quantizer
-
-
-def run_options(parser: Any) -> None:
-    """Add the options of `hago run` other than those of data."""
-    parser.add_argument("stored", metavar="FILE", help="a stored integer model, from 'hago realize --save'")
-    parser.add_argument("--engine", choices=tuple(ENGINES), default="auto", help="default: %(default)s")
-    parser.add_argument("--save", metavar="FILE", help="the outputs, as an .npz file")
 
 
 def run_command(args: Namespace, console: Console) -> Outcome:

@@ -8,12 +8,13 @@ from hago.cost.cost import (
     NodeCost,
     Part,
     Unit,
+    amount_text,
     float_cost,
     metric_named,
     node_macs,
     plan_cost,
 )
-from hago.cost.report import CostRange, amount_text, cost_range, cost_text, range_text
+from hago.cost.report import CostRange, cost_range
 
 __all__ = [
     "METRICS",
@@ -26,10 +27,8 @@ __all__ = [
     "Unit",
     "amount_text",
     "cost_range",
-    "cost_text",
     "float_cost",
     "metric_named",
     "node_macs",
     "plan_cost",
-    "range_text",
 ]

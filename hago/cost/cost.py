@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from hago.arithmetic.types import DTYPES, FLOAT32, DType, Edge, QParams, SimQ
+from hago.arithmetic.types import DTYPES, FLOAT32, DType, Edge, SimQ
 from hago.errors import HagoError, did_you_mean
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops, opaque
-from hago.plan import Plan
+from hago.plan import Plan, bits_of, packed_bytes
+from hago.serialization.summary import Summarized, Summary
+from hago.serialization.text_table import bytes_text, count, head, number, scaled, table, tail, wrapped
 
 EdgeKind = Literal["as stored", "quantize", "requantize", "dequantize", "weight", "bias", "constant"]
 
@@ -92,9 +94,12 @@ class NodeCost:
 Row = NodeCost | EdgeCost
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The cost of a Plan for one run over `batch` samples.
+@dataclass(frozen=True, repr=False)
+class Cost(Summarized):
+    """The cost of a Plan for one run over `batch` samples; prints as a table.
+
+    Every total of `METRICS` is an attribute too: `cost.weight_bytes` is `cost["weight_bytes"]`. One that the hardware
+    file gives no figures for is missing, and said to be.
 
     Args:
         nodes, edges: rows in the order of the graph.
@@ -145,6 +150,38 @@ class Cost:
             f"hardware {self.hardware!r} does not give what {metric!r} needs{instead}. Not given: "
             f"{'; '.join(self.missing)}"
         )
+
+    def __getattr__(self, name: str) -> float:
+        if name in METRICS:
+            try:
+                return self[name]
+            except HagoError as error:
+                raise AttributeError(str(error)) from None
+        raise AttributeError(
+            f"a cost has no {name!r}; its totals are {', '.join(METRICS)}.{did_you_mean(name, METRICS)}"
+        )
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.figures})
+
+    def summary(self) -> Summary:
+        """The totals, and the number of figures that are missing."""
+        totals = {name: amount_text(name, total) for name, total in self.figures.items()}
+        missing = (
+            f"{len(self.missing)} figures, see .missing; cycles and energy are lower bounds" if self.missing else ""
+        )
+        return Summary(
+            f"Cost of {len(self.nodes)} nodes on {self.hardware}, batch {self.batch}",
+            {**totals, "not given": missing},
+        )
+
+    def __str__(self) -> str:
+        """Every node with what happens on its edges, and the totals."""
+        right = ("weights", "moved", "cycles", "of edges")
+        titles = ("node", "op", "signature", "MACs", "BOPs", "bits of its edges", *right)
+        lines = table(titles, [_row(node, edges) for node, edges in rows_of(self)], ("MACs", "BOPs", *right))
+        totals = [*totals_lines({"": self.figures}), *missing_lines(self)]
+        return "\n".join([f"cost on {self.hardware}, batch {self.batch}", "", *lines, "", *totals])
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values."""
@@ -310,6 +347,67 @@ def rows_of(cost: Cost) -> Iterator[tuple[NodeCost, tuple[EdgeCost, ...]]]:
         yield node, tuple(in_edges.get(node.node, ()))
 
 
+# ---------------------------------------------------------------- as text
+_TIMES: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_JOULES: Final = ((1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"), (1e-9, "nJ"))
+
+
+def amount_text(metric: str, value: float) -> str:
+    """A total with its unit, in three or four digits."""
+    unit = METRICS[metric].unit
+    if unit == "B":
+        return bytes_text(value)
+    if unit in ("s", "J"):
+        return scaled(value, _TIMES if unit == "s" else _JOULES)
+    if unit == "bits":
+        return f"{value:.4g} bits"
+    return f"{count(round(value))}{' cycles' if unit else ''}"
+
+
+def _row(node: NodeCost, edges: Sequence[EdgeCost]) -> tuple[str, ...]:
+    edge_cycles = [e.cycles for e in edges if e.cycles is not None]
+    return (
+        tail(node.node, 36),
+        head(node.op, 24),
+        head(node.signature, 24),
+        count(node.macs) if node.macs else "",
+        count(node.bops) if node.bops else "",
+        " ".join(_edge(e) for e in edges),
+        bytes_text(sum(e.weight_bytes for e in edges)) if any(e.weight_bytes for e in edges) else "",
+        bytes_text(node.read_bytes + node.write_bytes),
+        number(node.cycles, 4),
+        number(sum(edge_cycles), 4) if edge_cycles else "",
+    )
+
+
+def _edge(edge: EdgeCost) -> str:
+    """The bits of an edge, `f` for real values; with a `>` if the edge is converted while the model runs: `>8`."""
+    bits = "f" if edge.dtype.startswith(("float", "bfloat")) else str(edge.bits)
+    return f">{bits}" if edge.requantized else bits
+
+
+def totals_lines(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """A table of totals.
+
+    Args:
+        columns: the totals of each column, by its title.
+    """
+    known = [m for m in METRICS if any(m in figures for figures in columns.values())]
+    rows = [(m, *(amount_text(m, f[m]) if m in f else "-" for f in columns.values())) for m in known]
+    return table(("total", *columns), rows, right=tuple(columns))
+
+
+def missing_lines(cost: Cost) -> list[str]:
+    """The lines that name the figures that the hardware file does not give."""
+    if not cost.missing:
+        return []
+    missing = "; ".join(cost.missing)
+    return [
+        "",
+        *wrapped(f"not in {cost.hardware}, and so not counted, which makes cycles and energy lower bounds: {missing}"),
+    ]
+
+
 # ---------------------------------------------------------------- counting
 
 
@@ -336,15 +434,6 @@ def plan_cost(plan: Plan, batch: int = 1) -> Cost:
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise HagoError(f"cost of a batch of {batch!r}; expected an integer, 1 or more")
     return _Account(plan, batch).cost()
-
-
-def bits_of(qparams: QParams) -> int:
-    """The number of bits that distinguish the integers of a range."""
-    return max(1, (qparams.qmax - qparams.qmin).bit_length())
-
-
-def _bytes(elements: int, bits: int) -> int:
-    return -(-elements * bits // 8)
 
 
 class _Account:
@@ -430,7 +519,7 @@ class _Account:
         new = key not in self.counted
         self.counted.add(key)
         name = str(self.graph.consts[source].dtype).removeprefix("torch.") if target is None else target.dtype.name
-        return EdgeCost(str(edge), kind, elements, bits, name, _bytes(elements, bits) if new else 0)
+        return EdgeCost(str(edge), kind, elements, bits, name, packed_bytes(elements, bits) if new else 0)
 
     # ------------------------------------------------------------ nodes
     def _node(self, node: Node) -> NodeCost:
@@ -439,7 +528,7 @@ class _Account:
         elements = self._elements(node.name)
         macs = node_macs(self.graph, node, self.ops) * self.batch
         read = sum(self._read(e) for e in node.edges)
-        write = _bytes(elements, self._stored(node.name).bits)
+        write = packed_bytes(elements, self._stored(node.name).bits)
         requantized = elements if plan is not None and plan.out_simq is not None else 0
         compute = self._compute(node, desc, macs, elements, requantized)
         memory = self._cycles(read + write, self._chip("bytes_per_cycle", "latency"))
@@ -463,7 +552,7 @@ class _Account:
     def _read(self, edge: Edge) -> int:
         source = self.graph.source(edge)
         is_const = self.graph[source].op == CONST
-        return _bytes(self._elements(source), self._const_bits(edge) if is_const else self._stored(source).bits)
+        return packed_bytes(self._elements(source), self._const_bits(edge) if is_const else self._stored(source).bits)
 
     def _compute(self, node: Node, desc: OpDesc, macs: int, elements: int, requantized: int) -> float | None:
         if macs:

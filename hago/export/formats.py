@@ -25,6 +25,7 @@ from hago.export.onnx.verification import check_onnx
 from hago.export.tpu_mlir import Tables, make_tables, observed_ranges
 from hago.plan import Plan, Strategy
 from hago.serialization.json_text import replace_file
+from hago.serialization.summary import Summarized, Summary
 
 _Result = TypeVar("_Result")
 
@@ -70,8 +71,8 @@ class ExportRequest:
         return (batch.inputs for batch in self.batches or ())
 
 
-@dataclass(frozen=True, slots=True)
-class ExportResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class ExportResult(Summarized):
     """The files that a format wrote.
 
     Args:
@@ -83,6 +84,13 @@ class ExportResult:
     text: str
     json: Mapping[str, Any]
     content: Any = None
+
+    def summary(self) -> Summary:
+        """What was written."""
+        return Summary("ExportResult", {"wrote": "; ".join(self.text.splitlines())})
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,9 @@ from torch import Tensor
 from hago.arithmetic.types import Edge, torch_dtype
 from hago.errors import GraphError, as_strings, did_you_mean
 from hago.graph.schedule import Schedule, make_schedule
+from hago.serialization.summary import Summarized, Summary, counts_text
 from hago.serialization.tensor_file import dtype_name
+from hago.serialization.text_table import bytes_text, count
 
 INPUT: Final = "input"
 CONST: Final = "const"
@@ -73,8 +75,8 @@ class Node:
         return f"{self.name} = {self.op}({', '.join(self.inputs)}{attrs}){shape}"
 
 
-@dataclass(frozen=True, eq=False)
-class Graph:
+@dataclass(frozen=True, eq=False, repr=False)
+class Graph(Summarized):
     """A model: nodes in topological order, named inputs and outputs, and constant tensors.
 
     Args:
@@ -154,6 +156,25 @@ class Graph:
             digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
+    @property
+    def computed(self) -> tuple[Node, ...]:
+        """The nodes that are computed: all but inputs and constants."""
+        return tuple(n for n in self.nodes if n.op not in (INPUT, CONST))
+
+    def summary(self) -> Summary:
+        """Inputs, outputs, ops and the size of the constants."""
+        values = list(self.consts.values())
+        weights = f"{count(sum(t.numel() for t in values))} values in {len(values)} tensors"
+        return Summary(
+            f"Graph of {len(self.computed)} nodes",
+            {
+                "inputs": ", ".join(_value_text(self[name]) for name in self.inputs),
+                "outputs": ", ".join(_value_text(self[name]) for name in self.outputs),
+                "ops": counts_text(n.op for n in self.computed),
+                "weights": f"{weights}, {bytes_text(sum(t.numel() * t.element_size() for t in values))}",
+            },
+        )
+
     def __str__(self) -> str:
         head = f"graph({', '.join(self.inputs)}) -> {', '.join(self.outputs)}"
         return "\n".join([head, *(f"  {n}" for n in self.nodes)])
@@ -184,6 +205,15 @@ def _with_stated_dtype(node: Node, consts: Mapping[str, Tensor]) -> Node:
     elif node.op == INPUT:
         dtype = node.attrs.get("dtype", dtype or "float32")
     return node if dtype == node.dtype else replace(node, dtype=dtype)
+
+
+def _value_text(node: Node) -> str:
+    """The name of a node, and the dtype and shape of its value as far as they are known."""
+    if node.shape is None:
+        return " ".join(filter(None, (node.name, node.dtype)))
+    first, *others = node.shape or ("scalar",)
+    shape = f"({', '.join(map(str, ('batch' if first == 1 else first, *others)))})"
+    return " ".join(filter(None, (node.name, node.dtype, shape)))
 
 
 def _plain(value: Any) -> str:

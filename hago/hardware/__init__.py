@@ -10,7 +10,7 @@ from hago.hardware.file import (
     save_hardware,
 )
 from hago.hardware.hardware import Accumulator, FixedOut, Hardware, OpDesc, TensorScheme, create_sample_hardware
-from hago.hardware.table import HardwareTable, explain_hardware
+from hago.hardware.table import HardwareTable
 from hago.hardware.validation import check_hardware_document
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "check_hardware",
     "check_hardware_document",
     "create_sample_hardware",
-    "explain_hardware",
     "hardware_from_document",
     "hardware_hash",
     "hardware_to_document",

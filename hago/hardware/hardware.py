@@ -16,7 +16,9 @@ from hago.arithmetic.numerics import OVERFLOWS, BiasAt, Order, Overflow, Requant
 from hago.arithmetic.schemes import SCHEMES
 from hago.arithmetic.types import DType, dtype
 from hago.errors import HardwareError, as_strings, did_you_mean
+from hago.hardware.table import HardwareTable, SignatureRow
 from hago.ops import OPS, OpRule, Ops, aliases
+from hago.serialization.summary import Summarized, Summary, names_text
 
 Granularity = Literal["per_tensor", "per_channel"]
 RequantizeAt = Literal["edge", "output"]
@@ -27,8 +29,8 @@ DEFAULT_MIN_BITS: Final = 4
 DEFAULT_MAX_BITS: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Accumulator:
+@dataclass(frozen=True, slots=True, repr=False)
+class Accumulator(Summarized):
     """The register in which an op computes its sums, and its behaviour on overflow.
 
     Args:
@@ -66,6 +68,13 @@ class Accumulator:
         """The behaviour on overflow in words, with the order of additions if it matters."""
         return self.overflow if self.order is None else f"{self.overflow} ({self.order}, bias {self.bias})"
 
+    def summary(self) -> Summary:
+        """Its dtype and behaviour on overflow."""
+        return Summary(f"Accumulator {self}")
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.on_overflow}"
+
 
 @dataclass(frozen=True, slots=True)
 class FixedOut:
@@ -85,8 +94,8 @@ def _dtypes(names: str | DType | Sequence[str | DType]) -> tuple[DType, ...]:
     return tuple(d if isinstance(d, DType) else dtype(d) for d in listed)
 
 
-@dataclass(frozen=True, slots=True)
-class OpDesc:
+@dataclass(frozen=True, slots=True, repr=False)
+class OpDesc(Summarized):
     """A signature: one combination of dtypes and arithmetic in which the hardware can run an op.
 
     Args:
@@ -174,7 +183,12 @@ class OpDesc:
         """The dtype of a bias in `slot`: the listed one, else the accumulator's."""
         return self.in_dtypes[slot] if slot < len(self.in_dtypes) else self.register.dtype
 
+    def summary(self) -> Summary:
+        """Its dtypes, register and place of requantization."""
+        return Summary(" ".join(filter(None, ("OpDesc", self.name, str(self)))))
+
     def __str__(self) -> str:
+        # a part of the key of a Plan, which logs hold: it cannot change
         ins = ", ".join(map(str, self.in_dtypes))
         at = " requantized at output" if self.requantize_at == "output" else ""
         register = self.register
@@ -197,9 +211,13 @@ class TensorScheme:
         if self.granularity not in get_args(Granularity):
             raise HardwareError(f"unknown granularity {self.granularity!r}; expected per_tensor or per_channel")
 
+    def text(self) -> str:
+        """The scheme in words."""
+        return f"scheme {self.scheme}, {self.granularity.replace('_', ' ')}"
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Hardware(Summarized):
     """A piece of hardware: its ops with their signatures, and its arithmetic.
 
     `load_hardware` reads it from a file; users can also construct it. It is immutable.
@@ -287,6 +305,64 @@ class Hardware:
         if listed or self.other_ops != "float32" or (integer_fits and op in self.ops):
             return listed
         return (OpDesc("float32", "float32", name="other_ops"),)
+
+    def summary(self) -> Summary:
+        """Its schemes, requantization and ops."""
+        integer = [op for op in self.ops if self.integer_descs(op)]
+        rest = "run in float32" if self.other_ops == "float32" else "are refused"
+        figures = ", ".join(f"{name} {value:g}" for name, value in self.cost.items())
+        return Summary(
+            f"Hardware {self.name}",
+            {
+                "activations": self.activation.text(),
+                "weights": self.weight.text(),
+                "requantize": f"{self.requantize_text()}, rounding {self.requantize.rounding}",
+                "integer ops": f"{len(integer)}: {names_text(integer)}" if integer else "none",
+                "other ops": f"{len(self.ops) - len(integer)} are listed in float; those not listed {rest}",
+                "costs": figures or "no figures of the whole chip",
+                "runs on": self.processor and f"{self.processor} CPUs",
+                "file": self.origin,
+            },
+        )
+
+    def requantize_text(self) -> str:
+        """The form of requantization in words."""
+        how = self.requantize
+        if how.form != "multiplier_shift":
+            return how.form
+        stages = " in two stages" if how.two_stage else ""
+        text = f"{how.form} of {how.multiplier_bits} bits{stages}"
+        text += f" found by {how.search}" if how.search != "nearest" else ""
+        text += f" rounded {how.shift_rounding}" if how.shift_rounding else ""
+        return text + (f", {how.wide} for wide registers" if how.wide else "")
+
+    def table(self) -> HardwareTable:
+        """Every signature with its dtypes, register, requantization and the file that it comes from."""
+        head = (
+            f"{self.name}: activations {self.activation.scheme} {self.activation.granularity}, "
+            f"weights {self.weight.scheme} {self.weight.granularity}, requantize {self.requantize_text()}, "
+            f"rounding {self.requantize.rounding}, other ops {self.other_ops}"
+        )
+        form, origin = self.requantize.form, self.origin or "Python"
+        return HardwareTable(head, tuple(_row(op, d, form, origin) for op, descs in self.ops.items() for d in descs))
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+
+def _row(op: str, desc: OpDesc, form: str, origin: str) -> SignatureRow:
+    integer, fixed = desc.is_integer, desc.fixed_out
+    fixed_to = "" if fixed is None else f", fixed to {fixed.scale:g} {fixed.zero_point:+d}"
+    return SignatureRow(
+        op=op,
+        operands=tuple(map(str, desc.in_dtypes)),
+        result=str(desc.out_dtype),
+        register=str(desc.register.dtype) if integer else "-",
+        overflow=desc.register.on_overflow if integer else "-",
+        requantize=f"{form} at {desc.requantize_at}{fixed_to}" if integer else "-",
+        form=desc.form or "-",
+        source=f"{origin}: {desc.name}" if desc.name else origin,
+    )
 
 
 def create_sample_hardware() -> Hardware:

@@ -11,6 +11,7 @@ from hago.plan.space import FLOAT, INTEGER, Bits, Group, Space, build_space, kin
 from hago.plan.strategy import Conditions, HardwareId, Strategy
 from hago.plan.threshold_sources import EstimatedThresholds, StoredThresholds, estimated_resolver, store_thresholds
 from hago.plan.topology import Topology, analyze
+from hago.plan.weight_sizes import WeightSizes, bits_of, packed_bytes
 
 __all__ = [
     "FLOAT",
@@ -31,7 +32,9 @@ __all__ = [
     "ThresholdSource",
     "Topology",
     "Verdict",
+    "WeightSizes",
     "analyze",
+    "bits_of",
     "build_space",
     "dorefa_weights",
     "estimated_resolver",
@@ -39,6 +42,7 @@ __all__ = [
     "feasibility",
     "fuse_clamps",
     "kind_key",
+    "packed_bytes",
     "plan_from_document",
     "plan_to_document",
     "store_thresholds",

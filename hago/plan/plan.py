@@ -19,10 +19,12 @@ from torch import Tensor
 
 from hago.arithmetic.numerics import EXACT_FLOAT32, OVERFLOWS, Lost, apply_overflow
 from hago.arithmetic.types import Edge, QParams, SimQ
-from hago.graph import OUTPUT, Graph
+from hago.graph import CONST, OUTPUT, Graph
 from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops
 from hago.plan.accumulators import ClampedAdditions, ProductPairs
+from hago.plan.weight_sizes import WeightSizes, bits_of, weight_sizes
+from hago.serialization.summary import Summarized, Summary, bits_text, counts_text, names_text, proofs_text
 
 Verdict = Literal["proved", "possible", "overflows", "float"]
 
@@ -157,8 +159,8 @@ class StoredWeight:
     threshold: tuple[Tensor, Tensor] | None
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan(Summarized):
     """A node plan for every integer node, and the SimQ of every edge.
 
     Args:
@@ -202,6 +204,39 @@ class Plan:
     def verdicts(self) -> dict[str, Verdict]:
         """`proved` or `possible` for every integer node."""
         return {name: n.verdict for name, n in self.nodes.items()}
+
+    @functools.cached_property
+    def weight_sizes(self) -> WeightSizes:
+        """The bytes of the constants."""
+        graph = self.graph
+        reads = [(source, edge) for edge in graph.edges if graph[source := graph.source(edge)].op == CONST]
+        constants = ((source, graph.consts[source], self.target(edge)) for source, edge in reads)
+        return weight_sizes(constants, sum(t.numel() * t.element_size() for t in graph.consts.values()))
+
+    def summary(self) -> Summary:
+        """The network, the bits of operands, the size of the weights and what stays float."""
+        computed = self.graph.computed
+        return Summary(
+            f"Plan of a network of {len(computed)} nodes for {self.hardware.name}",
+            {
+                "nodes": counts_text(n.op for n in computed),
+                "bits": bits_text(self._bits_of_operands(), "operands"),
+                "weights": self.weight_sizes.text(),
+                "float": names_text([n.name for n in computed if n.name not in self.nodes]) or "nothing",
+                "overflow": proofs_text(self.verdicts),
+            },
+        )
+
+    def _bits_of_operands(self) -> list[int]:
+        """The bits of every edge that is read as integers, biases aside."""
+        bits = []
+        for node in self.graph.computed:
+            form = self.ops[node.op].integer if node.op in self.ops else None
+            for edge in node.edges:
+                target = self.target(edge)
+                if target is not None and (form is None or form.slot(edge.slot) != "bias"):
+                    bits.append(bits_of(target))
+        return bits
 
     def __str__(self) -> str:
         lines = [f"plan for {self.hardware.name}"]

@@ -24,6 +24,8 @@ from hago.serialization.json_text import (
     read_file,
     replace_file,
 )
+from hago.serialization.summary import Summarized, Summary, bits_text, figures_text, names_text, number_values
+from hago.serialization.text_table import bytes_text
 
 STRATEGY_VERSION: Final = 1
 
@@ -47,8 +49,8 @@ class Conditions:
     edge_conds: Mapping[str, bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Strategy:
+@dataclass(frozen=True, slots=True, repr=False)
+class Strategy(Summarized):
     """Bits and thresholds for one model on one piece of hardware.
 
     Args:
@@ -185,6 +187,29 @@ class Strategy:
         except (OSError, ValueError) as error:
             raise LogError(f"cannot read strategy {path}: {error}") from None
         return Strategy.from_json(parse_json(text, str(path)), str(path))
+
+    def summary(self) -> Summary:
+        """The bits, the measures and costs that were recorded, what stays float, and how it was made."""
+        made_by, nodes = self.made_by, self.topology.node_conds
+        # inputs and constants have no in-edges
+        computed = [name for name in nodes if f"{name}:0" in self.topology.edge_conds]
+        searcher = made_by.get("searcher")
+        how = {
+            "searcher": searcher.get("name") if isinstance(searcher, Mapping) else None,
+            "thresholds": made_by.get("estimator"),
+        }
+        size = number_values(made_by.get("costs")).get("weight_bytes")
+        return Summary(
+            f"Strategy for {self.hardware.name} and a network of {len(computed)} nodes (hash {self.model_hash[:12]})",
+            {
+                "bits": bits_text(self.bits.values(), "groups of edges"),
+                "weights": "" if size is None else f"{bytes_text(size)} at their bits",
+                "score": figures_text(made_by.get("results")),
+                "held out": figures_text(made_by.get("held_out")),
+                "float": names_text([name for name in computed if not nodes[name]]) or "nothing",
+                "made by": ", ".join(f"{name} {value}" for name, value in how.items() if value),
+            },
+        )
 
     def __str__(self) -> str:
         head = f"strategy for {self.model_hash[:12]} on {self.hardware.name}"

@@ -38,6 +38,7 @@ from hago.runtime import compare_plan_exactly
 from hago.search import Evaluator, Quantizer, SearchOptions, SearchOutcome, held_out_figures, run_search
 from hago.search.objective import ObjectiveLike, named_objective
 from hago.serialization.json_text import canonical, check_distinct, json_values
+from hago.serialization.summary import Summarized, Summary, bits_text, figures_text
 from hago.study import Budget
 
 #: Number of steps of a run that has neither `steps` nor a budget.
@@ -113,8 +114,8 @@ class FinetuneOptions:
         return TrainingSchedule(steps, math.inf if seconds is None else seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Finetuned:
+@dataclass(frozen=True, slots=True, repr=False)
+class Finetuned(Summarized):
     """The result of a fine-tuning run, returned by `finetune`.
 
     Args:
@@ -132,6 +133,21 @@ class Finetuned:
     kept: bool
     steps: int
     seconds: float
+
+    def summary(self) -> Summary:
+        """The measures before and after training, and the length of the run."""
+        kept = "the trained model" if self.kept else "the model that training started from, since it is no worse"
+        hardware = self.quantizer.plan.hardware.name
+        return Summary(
+            f"Finetuned for {hardware}: {self.steps} steps in {self.seconds:.1f} s",
+            {
+                "before": figures_text(self.before),
+                "after": figures_text(self.after),
+                "quantizer": kept,
+                "bits": bits_text(self.quantizer.strategy.bits.values(), "groups of edges"),
+                "weights": self.quantizer.plan.weight_sizes.text(),
+            },
+        )
 
 
 def finetune(

@@ -26,10 +26,12 @@ from hago.qat.fake_quantize import Slope
 from hago.qat.forward import FloatPass, LivePass, NormedPass, RangeThresholds, Training
 from hago.qat.optimizer import channel_sizes
 from hago.qat.ranges import TrainableRange
+from hago.serialization.summary import Summarized, Summary, bits_text
+from hago.serialization.text_table import count
 from hago.simulation import Simulator
 
 
-class QatModel(nn.Module):
+class QatModel(Summarized, nn.Module):
     """A model in training for a piece of hardware. `hago.prepare_qat` and fine-tuning make it; the user trains it.
 
     Args:
@@ -86,6 +88,23 @@ class QatModel(nn.Module):
             self._weight_quantizers = dorefa_weights(plan, bits, ranges, starts, dorefa)
             set_norm_quantizers(plan, bits, ranges, self._live_norms().values(), dorefa)
         self._frozen: tuple[dict[str, Tensor], Plan, Simulator] | None = None
+
+    def summary(self) -> Summary:
+        """What is trained, the bits, and how many passes were made."""
+        plan = self.training_plan.plan
+        trained = [p for p in self.parameters() if p.requires_grad]
+        norms = f", {len(self.norms)} batch norms" if self.norms else ""
+        mode = "training, with fake quantization" if self.training else "eval, which computes what the chip will"
+        return Summary(
+            f"QatModel of a network of {len(plan.graph.computed)} nodes for {plan.hardware.name}",
+            {
+                "trains": f"{len(self.names)} weights and {len(self.ranges)} ranges{norms}: "
+                f"{count(sum(p.numel() for p in trained))} values",
+                "bits": bits_text(self.strategy.bits.values(), "groups of edges"),
+                "mode": f"{mode}; {int(self.get_buffer('step'))} training passes so far",
+                "next": "train it as any nn.Module, then hago.from_qat(model)",
+            },
+        )
 
     # ------------------------------------------------------------ state
     @property

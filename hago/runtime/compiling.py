@@ -62,7 +62,9 @@ def run_compiled(leaves: Sequence[Any], handle: str) -> list[Tensor]:
         leaves: the flattened arguments of the model's forward.
     """
     # no torch.no_grad: if inputs are refused inside of it, tracing leaves gradients switched off
-    tensors = [as_tensor(x, "an input").detach() for x in leaves if isinstance(x, (Tensor, np.ndarray))]
+    # torch.compile follows torch.as_tensor, but not what `as_tensor` does to an array
+    given = [torch.as_tensor(x) for x in leaves if isinstance(x, (Tensor, np.ndarray))]
+    tensors = [as_tensor(x, "an input").detach() for x in given]
     outputs: list[Tensor] = torch.ops.hago.run_integer_model(tensors, handle)
     return outputs
 

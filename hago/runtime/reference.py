@@ -9,32 +9,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from hago.arithmetic.numerics import Requantize, apply_simq, dequantize
 from hago.arithmetic.types import Edge, QParams, SimQ
+from hago.errors import HagoError
 from hago.graph import OUTPUT, Node, check_inputs, compute_laid_out, laid_out, nesting_of, run_graph
 from hago.ops import OPS, OpRule
 from hago.plan import NodePlan, Plan, user_rules
 from hago.runtime.compiling import register, run_compiled
 from hago.runtime.stored_model import Provenance, StoredSize, from_file_bytes, save_plan, to_file_bytes
+from hago.serialization.summary import Summarized, Summary, figures_text
 
 OnStoredEdge = Callable[[Edge, Any], None]
 
 
-class IntegerModel(nn.Module):
+_NO_TORCHSCRIPT: Final = (
+    "an integer model cannot be traced or scripted by torch.jit: TorchScript does not see its kernels. Save it with "
+    "model.save(path) and load it with hago.load_integer_model, call torch.compile, or write ONNX with "
+    "Quantizer.export_onnx"
+)
+
+
+class IntegerModel(Summarized, nn.Module):
     """A module that computes a Plan on integers; its inputs and outputs are real values.
 
-    `Quantizer.quantize` and `hago.load_integer_model` make it. Weights are buffers in their storage dtypes, named
+    `Quantizer.realize` and `hago.load_integer_model` make it. Weights are buffers in their storage dtypes, named
     `node:slot` with slashes for dots. It can be copied and pickled, for which it is converted to its stored form.
 
     Args:
         plan: the Plan to compute.
         provenance: the origin of the Plan, which is stored with it.
     """
+
+    #: How it computes, in words.
+    engine = "reference: every node in int64"
 
     def __init__(self, plan: Plan, provenance: Provenance | None = None) -> None:
         super().__init__()
@@ -51,6 +63,8 @@ class IntegerModel(nn.Module):
         leaves = self._nesting.leaves(args, kwargs)
         if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
             return self._nesting.nested(run_compiled(leaves, self._handle))
+        if _is_traced():
+            raise HagoError(_NO_TORCHSCRIPT)
         return self._nesting.nested(self.run(check_inputs(self.plan.graph, leaves)))
 
     def run(
@@ -76,6 +90,18 @@ class IntegerModel(nn.Module):
             outputs = run_graph(self.plan.graph, inputs, step, on_value=on_value)
             return [laid_out(real_value(self.plan.edges[Edge(OUTPUT, i)], v)) for i, v in enumerate(outputs)]
 
+    def summary(self) -> Summary:
+        """The engine and the facts of its Plan, with the measures of the strategy that it was made from."""
+        graph = self.plan.graph
+        figures = {} if self.provenance is None else self.provenance.made_by.get("results", {})
+        facts = {
+            "engine": self.engine,
+            "inputs": graph.summary().facts["inputs"],
+            **self.plan.summary().facts,
+            "score": figures_text(figures),
+        }
+        return Summary(f"IntegerModel of a network of {len(graph.computed)} nodes for {self.plan.hardware.name}", facts)
+
     def save(self, path: str | PathLike[str]) -> StoredSize:
         """Write the model to a file, from which `hago.load_integer_model` makes a model with equal outputs.
 
@@ -87,6 +113,14 @@ class IntegerModel(nn.Module):
             ModelFileError: the file could not be written; a file that was there is unchanged.
         """
         return save_plan(path, self.plan, self.provenance)
+
+    def __prepare_scriptable__(self) -> Any:
+        """Refuse `torch.jit.script`, which calls this.
+
+        Raises:
+            HagoError: always.
+        """
+        raise HagoError(_NO_TORCHSCRIPT)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), to_file_bytes(self.plan, self.provenance), user_rules(self.plan.ops))
@@ -109,6 +143,12 @@ class IntegerModel(nn.Module):
     def _constant(self, node: str, slot: int) -> Tensor:
         """The q of a constant operand, in its storage dtype."""
         return self.get_buffer(_buffer(Edge(node, slot)))
+
+
+def _is_traced() -> bool:
+    """Whether `torch.jit.trace` is recording."""
+    untyped: Any = torch.jit
+    return bool(untyped.is_tracing())
 
 
 def _same(loaded: Tensor, buffer: Tensor) -> bool:

@@ -21,6 +21,7 @@ from hago.ops import OPS, Ops
 from hago.plan import Plan, Strategy, plan_from_document, plan_to_document
 from hago.serialization.json_text import check_schema, check_version, json_values, read_file, replace_file
 from hago.serialization.tensor_file import begins, from_bytes, to_bytes
+from hago.serialization.text_table import bytes_text
 from hago.version import VERSION as HAGO_VERSION
 
 STORED_VERSION: Final = 1
@@ -57,7 +58,7 @@ class StoredSize:
     def __str__(self) -> str:
         fewer = self.float_model >= self.file
         times = self.float_model / self.file if fewer else self.file / max(1, self.float_model)
-        return f"{self.file:,} bytes, {times:.2f} times {'fewer' if fewer else 'more'} than the weights in float"
+        return f"{bytes_text(self.file)}, {times:.2f} times {'fewer' if fewer else 'more'} than the weights in float"
 
 
 def to_file_bytes(plan: Plan, provenance: Provenance | None = None) -> bytes:

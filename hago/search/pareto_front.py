@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from hago.cost import amount_text
+from hago.cost import METRICS, amount_text
 from hago.errors import LogError
 from hago.plan import Strategy
 from hago.search.goal import FRONT_COST
@@ -29,14 +29,15 @@ from hago.serialization.json_text import (
     read_file,
     replace_file,
 )
+from hago.serialization.summary import Summarized, Summary, bits_text, figures_text
 from hago.serialization.text_table import table
 from hago.study import Trial, TrialFront
 
 FRONT_VERSION: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class FrontPoint:
+@dataclass(frozen=True, slots=True, repr=False)
+class FrontPoint(Summarized):
     """A point of a front: a strategy that no other of the search beats in both figures.
 
     Args:
@@ -54,9 +55,22 @@ class FrontPoint:
     costs: Mapping[str, float]
     results: Mapping[str, Any]
 
+    def summary(self) -> Summary:
+        """Its measures, costs and bits."""
+        costs = [f"{k} {amount_text(k, v)}" if k in METRICS else f"{k} {v:.6g}" for k, v in self.costs.items()]
+        return Summary(
+            f"FrontPoint of trial {self.trial} on {self.strategy.hardware.name}",
+            {
+                "score": f"{self.score:.6g}" + ("" if self.interval is None else f" ({_interval(self.interval)})"),
+                "measures": figures_text(self.results),
+                "costs": ", ".join(costs),
+                "bits": bits_text(self.strategy.bits.values(), "groups of edges"),
+            },
+        )
 
-@dataclass(frozen=True, slots=True)
-class ParetoFront:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ParetoFront(Summarized):
     """The points of a front, the cheapest first; iterates over them and prints as a table.
 
     Args:
@@ -79,6 +93,22 @@ class ParetoFront:
 
     def __getitem__(self, index: int) -> FrontPoint:
         return self.points[index]
+
+    def summary(self) -> Summary:
+        """Its ends, which are the cheapest and the best point."""
+        ends = [] if not self.points else [("cheapest", self.points[0]), ("best", self.points[-1])]
+        hardware = f" on {self.points[0].strategy.hardware.name}" if self.points else ""
+        return Summary(
+            f"ParetoFront of {len(self)} points of {self.cost} and {self.measure}{hardware}",
+            {
+                name: f"{self._cost_text(point)}, {self.measure} {point.score:.6g}, trial {point.trial}"
+                for name, point in ends
+            },
+        )
+
+    def _cost_text(self, point: FrontPoint) -> str:
+        value = point.costs[self.cost]
+        return amount_text(self.cost, value) if self.cost in METRICS else f"{self.cost} {value:.6g}"
 
     def __str__(self) -> str:
         rows = [(str(p.trial), f"{p.costs[self.cost]:.6g}", f"{p.score:.6g}", _interval(p.interval)) for p in self]

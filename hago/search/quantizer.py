@@ -13,13 +13,14 @@ from hago.export.onnx import OnnxFile, make_onnx, write_onnx
 from hago.plan import Plan, Strategy
 from hago.runtime import IntegerModel, Provenance
 from hago.runtime.native import named_engine
+from hago.serialization.summary import Summarized, Summary
 from hago.simulation import Simulator
 
 
-@dataclass(frozen=True, slots=True)
-class Quantizer:
+@dataclass(frozen=True, slots=True, repr=False)
+class Quantizer(Summarized):
     """A Plan with the strategy that it came from. `hago.create_quantizer`, `hago.quantize` and training make it;
-    `simulate()` and `quantize()` return the two models.
+    `simulate()` and `realize()` return the two models.
 
     Both are nn.Modules that take and return real values as the float model does; their outputs
     are equal bit for bit.
@@ -27,6 +28,23 @@ class Quantizer:
 
     plan: Plan
     strategy: Strategy
+
+    def summary(self) -> Summary:
+        """The network, the chip, the bits, the size of the weights, the score, and what stays float."""
+        of_plan, of_strategy = self.plan.summary().facts, self.strategy.summary().facts
+        facts = {
+            "nodes": of_plan["nodes"],
+            "bits": of_strategy["bits"],
+            "weights": of_plan["weights"],
+            "score": of_strategy["score"],
+            "held out": of_strategy["held out"],
+            "float": of_plan["float"],
+            "overflow": of_plan["overflow"],
+            "made by": of_strategy["made by"],
+            "next": "realize() for the integer model, simulate(), export_onnx(path), strategy.save(path)",
+        }
+        nodes = len(self.plan.graph.computed)
+        return Summary(f"Quantizer of a network of {nodes} nodes for {self.plan.hardware.name}", facts)
 
     def simulate(self) -> Simulator:
         """The simulated model: its integers are carried in floats, and it runs nearly as fast as the float model."""
@@ -68,7 +86,7 @@ class Quantizer:
         batches = None if data is None else Batches(data, self.plan.graph.inputs)
         return write_files(found, request_export(found, self.plan, self.strategy, Path(path), batches, options))
 
-    def quantize(self, engine: str = "auto") -> IntegerModel:
+    def realize(self, engine: str = "auto") -> IntegerModel:
         """The integer model: weights and activations stored as integers.
 
         Args:
@@ -79,3 +97,7 @@ class Quantizer:
             HagoError: no such engine.
         """
         return named_engine(engine)(self.plan, Provenance.of(self.strategy))
+
+    def quantize(self, engine: str = "auto") -> IntegerModel:
+        """The old name of `realize`."""
+        return self.realize(engine)

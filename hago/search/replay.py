@@ -24,6 +24,7 @@ from hago.search.scoring import GoalScorer
 from hago.search.searcher_choice import costs_in_use, find_starting_point
 from hago.search.stored_strategy import plan_and_batches
 from hago.searchers import SEARCHERS
+from hago.serialization.summary import Summarized, Summary
 from hago.study import Header, Trial, read_log
 
 
@@ -40,8 +41,8 @@ class Difference:
         return f"trial {self.trial}: {self.figure} was {self.logged!r}, is {self.replayed!r}"
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+@dataclass(frozen=True, slots=True, repr=False)
+class Replay(Summarized):
     """The result of a replay. `hago.replay` returns it.
 
     Args:
@@ -60,6 +61,15 @@ class Replay:
         """JSON values."""
         rows = [asdict(d) for d in self.differences]
         return {"trials": self.trials, "same": self.same, "differences": rows}
+
+    def summary(self) -> Summary:
+        """Whether all figures are equal, and the first that is not."""
+        differing = "; ".join(map(str, self.differences[:1]))
+        result = (
+            f"{len(self.differences)} figures differ" if self.differences else "every figure is equal to the last bit"
+        )
+        trials = "1 trial" if self.trials == 1 else f"{self.trials} trials"
+        return Summary(f"Replay of {trials}: {result}", {"first": differing})
 
     def __str__(self) -> str:
         if self.same:

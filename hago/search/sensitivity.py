@@ -36,6 +36,7 @@ from hago.search.objective import SQUARED_ERROR, Curvature, Objective, decibels
 from hago.search.preparation import Prepared
 from hago.search.weight_scales import WeightGradients, by_channel, error_blocks, error_products
 from hago.serialization.json_text import canonical, replace_file
+from hago.serialization.summary import Summarized, Summary, names_text
 from hago.serialization.text_table import number, table, tail
 
 SENSITIVITY_VERSION: Final = 1
@@ -48,8 +49,8 @@ def curvature_of(objective: Objective) -> Curvature:
     return SQUARED_ERROR if objective.curvature is None else objective.curvature
 
 
-@dataclass(frozen=True, slots=True)
-class Sensitivity:
+@dataclass(frozen=True, slots=True, repr=False)
+class Sensitivity(Summarized):
     """The expected losses of all choices, per sample; made by `sensitivity_from` and printed as a table.
 
     Args:
@@ -88,13 +89,27 @@ class Sensitivity:
         """
         replace_file(Path(path), canonical(self.to_json()) + "\n")
 
+    def summary(self) -> Summary:
+        """The groups of edges that lose the most, and those that no gradient reaches."""
+        return Summary(
+            f"Sensitivity of {len(self.losses)} groups of edges: {self.measure}, from {self.samples} samples",
+            {
+                "objective": self.objective,
+                "most sensitive": names_text(self._by_loss()),
+                "no gradient": names_text(self.unreached),
+            },
+        )
+
+    def _by_loss(self) -> list[str]:
+        """The keys of the groups, the most sensitive first."""
+        return sorted(self.losses, key=lambda k: -self.losses[k][min(self.losses[k])])
+
     def __str__(self) -> str:
         widths = sorted({b for by in self.losses.values() for b in by}, reverse=True)
         shown = [b for b in widths if b <= 8] or widths
-        order = sorted(self.losses, key=lambda k: -self.losses[k][min(self.losses[k])])
         rows = [
             (tail(key, 44), *(number(self.losses[key].get(b)) for b in shown), "no gradient" * (key in self.unreached))
-            for key in order
+            for key in self._by_loss()
         ]
         titles = ("edge", *(f"{b} bits" for b in shown), "")
         head = f"expected {self.measure} of each choice, from {self.samples} samples; the most sensitive first"

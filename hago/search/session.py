@@ -48,6 +48,7 @@ from hago.searchers import (
     searcher_text,
 )
 from hago.serialization.json_text import check_distinct
+from hago.serialization.summary import Summarized, Summary
 from hago.study import Header, Searcher, StudyResult, Trial, read_header, run_study
 
 
@@ -107,8 +108,8 @@ class SearchOptions:
 
 
 # ---------------------------------------------------------------- results
-@dataclass(frozen=True, slots=True)
-class SearchOutcome:
+@dataclass(frozen=True, slots=True, repr=False)
+class SearchOutcome(Summarized):
     """The result of a search. `run_search` returns it.
 
     Args:
@@ -131,6 +132,20 @@ class SearchOutcome:
     before: float
     prepared: Prepared
     held_out: Batches | None = None
+
+    def summary(self) -> Summary:
+        """The best strategy, and what the search took."""
+        trials = self.result.trials
+        seconds = f" in {trials[-1].elapsed:.1f} s" if trials else ""
+        return Summary(
+            f"SearchOutcome for {self.strategy.hardware.name}: score {self.score:.6g}, best of {len(trials)} trials",
+            {
+                **self.strategy.summary().facts,
+                "search": f"{len(trials)} trials and {self.forwards:.1f} forwards{seconds}; the best is trial "
+                f"{self.result.best.index}",
+                "front": f"{len(self.front)} points of {self.front.cost} and {self.front.measure}",
+            },
+        )
 
 
 class SearchScore(float):

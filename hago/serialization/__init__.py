@@ -1,9 +1,10 @@
-"""File formats: checked JSON, JSON Schemas, tensor files and text tables. Reading a file never executes code."""
+"""Checked JSON, JSON Schemas, tensor files, text tables and summaries. Reading a file never executes code."""
 
-from hago.serialization import json_text, tensor_file, text_table
+from hago.serialization import json_text, summary, tensor_file, text_table
 
 __all__ = [
     "json_text",
+    "summary",
     "tensor_file",
     "text_table",
 ]

@@ -8,6 +8,7 @@ from typing import Final
 
 #: The width of wrapped text. Wider lines would wrap in most terminals.
 WIDTH: Final = 140
+_SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
@@ -63,6 +64,21 @@ def count(value: int) -> str:
         return str(value)
     power = min(3, (len(str(value)) - 1) // 3)
     return f"{value / 1000**power:.3g}{' kMG'[power]}"
+
+
+def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """A value in the first of its units that is not larger than it, or in the last, with four significant digits.
+
+    Args:
+        units: each with its size, the largest first.
+    """
+    size, name = next((unit for unit in units if value >= unit[0]), units[-1])
+    return f"{value / size:.4g} {name}"
+
+
+def bytes_text(value: float) -> str:
+    """A number of bytes: 950 B, 157.9 KiB, 4 MiB."""
+    return scaled(value, _SIZES)
 
 
 def ratio_text(part: int, total: int) -> str:

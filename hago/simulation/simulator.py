@@ -34,6 +34,7 @@ from hago.graph import (
 )
 from hago.graph.schedule import Schedule, Step, make_schedule, run_schedule
 from hago.plan import NodePlan, Plan, fuse_clamps
+from hago.serialization.summary import Summarized, Summary
 
 #: The most bytes of float tensors that one `Carriers` keeps.
 CARRIER_BYTES: Final = 1 << 30
@@ -62,7 +63,7 @@ class Carriers:
         return self._kept.get_or_make((id(integers), dtype), lambda: (integers, channels_last(integers.to(dtype))))[1]
 
 
-class Simulator(nn.Module):
+class Simulator(Summarized, nn.Module):
     """A Plan as a module: real values in, real values out.
 
     Args:
@@ -107,6 +108,13 @@ class Simulator(nn.Module):
                     on_value(graph[name], values[name])
             run_schedule(scheduled, values, Step.run, report if watched else None)
         return self.end(values)
+
+    def summary(self) -> Summary:
+        """The facts of its Plan."""
+        facts = self.plan.summary().facts
+        return Summary(
+            f"Simulator of a network of {len(self.plan.graph.computed)} nodes for {self.plan.hardware.name}", facts
+        )
 
     @functools.cached_property
     def _unwatched(self) -> Schedule[Step]:

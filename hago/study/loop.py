@@ -22,6 +22,7 @@ from typing import Literal, TypeAlias
 from hago.errors import HagoError, InfeasibleBits, LogError
 from hago.plan import Bits, Space
 from hago.serialization.json_text import canonical, check_schema, parse_json
+from hago.serialization.summary import Summarized, Summary, bits_text, figures_text
 from hago.study.budget import Budget, BudgetKind
 from hago.study.interrupts import Interrupts
 from hago.study.log import Header, LogFile, Notice, Trial, best_trial, log_notice
@@ -35,8 +36,8 @@ OnTrial: TypeAlias = Callable[[Trial, Trial | None, bool], Sequence[str]]
 Stop: TypeAlias = Literal["finished"] | BudgetKind
 
 
-@dataclass(frozen=True, slots=True)
-class StudyResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class StudyResult(Summarized):
     """The result of `run_study`.
 
     Args:
@@ -58,6 +59,20 @@ class StudyResult:
     def score(self) -> Score:
         """The score of the best trial."""
         return self.best.score
+
+    def summary(self) -> Summary:
+        """The number of trials, and the best of them."""
+        repeats = sum(t.same_as is not None for t in self.trials)
+        ended = "the searcher finished" if self.stopped_because == "finished" else f"budget: {self.stopped_because}"
+        return Summary(
+            f"StudyResult of {len(self.trials)} trials ({repeats} repeats)",
+            {
+                "best": f"trial {self.best.index}",
+                "score": figures_text(self.score.results) or f"{self.score.value:.6g}",
+                "bits": bits_text(self.bits.values(), "groups of edges"),
+                "stopped": ended,
+            },
+        )
 
 
 def run_study(

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hago.serialization.summary import Summarized, Summary, figures_text, names_text, number_values
+from hago.serialization.text_table import bytes_text
 
-@dataclass(frozen=True, slots=True)
-class Score:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Score(Summarized):
     """The result of evaluating one Plan: objective, costs, overflow counts. Made by the evaluator; `run_study` writes
     it to the log and tells it to the searcher.
 
@@ -50,6 +53,25 @@ class Score:
     dropped: Mapping[str, Any] = field(default_factory=dict)
     interval: tuple[float, ...] = ()
 
+    def summary(self) -> Summary:
+        """Objective, measures, overflow, limits and size."""
+        seen = [f"{name} {times} times" for name, times in self.overflows.items()]
+        unproved = f"none seen, not proved absent at {self.unproved} nodes" if self.unproved else "proved absent"
+        interval = f" (95 % interval {self.interval[0]:.6g} to {self.interval[1]:.6g})" if self.interval else ""
+        size = self.costs.get("weight_bytes")
+        return Summary(
+            f"Score {self.value:.6g}{interval}",
+            {
+                "measures": figures_text(self.results),
+                "others": _others_text(self.results),
+                "overflow": f"SEEN at {names_text(seen)}" if seen else unproved,
+                "infeasible": self.infeasible,
+                "limits": f"violated, by {self.shortfall:.3g} in all" if self.shortfall else "",
+                "dropped": str(self.dropped.get("because", "in a race")) if self.dropped else "",
+                "weights": "" if size is None else f"{bytes_text(size)} at their bits",
+            },
+        )
+
     @property
     def runs(self) -> bool:
         """Whether the hardware can run the point: it is feasible, and no accumulator overflowed."""
@@ -78,3 +100,9 @@ class Score:
     def _fitness(self) -> tuple[bool, bool, int, float]:
         excess = sum(self.excess_bits.values()) if self.overflows else 0
         return (not self.infeasible, not self.overflows, -excess, -self.shortfall)
+
+
+def _others_text(results: Mapping[str, Any]) -> str:
+    """The measures that `figures_text` does not name."""
+    named = {"sim_acc", "agreement", "sqnr", "samples"}
+    return ", ".join(f"{k} {v:.6g}" for k, v in number_values(results).items() if k not in named)

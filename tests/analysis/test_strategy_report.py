@@ -69,7 +69,7 @@ def test_a_weight_that_two_nodes_read_counts_once() -> None:
     quantizer = hago.quantize(net, "x86_vnni", batches)
     weights = report_strategy(net, "x86_vnni", quantizer.strategy, batches).weights
     assert (weights.before, weights.integer, weights.left) == (4 * (36 + 12 + 2), 36 + 12 + 4 * 2, 0)
-    integer_model = quantizer.quantize("reference")
+    integer_model = quantizer.realize("reference")
     assert not any(integer_model.load_state_dict(integer_model.state_dict()))
 
 

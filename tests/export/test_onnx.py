@@ -170,7 +170,7 @@ def test_a_network_is_fused_whole(tmp_path: Path) -> None:
     for batch in (1, 5):
         x = images(batch, 1, 8, 8, seed=3)
         (theirs,) = session.run(None, {"x": x.numpy()})
-        assert torch.from_numpy(theirs).equal(quantized.quantize()(x))
+        assert torch.from_numpy(theirs).equal(quantized.realize()(x))
 
 
 def test_names_inputs_and_outputs_are_kept() -> None:

@@ -583,4 +583,4 @@ def test_a_cache_that_begins_empty(empty: tuple[int, ...], gradients: bool) -> N
         graph = quantizer.plan.graph
         assert ops(graph).count("concat") == 1 and len(graph["concat"].inputs) == 2
         assert torch.equal(run_real(graph, [x])[0], model(x))
-        assert torch.equal(quantizer.simulate()(x), quantizer.quantize()(x))
+        assert torch.equal(quantizer.simulate()(x), quantizer.realize()(x))

@@ -22,7 +22,6 @@ from hago.hardware.file import (
     save_hardware,
 )
 from hago.hardware.hardware import Accumulator, FixedOut, Hardware, create_sample_hardware
-from hago.hardware.table import explain_hardware
 from hago.ops import OPS
 
 FOLDER = Path(hago.__file__).parent.parent / "hardware_specs"
@@ -268,7 +267,7 @@ def test_sample_is_the_rfc_listing() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_table_has_a_line_per_signature(name: str) -> None:
     chip = load_hardware(name)
-    lines = str(explain_hardware(chip)).splitlines()
+    lines = str(chip).splitlines()
     assert len(lines) == 2 + sum(map(len, chip.ops.values()))
     assert all(f"hardware_specs/{name}.json: " in line for line in lines[2:])
     assert len(hardware_to_document(chip)["signatures"]) == len({line.split(": ")[-1] for line in lines[2:]})

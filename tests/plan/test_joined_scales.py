@@ -125,7 +125,7 @@ def test_training_and_inspection(model: nn.Module, data: list[Tensor]) -> None:
         loss.backward()
         step.step()
     quantizer, trained = from_qat(trained), trained.eval()
-    for ours, theirs in zip(quantizer.quantize()(data[0]), trained(data[0]), strict=True):
+    for ours, theirs in zip(quantizer.realize()(data[0]), trained(data[0]), strict=True):
         assert ours.equal(theirs)
     seen = hago.inspect_graph_statistic(model, "tflite", hago.quantize(model, "tflite", data).strategy, data)
     assert seen.total_differences == 0
@@ -133,7 +133,7 @@ def test_training_and_inspection(model: nn.Module, data: list[Tensor]) -> None:
 
 def test_a_stored_model_and_its_tables(model: nn.Module, data: list[Tensor], tmp_path: Path) -> None:
     quantizer = hago.quantize(model, load_hardware("tpu_mlir_bm1684x"), data)
-    integers = quantizer.quantize()
+    integers = quantizer.realize()
     integers.save(tmp_path / "model.hago")
     again = hago.load_integer_model(tmp_path / "model.hago")
     assert all(a.equal(b) for a, b in zip(again(data[0]), integers(data[0]), strict=True))

@@ -89,7 +89,7 @@ def test_every_point_has_dorefas_integers_from_which_training_starts(hardware: s
     trained = prepare_qat(model, chip, strategy, scheme=scheme)
     output = quantizer.simulate()(batches[0])
     assert torch.equal(trained.eval()(batches[0]), output) and torch.equal(trained.train()(batches[0]), output)
-    assert torch.equal(quantizer.quantize()(batches[0]), output)
+    assert torch.equal(quantizer.realize()(batches[0]), output)
 
 
 @pytest.mark.parametrize("bits", [2, 4])
@@ -155,7 +155,7 @@ def test_workers_give_the_result_of_one_process(tmp_path: Path) -> None:
 def test_the_integers_travel_in_a_stored_model_without_tanh(tmp_path: Path) -> None:
     model, chip = randomized(Small()), HARDWARE["x86_vnni"]
     quantizer = hago.quantize(model, chip, data(), estimator="dorefa_relative")
-    integer = quantizer.quantize()
+    integer = quantizer.realize()
     integer.save(tmp_path / "m.safetensors")
     again = hago.load_integer_model(tmp_path / "m.safetensors")
     assert torch.equal(again(data()[0]), integer(data()[0]))
@@ -210,4 +210,4 @@ def test_training_with_another_scheme_starts_from_dorefas_integers() -> None:
     strategy = hago.quantize(model, chip, data(), estimator="dorefa_relative").strategy
     trained = prepare_qat(model, chip, strategy, scheme="lsq").train()
     output = trained(data()[0])
-    assert torch.equal(output, from_qat(trained).quantize()(data()[0]))
+    assert torch.equal(output, from_qat(trained).realize()(data()[0]))

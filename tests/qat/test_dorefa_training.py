@@ -70,7 +70,7 @@ def test_the_integers_shipped_are_dorefas_levels(hardware: str, bits: int, varia
     output = trained(data())
     quantizer = from_qat(trained)
     assert torch.equal(output, trained.eval()(data()))
-    assert torch.equal(output, quantizer.simulate()(data())) and torch.equal(output, quantizer.quantize()(data()))
+    assert torch.equal(output, quantizer.simulate()(data())) and torch.equal(output, quantizer.realize()(data()))
     k = bits - 1
     for name in "abc":
         plan = quantizer.plan.nodes[name]
@@ -162,7 +162,7 @@ def test_live_batch_norms_see_the_quantized_layer(bits: int, scheme: str) -> Non
     torch.optim.SGD(trained.parameters(), 0.05).step()
     trained(data())
     quantizer = from_qat(trained)
-    assert torch.equal(trained.eval()(data()), quantizer.quantize()(data()))
+    assert torch.equal(trained.eval()(data()), quantizer.realize()(data()))
     for name in "ab":
         integers, weight = quantizer.plan.nodes[name].consts[1], trained.norms[name].weight.detach()
         assert bool((integers % 2 == 1).all()) and int(integers.abs().max()) <= 2 ** (bits - 1) - 1
@@ -174,7 +174,7 @@ def test_live_batch_norms_see_the_quantized_layer(bits: int, scheme: str) -> Non
     trained.observe(False)
     assert torch.equal(trained(data()), trained.eval()(data()))
     trained.quantizing = False
-    assert not torch.equal(trained(data()), quantizer.quantize()(data()))
+    assert not torch.equal(trained(data()), quantizer.realize()(data()))
 
 
 def test_live_batch_norms_need_a_scale_per_channel() -> None:

@@ -99,7 +99,7 @@ def test_the_result_is_a_strategy_like_any_other(tmp_path: Path) -> None:
     result.quantizer.strategy.save(tmp_path / "s.json")
     graph = result.quantizer.plan.graph
     again = hago.create_quantizer(graph, HARDWARE, tmp_path / "s.json")
-    assert torch.equal(again.simulate()(data()[0]), result.quantizer.quantize()(data()[0]))
+    assert torch.equal(again.simulate()(data()[0]), result.quantizer.realize()(data()[0]))
     assert hago.replay(graph, HARDWARE, tmp_path / "s.json", data()).trials == 1
     with pytest.raises(StrategyMismatch):
         hago.create_quantizer(started()[0], HARDWARE, tmp_path / "s.json")

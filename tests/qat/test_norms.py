@@ -87,7 +87,7 @@ def test_the_trained_model_is_the_shipped_one(style: str) -> None:
     x = data(seed=9)
     quantizer = from_qat(trained)
     output = trained.eval()(x)
-    assert torch.equal(output, quantizer.simulate()(x)) and torch.equal(output, quantizer.quantize()(x))
+    assert torch.equal(output, quantizer.simulate()(x)) and torch.equal(output, quantizer.realize()(x))
     trained.train().freeze_norms()
     trained.observe(False)
     before = trained.norms["a"].mean.clone()

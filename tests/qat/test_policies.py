@@ -193,7 +193,7 @@ def test_training_under_a_policy_ends_in_integers(policy: str) -> None:
     floats = {n for n, integer in quantizer.strategy.topology.node_conds.items() if not integer}
     assert floats >= set({"tensorflow": ("sigmoid", "mul"), "dorefa": ("stem.0", "head")}[policy])
     assert torch.equal(quantizer.simulate().run([data[0]])[0], trained(data[0]))
-    assert torch.equal(quantizer.quantize().run([data[0]])[0], trained(data[0]))
+    assert torch.equal(quantizer.realize().run([data[0]])[0], trained(data[0]))
 
 
 def test_unknown_policies_are_refused() -> None:

@@ -50,7 +50,7 @@ def test_the_users_module_with_the_trained_state_is_the_trained_model(model: nn.
     assert state.keys() == model.state_dict().keys()
     model.load_state_dict(state)
     again = hago.create_quantizer(model, "x86_vnni", quantizer.strategy)
-    assert torch.equal(again.quantize()(data), qat_model.eval()(data))
+    assert torch.equal(again.realize()(data), qat_model.eval()(data))
 
 
 class Shared(nn.Module):

@@ -66,7 +66,7 @@ def test_the_trained_model_is_the_shipped_one(seed: int) -> None:
         output = trained(*inputs)
         assert equal(output, trained.eval()(*inputs)), (seed, scheme)
         quantizer = from_qat(trained)
-        assert equal(output, quantizer.simulate()(*inputs)) and equal(output, quantizer.quantize()(*inputs))
+        assert equal(output, quantizer.simulate()(*inputs)) and equal(output, quantizer.realize()(*inputs))
         trained.observe(True)
         loss = torch.stack([o.square().mean() for o in outputs(output)]).sum()
         if not loss.requires_grad:  # no constant before the output, or a comparison between
@@ -192,7 +192,7 @@ def test_bfloat16_autocast_trains() -> None:
         step.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.5 * losses[0]
-    assert equal(trained.eval()(data[0]), from_qat(trained).quantize()(data[0]))
+    assert equal(trained.eval()(data[0]), from_qat(trained).realize()(data[0]))
 
 
 # ---------------------------------------------------------------- distributed
@@ -213,7 +213,7 @@ def test_distributed_data_parallel_trains_as_one(tmp_path: Path) -> None:
     finally:
         distributed.destroy_process_group()
     assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), inner.parameters(), strict=True))
-    assert equal(from_qat(together).quantize()(data[0]), alone.eval()(data[0]))
+    assert equal(from_qat(together).realize()(data[0]), alone.eval()(data[0]))
 
 
 @pytest.mark.parametrize("form", ["tflite", "dequantize"])

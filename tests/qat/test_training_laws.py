@@ -98,7 +98,7 @@ def test_simulation_is_the_integer_model_after_training(scheme: str, network: st
     output = trained.eval()(images(seed=9))
     assert not torch.equal(output, before)
     assert compare_plan_exactly(quantizer.plan, [images(seed=9)]).same
-    assert torch.equal(output, quantizer.quantize()(images(seed=9)))
+    assert torch.equal(output, quantizer.realize()(images(seed=9)))
     trained.train().observe(False)
     trained.freeze_norms()
     assert torch.equal(trained(images(seed=9)), output)
@@ -292,9 +292,7 @@ def test_without_a_batch_observed_ranges_are_those_of_the_strategy(scheme: str) 
     quantizer = from_qat(trained)
     model, strategy = started("conv")
     assert quantizer.strategy.thresholds.keys() == strategy.thresholds.keys()
-    assert torch.equal(
-        trained.eval()(images()), hago.create_quantizer(model, "x86_vnni", strategy).quantize()(images())
-    )
+    assert torch.equal(trained.eval()(images()), hago.create_quantizer(model, "x86_vnni", strategy).realize()(images()))
 
 
 @pytest.mark.parametrize("scheme", ["dorefa", "dorefa_relative"])

@@ -55,8 +55,8 @@ def test_the_trained_model_is_the_shipped_one(scheme: str, norms: str | None) ->
     shipped = hago.from_qat(qat_model)
     outputs = [
         shipped.simulate()(*DATA[0]),
-        shipped.quantize()(*DATA[0]),
-        shipped.quantize(engine="reference")(*DATA[0]),
+        shipped.realize()(*DATA[0]),
+        shipped.realize(engine="reference")(*DATA[0]),
     ]
     assert all(o.equal(qat_model(*DATA[0])) for o in outputs)
     assert not outputs[0].equal(first.simulate()(*DATA[0]))
@@ -67,7 +67,7 @@ def test_a_layer_among_integer_ones() -> None:
     model, first = start(hardware, ("fc:0",))
     assert [e.dst for e in first.plan.weights] == ["fc"] and first.plan.nodes
     qat_model = trained(model, hardware, first, "lsq", None)
-    assert hago.from_qat(qat_model).quantize()(*DATA[0]).equal(qat_model(*DATA[0]))
+    assert hago.from_qat(qat_model).realize()(*DATA[0]).equal(qat_model(*DATA[0]))
 
 
 def test_fine_tuning_recovers_four_bits() -> None:

@@ -149,3 +149,12 @@ def test_a_program_of_torch_export_has_equal_outputs(engine: type[IntegerModel])
     for batch in (4, 2):
         x = seeded(batch, 3, 6, 5, seed=batch, size=3.0)
         assert all(a.equal(b) for a, b in zip(program(x), model(x), strict=True))
+
+
+def test_arrays_are_taken_as_without_compiling() -> None:
+    x = seeded(2, 3, 6, 5, seed=4)
+    model = FastModel(plan_of(mixed(), [x]))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for array in (x.numpy(), x.numpy().astype("float64")):
+        found = tuple(map(torch.as_tensor, compiled(array)))  # torch.compile answers arrays with arrays
+        assert all(ours.equal(theirs) for ours, theirs in zip(found, model(x), strict=True))

@@ -124,7 +124,7 @@ def quantizer_of(graph: Graph, name: str = "x86_vnni") -> Quantizer:
 
 def test_the_integer_model_stores_integers() -> None:
     quantizer = quantizer_of(residual_block())
-    model = quantizer.quantize()
+    model = quantizer.realize()
     stored = {name: buffer.dtype for name, buffer in model.named_buffers()}
     assert stored["stem:1"] == torch.int8 and stored["stem:2"] == torch.int32
     assert not any(t.is_floating_point() for t in model.buffers())

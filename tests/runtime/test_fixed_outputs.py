@@ -24,7 +24,6 @@ from hago.hardware.file import (
     load_hardware,
 )
 from hago.hardware.hardware import FixedOut, Hardware, OpDesc
-from hago.hardware.table import explain_hardware
 from hago.hardware.validation import check_hardware_document
 from hago.ops import OPS
 from hago.qat.prepare import from_qat, prepare_qat
@@ -69,7 +68,7 @@ def test_outputs_that_tensorflow_lite_fixes(name: str, model: nn.Module, data: l
         assert f"{node}:out" not in {**quantizer.strategy.bits, **quantizer.strategy.thresholds}
     assert compare_plan_exactly(plan, data[:1]).same
     assert hago.replay(model, name, quantizer.strategy, data).same
-    integers = quantizer.quantize()
+    integers = quantizer.realize()
     integers.save(tmp_path / "model.hago")
     assert hago.load_integer_model(tmp_path / "model.hago")(data[0]).equal(integers(data[0]))
 
@@ -98,7 +97,7 @@ def test_training_keeps_them(model: nn.Module, data: list[Tensor]) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         step.step()
     quantizer, trained = from_qat(trained), trained.eval()
-    assert quantizer.quantize()(data[0]).equal(trained(data[0]))
+    assert quantizer.realize()(data[0]).equal(trained(data[0]))
     outs = {n.op: quantizer.plan.nodes[n.name].out for n in quantizer.plan.graph if n.op in FIXED}
     assert {op: (float(q.scale), int(q.zero_point)) for op, q in outs.items()} == FIXED
 
@@ -122,7 +121,7 @@ def test_hardware_of_the_user(model: nn.Module, data: list[Tensor]) -> None:
     assert again == chip and hardware_hash(again) == hardware_hash(chip)
     other = replace(chip.ops["sigmoid"][0], fixed_out=FixedOut(1 / 128))
     assert hardware_hash(replace(chip, ops={**chip.ops, "sigmoid": (other,)})) != hardware_hash(chip)
-    assert "fixed to 0.00390625 +0" in str(explain_hardware(chip))
+    assert "fixed to 0.00390625 +0" in str(chip)
     plan = hago.quantize(model, chip, data).plan
     assert compare_plan_exactly(plan, data[:1]).same
     (node,) = (n.name for n in plan.graph if n.op == "sigmoid")
@@ -139,7 +138,7 @@ def test_onnx_files_hold_them(form: str, model: nn.Module, data: list[Tensor], t
     options.add_session_config_entry(*PRECISE)
     session = runtime.InferenceSession(tmp_path / "model.onnx", options)
     (out,) = session.run(None, {session.get_inputs()[0].name: data[0].numpy()})
-    assert torch.from_numpy(out).equal(quantizer.quantize()(data[0]))
+    assert torch.from_numpy(out).equal(quantizer.realize()(data[0]))
 
 
 Document = dict[str, Any]

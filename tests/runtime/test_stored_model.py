@@ -147,7 +147,7 @@ def nested() -> tuple[hago.Quantizer, Tensor, Tensor]:
 
 def test_a_model_is_saved_and_loaded(tmp_path: Path) -> None:
     quantizer, image, scale = nested()
-    model = quantizer.quantize()
+    model = quantizer.realize()
     size = model.save(tmp_path / "m.safetensors")
     loaded = hago.load_integer_model(tmp_path / "m.safetensors")
     assert type(loaded) is type(model) and size.file == (tmp_path / "m.safetensors").stat().st_size
@@ -160,7 +160,7 @@ def test_a_model_is_saved_and_loaded(tmp_path: Path) -> None:
 
 def test_another_process_gives_the_same_bits(tmp_path: Path) -> None:
     quantizer, image, scale = nested()
-    model = quantizer.quantize()
+    model = quantizer.realize()
     model.save(tmp_path / "m.safetensors")
     torch.save([image, scale], tmp_path / "x.pt")
     code = (
@@ -177,7 +177,7 @@ def test_another_process_gives_the_same_bits(tmp_path: Path) -> None:
 
 def test_models_are_copied_and_pickled_in_their_stored_form() -> None:
     quantizer, image, scale = nested()
-    model = quantizer.quantize()
+    model = quantizer.realize()
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert other(image, scale)["scores"].equal(model(image, scale)["scores"])
         assert other.provenance == model.provenance
@@ -197,7 +197,7 @@ def test_layouts_of_float_weights_are_kept() -> None:
 def test_safetensors_reads_the_file(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     quantizer, *_ = nested()
-    quantizer.quantize().save(tmp_path / "m.safetensors")
+    quantizer.realize().save(tmp_path / "m.safetensors")
     found = safetensors.load_file(tmp_path / "m.safetensors")
     _, ours = from_bytes((tmp_path / "m.safetensors").read_bytes(), KIND, "a test")
     assert set(found) == set(ours) and all(same(found[n], ours[n]) for n in ours)
@@ -499,5 +499,5 @@ def test_only_the_models_own_state_dict_is_loaded(engine: type[IntegerModel]) ->
 
 
 def test_sizes_are_reported_larger_or_smaller() -> None:
-    assert str(StoredSize(4000, 1000)) == "1,000 bytes, 4.00 times fewer than the weights in float"
-    assert str(StoredSize(1000, 2500)) == "2,500 bytes, 2.50 times more than the weights in float"
+    assert str(StoredSize(4000, 1000)) == "1000 B, 4.00 times fewer than the weights in float"
+    assert str(StoredSize(1000, 2500)) == "2.441 KiB, 2.50 times more than the weights in float"

@@ -20,6 +20,7 @@ from hago.export.onnx.values import QuantizationWriter, Value, quantizes_to
 from hago.export.onnx.writer import GraphWriter
 from hago.graph import CONST, INPUT, OUTPUT, Node
 from hago.plan import NodePlan, Plan
+from hago.serialization.summary import Summarized, Summary, counts_text
 
 _CONVOLUTIONS: Final = ("conv1d", "conv2d", "conv3d")
 
@@ -79,8 +80,8 @@ def _padded_convolution(plan: Plan, pad: Node, conv: Node) -> Node:
 
 
 # ---------------------------------------------------------------- models
-@dataclass(frozen=True, slots=True)
-class OnnxFile:
+@dataclass(frozen=True, slots=True, repr=False)
+class OnnxFile(Summarized):
     """An ONNX model, and the tensors that stand for the values of its Plan. Made by `make_onnx`.
 
     Args:
@@ -97,6 +98,15 @@ class OnnxFile:
     operands: Mapping[Edge, Value]
     form: str
     unpadded: Collection[str] = ()
+
+    def summary(self) -> Summary:
+        """The form, the operators and the opsets."""
+        nodes = self.model.graph.node
+        opsets = ", ".join(f"{o.domain or 'ai.onnx'} {o.version}" for o in self.model.opset_import)
+        return Summary(
+            f"OnnxFile of {len(nodes)} operators in the form {self.form}",
+            {"operators": counts_text(n.op_type for n in nodes), "opsets": opsets},
+        )
 
 
 class ModelBuilder:

@@ -27,6 +27,7 @@ from hago.runtime.native.lowering import lower
 from hago.runtime.native.self_test import ExactKernels, exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
+from hago.serialization.summary import Summarized, Summary
 from hago.serialization.text_table import table
 
 #: A segment ends where all later values are smaller by this factor.
@@ -114,8 +115,8 @@ class KernelRow:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTable:
+@dataclass(frozen=True, slots=True, repr=False)
+class KernelTable(Summarized):
     """The kernel of every node, as a table that prints itself.
 
     Args:
@@ -134,6 +135,11 @@ class KernelTable:
     def to_json(self) -> dict[str, Any]:
         """The table as JSON values."""
         return {"head": self.head, "kernels": self.kernels, "rows": [asdict(r) for r in self.rows]}
+
+    def summary(self) -> Summary:
+        """How many nodes each kernel runs."""
+        kernels = ", ".join(f"{name} {number}" for name, number in self.kernels.items())
+        return Summary(f"KernelTable of {len(self.rows)} nodes", {"kernels": kernels, "machine": self.head})
 
     def __str__(self) -> str:
         rows = [(r.node, r.op, r.kernel, r.why) for r in self.rows]
@@ -228,6 +234,8 @@ class FastModel(IntegerModel):
     Its outputs are equal bit for bit to those of the reference engine. Every process selects its own kernels, so a
     copy in another process, or a model that was saved and loaded, may run on others.
     """
+
+    engine = "auto: the fastest kernels that are exact on this machine; explain() lists them"
 
     @functools.cached_property
     def executor(self) -> Executor:

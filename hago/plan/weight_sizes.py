@@ -1,0 +1,87 @@
+"""The bytes of the constants of a Plan: at their bits, as they are stored, and in the float model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hago.arithmetic.types import QParams
+from hago.serialization.text_table import bytes_text
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSizes:
+    """The sizes of the constants of a model, in bytes. `Plan.weight_sizes` makes it.
+
+    Args:
+        before: all constants of the float model.
+        at_bits: all constants, integers packed to their bits: the cost `weight_bytes`, which searches limit.
+        integer: constants that became integers, in their storage dtypes, in which an integer model holds them.
+        left: constants that stayed float.
+    """
+
+    before: int
+    at_bits: int
+    integer: int
+    left: int
+
+    @property
+    def stored(self) -> int:
+        """All constants as an integer model holds them."""
+        return self.integer + self.left
+
+    def to_json(self) -> dict[str, int]:
+        """The sizes as JSON values."""
+        return {
+            "float_model": self.before,
+            "at_bits": self.at_bits,
+            "integer": self.integer,
+            "left_float": self.left,
+        }
+
+    def text(self) -> str:
+        """The sizes in words."""
+        stored = "" if self.stored == self.at_bits else f" at their bits ({bytes_text(self.stored)} as stored)"
+        left = f", {bytes_text(self.left)} of them float" if self.left else ""
+        return f"{bytes_text(self.at_bits)}{stored}{left}; {bytes_text(self.before)} in the float model"
+
+    def __str__(self) -> str:
+        times = f", {self.before / self.at_bits:.2f} times more" if self.at_bits else ""
+        return f"weights: {self.text()}{times}"
+
+
+def bits_of(qparams: QParams) -> int:
+    """The number of bits that distinguish the integers of a range."""
+    return max(1, (qparams.qmax - qparams.qmin).bit_length())
+
+
+def packed_bytes(elements: int, bits: int) -> int:
+    """The bytes of elements that are packed to their bits."""
+    return -(-elements * bits // 8)
+
+
+def weight_sizes(constants: Iterable[tuple[str, Tensor, QParams | None]], before: int) -> WeightSizes:
+    """The sizes of constants.
+
+    Args:
+        constants: the name and the tensor of every constant that is read, and the integers in which it is; None where
+            it is read as real values. Equal integers that several nodes read are counted once.
+        before: bytes of all constants of the float model.
+    """
+    seen: set[tuple[str, object]] = set()
+    at_bits, integer, left = 0, 0, 0
+    for name, tensor, target in constants:
+        key = (name, None if target is None else target.key)
+        if key in seen:
+            continue
+        seen.add(key)
+        elements = math.prod(tensor.shape)
+        if target is None:
+            left += elements * tensor.element_size()
+        else:
+            at_bits += packed_bytes(elements, bits_of(target))
+            integer += elements * target.dtype.torch.itemsize
+    return WeightSizes(before, at_bits + left, integer, left)

@@ -1,0 +1,155 @@
+"""What objects print of themselves: a title and named facts, as a few lines of text and as a small HTML table.
+
+Every object that a user gets inherits from `Summarized` and states its facts in `summary()`. How they look is decided
+here alone. A summary takes at most `LINES` lines of `WIDTH` columns, whatever the names in it are.
+"""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hago.serialization.text_table import head
+
+#: The most columns and lines of a summary, and the most lines of the value of a fact.
+WIDTH: Final = 100
+LINES: Final = 15
+FACT_LINES: Final = 2
+#: The most columns of the name of a fact.
+NAME_WIDTH: Final = 24
+#: The most names and the most different values that a fact lists.
+_LISTED: Final = 5
+#: Columns between the names of facts and their values.
+_GAP: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A title and named facts.
+
+    Args:
+        title: what the object is, and what it is of.
+        facts: by name; facts whose text is empty are left out.
+    """
+
+    title: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The facts that are printed, with control characters written as escapes."""
+        return [(head(_printable(name), NAME_WIDTH), _printable(value)) for name, value in self.facts.items() if value]
+
+    def text(self) -> str:
+        """The title, and each fact on one or two lines."""
+        rows = self.rows()
+        indent = 2 + _GAP + max((len(name) for name, _ in rows), default=0)
+        lines = [head(_printable(self.title), WIDTH)]
+        for name, value in rows:
+            wrapped = textwrap.wrap(
+                value, WIDTH - indent, max_lines=FACT_LINES, placeholder=" ...", break_on_hyphens=False
+            )
+            labels = [f"  {name}", *[""] * len(wrapped)]
+            lines += [f"{label:<{indent}}{line}" for label, line in zip(labels, wrapped, strict=False)]
+        return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "  ..."])
+
+    def html(self) -> str:
+        """The same as an HTML table, which is valid XML."""
+        rows = "".join(
+            f'<tr><th style="text-align:left">{html.escape(name)}</th>'
+            f'<td style="text-align:left">{html.escape(value)}</td></tr>'
+            for name, value in self.rows()
+        )
+        title = f'<caption style="text-align:left"><b>{html.escape(_printable(self.title))}</b></caption>'
+        return f"<table>{title}<tbody>{rows}</tbody></table>"
+
+
+class Summarized:
+    """A base of objects that print a summary. One that is also a table has a `__str__` of its own."""
+
+    __slots__ = ()
+
+    def summary(self) -> Summary:
+        """The facts that the object prints of itself."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self.summary().text()
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        """The summary in a notebook."""
+        return self.summary().html()
+
+
+def _printable(text: str) -> str:
+    """The text with control characters, line breaks included, as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+# ---------------------------------------------------------------- facts as text
+def names_text(names: Sequence[str]) -> str:
+    """Names with commas, at most five of them: `a, b and 3 more`."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def counts_text(values: Iterable[Any]) -> str:
+    """How often each value occurs, the most frequent first: `relu 9, conv2d 7`."""
+    counts = Counter(map(str, values)).most_common()
+    listed = len(counts) if len(counts) <= _LISTED + 1 else _LISTED
+    others = f", others {sum(n for _, n in counts[listed:])}" if len(counts) > listed else ""
+    return ", ".join(f"{value} {n}" for value, n in counts[:listed]) + others
+
+
+def bits_text(bits: Iterable[int], of: str) -> str:
+    """How many edges or groups have each number of bits, the most bits first: `7 edges at 8 bits, 2 at 4`.
+
+    Args:
+        of: what has the bits, in the plural.
+    """
+    counts = sorted(Counter(bits).items(), reverse=True)
+    texts = [f"{n} {of} at {b} bits" if i == 0 else f"{n} at {b}" for i, (b, n) in enumerate(counts)]
+    return ", ".join(texts) or f"none: all {of} are float"
+
+
+def proofs_text(verdicts: Mapping[str, str]) -> str:
+    """At how many nodes overflow is proved absent, and at which it is possible.
+
+    Args:
+        verdicts: `proved` or `possible`, by integer node.
+    """
+    possible = [name for name, verdict in verdicts.items() if verdict != "proved"]
+    text = f"proved absent at {len(verdicts) - len(possible)} of {len(verdicts)} integer nodes"
+    return f"{text}; possible at {names_text(possible)}" if possible else text
+
+
+def figures_text(figures: Any) -> str:
+    """The measures of a model on data: those that it has of accuracy, agreement and SQNR, and the number of samples.
+
+    Args:
+        figures: a mapping as in the results of a strategy. What a file holds in its place gives an empty text.
+    """
+    known = number_values(figures)
+    texts = [
+        text.format(known[key] * factor)
+        for key, text, factor in (
+            ("sim_acc", "accuracy {:.2f} %", 100.0),
+            ("agreement", "agreement {:.2f} %", 100.0),
+            ("sqnr", "SQNR {:.2f} dB", 1.0),
+        )
+        if key in known
+    ]
+    samples = f" on {known['samples']:.0f} samples" if "samples" in known else ""
+    return ", ".join(texts) + samples if texts else ""
+
+
+def number_values(values: Any) -> dict[str, float]:
+    """The entries of a mapping that are numbers; none of anything else that a file may hold in its place."""
+    entries = values.items() if isinstance(values, Mapping) else ()
+    return {str(k): v for k, v in entries if isinstance(v, (int, float)) and not isinstance(v, bool)}
