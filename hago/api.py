@@ -102,7 +102,8 @@ def search_quantize_strategy(
         budget: "200 trials", "10m", "50 forwards", a number of trials, or None to stop when the searcher is done.
         seed: the seed of all randomness.
         log: the path of the log, in JSON lines. If the file exists and `resume` is true, the search continues from it.
-        progress: whether to show a progress bar on a terminal.
+        progress: whether to show the progress on standard error: one line on a terminal, elsewhere a plain line at most
+            every 30 seconds.
         keep_float: shell patterns of nodes that stay float, or of edges whose values do (`fc:0`: the data of
             fc, whose weight may still be quantized), or `policy:<name>` for the nodes that a placement policy keeps
             float (`policy:dorefa`: see docs/quantizers.md).

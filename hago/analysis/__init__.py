@@ -1,4 +1,5 @@
-"""Reports on models and strategies: inspection, explanation, comparison, and timing of a CPU's hardware file.
+"""Reports on models and strategies: inspection, explanation, comparison, the answer that commands end with, and timing
+of a CPU's hardware file.
 
 An inspection (`inspect`) splits the error of every node by cause (`error_causes`) and gives a table
 (`graph_statistic`).
@@ -13,6 +14,7 @@ from hago.analysis.remedies import find_remedies
 __all__ = [
     "Explanation",
     "GraphStatistic",
+    "answer",
     "comparison",
     "explain_topology",
     "find_remedies",

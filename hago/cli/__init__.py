@@ -1,7 +1,7 @@
 """The command line: commands that search, quantize, explain, measure and check; `hago --help` lists them.
 
 This is the only module that prints. Standard output holds the result and nothing else, so that it can be piped: text
-that models and data sets print while they are loaded goes to standard error, as do the progress bar and notes. Exit
+that models and data sets print while they are loaded goes to standard error, as do progress and notes. Exit
 codes: 0 for success; 1 if the command ran and its check failed; 2 for bad input; 70 for a defect of hago; 130 if
 interrupted.
 """

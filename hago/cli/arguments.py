@@ -84,9 +84,17 @@ example:
 
 The model is trained to reproduce the outputs of the float model, so the data needs no labels. After an interruption,
 the same command continues from the checkpoint.""",
+    "evaluate": """
+example:
+  hago evaluate zoo:net strategies/net-vta.json --data calibration.npz --held-out test.npz
+
+The float model, one-shot quantization and the strategy are measured on the same samples. One-shot quantization needs
+the data on which the strategy was calibrated, as --data. 'hago simulate' is the older name of this command.""",
     "simulate": """
 example:
-  hago simulate zoo:net strategies/net-vta.json --data test.npz""",
+  hago simulate zoo:net strategies/net-vta.json --data test.npz
+
+This is the older name of 'hago evaluate'.""",
     "realize": """
 example:
   hago realize zoo:net strategies/net-vta.json --data test.npz --samples 256 --json
@@ -148,6 +156,7 @@ USAGE: Final = {
     "explain": "MODEL --hardware NAME|FILE (--data DATA | --input-shape SHAPE)",
     "cost": "MODEL STRATEGY",
     "sensitivity": "MODEL --hardware NAME|FILE --data DATA",
+    "evaluate": ON_STRATEGY,
     "simulate": ON_STRATEGY,
     "realize": ON_STRATEGY,
     "run": "FILE --data DATA",
@@ -281,7 +290,7 @@ def _course(group: argparse._ArgumentGroup) -> None:
 
 def _outcome(group: argparse._ArgumentGroup) -> None:
     """Add the options of the results."""
-    group.add_argument("--held-out", metavar="DATA", help="further data, on which the best strategy is reported")
+    _held_out(group)
     group.add_argument("--allow-overflow", action="store_true", help="accept a strategy that overflowed if all did")
     group.add_argument(
         "--front", metavar="FILE", help="the Pareto front of objective and cost; default: next to the strategy"
@@ -293,6 +302,13 @@ def _outcome(group: argparse._ArgumentGroup) -> None:
         metavar="NAME=VALUE,...",
         help="train the best strategy at the end, and keep the result if it is better, e.g. 'budget=5m' or "
         "'scheme=dorefa_relative,steps=400'; the trained weights are written next to the strategy",
+    )
+
+
+def _held_out(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add the option of further data."""
+    group.add_argument(
+        "--held-out", metavar="DATA", help="further data, read as --data is, on which the answer is reported, too"
     )
 
 
@@ -347,7 +363,9 @@ def build_parser() -> argparse.ArgumentParser:
     _explain(commands)
     _cost(commands)
     _sensitivity(commands)
-    _on_record(commands, "simulate", "measure a strategy on data: the simulation against the float model")
+    measured = "measure a strategy on data: the float model, one-shot quantization and the strategy side by side"
+    _held_out(_on_record(commands, "evaluate", measured))
+    _held_out(_on_record(commands, "simulate", "the older name of 'evaluate'"))
     _realize(commands)
     _inspect(commands)
     compared = "compare realizations of a strategy on data, node by node: hago's engines, ONNX engines, float"
@@ -531,6 +549,7 @@ def _search(commands: Any) -> None:
 def _quantize(commands: Any) -> None:
     parser = _add(commands, "quantize", "quantize without a search: the widest bits that do not overflow")
     _quantization(parser)
+    _held_out(parser)
     table_options(parser)
 
 
@@ -587,6 +606,7 @@ def _on_record(
 def _realize(commands: Any) -> None:
     text = "build the integer model and check that it equals its simulation bit for bit"
     parser = _on_record(commands, "realize", text)
+    _held_out(parser)
     parser.add_argument("--save", metavar="FILE", help="the integer model, for 'hago run' and other processes")
     parser.add_argument("--explain", action="store_true", help="show which kernel runs each node here, and why")
 
@@ -594,6 +614,7 @@ def _realize(commands: Any) -> None:
 def _inspect(commands: Any) -> None:
     text = "compare float, simulated and integer values of every layer, and name the causes of errors"
     parser = _on_record(commands, "inspect", text)
+    _held_out(parser)
     parser.add_argument("--csv", metavar="FILE", help="also write the table to this file")
     parser.add_argument("--values", action="store_true", help="also show ranges, means and deviations")
     tried = "try no changes (nodes kept float, other bits, other estimators) on the first samples"

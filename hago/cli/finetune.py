@@ -81,7 +81,7 @@ def _outcome(args: Namespace, tuned: Finetuned, log: Path, saved: Path, weights:
     ]
     if weights is not None:
         lines.append(f"weights   {weights}")
-        lines.append(f"check it  {check_command(args, saved, weights)}")
+        lines.append(f"next      {check_command(args, saved, weights)}")
     values = {
         "before": dict(tuned.before),
         "after": dict(tuned.after),

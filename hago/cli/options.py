@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from hago.calibration import ESTIMATORS
 from hago.cli.choices import NO_MEAN, UNIT_STD
-from hago.cli.console import command_line
-from hago.data import ImageShape, load_data
+from hago.cli.console import Outcome, command_line
+from hago.data import BATCH_SIZE, ImageShape, load_data
 from hago.data.named_objects import import_object
 from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError
@@ -27,24 +27,41 @@ from hago.study import Log
 _OBJECT: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
-def check_command(args: Namespace, strategy: Path, weights: Path | str | None) -> str:
-    """The command that checks a strategy which a command has made, on its held-out data if it has any.
+def check_command(args: Namespace, strategy: Path, weights: Path | str | None, *more: str) -> str:
+    """The command that realizes a strategy on the data that this command was given.
 
     Args:
         weights: the file of the model's weights; None if the model has its own.
+        more: further words.
     """
-    words = ["realize", args.model, str(strategy), "--data", getattr(args, "held_out", None) or args.data]
+    words = ["realize", args.model, str(strategy), "--data", args.data, *more]
+    words += ["--held-out", args.held_out] if args.held_out else []
     words += ["--weights", str(weights)] if weights else []
-    words += ["--hardware", args.hardware] if args.hardware not in (None, *available_hardware()) else []
+    return command_line(*words, *data_words(args))
+
+
+def data_words(args: Namespace, chip: bool = True) -> list[str]:
+    """The options of a command line that say how its data is read, for another command on the same data.
+
+    Args:
+        chip: also those of the hardware.
+    """
+    words = ["--hardware", args.hardware] if chip and args.hardware not in (None, *available_hardware()) else []
     words += ["--ops", args.ops] if args.ops else []
     words += ["--samples", str(args.samples)] if args.samples else []
+    words += ["--batch-size", str(args.batch_size)] if args.batch_size != BATCH_SIZE else []
     words += ["--size", "x".join(map(str, args.size))] if args.size else []
     for name, default in (("mean", NO_MEAN), ("std", UNIT_STD)):
         value = getattr(args, name)
         # as one word, since a number may begin with a minus
         words += [f"--{name}={','.join(map(str, value))}"] if value != default else []
     words += ["--gray"] if args.gray else []
-    return command_line(*words)
+    return words
+
+
+def with_next(outcome: Outcome, command: str) -> Outcome:
+    """The outcome with the command to enter next."""
+    return Outcome(f"{outcome.text}\n\nnext      {command}", {**outcome.json, "next": command}, outcome.code)
 
 
 @contextlib.contextmanager

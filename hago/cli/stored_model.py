@@ -8,7 +8,7 @@ from pathlib import Path
 from hago import api
 from hago.analysis.stored_run import run_model, save_outputs
 from hago.cli.console import NO, OK, Console, Outcome
-from hago.cli.options import load_batches, load_ops, make_folder_of
+from hago.cli.options import check_command, load_batches, load_ops, make_folder_of
 from hago.hardware import hardware_hash
 from hago.plan import Conditions, HardwareId, Plan, Strategy, store_thresholds
 from hago.runtime import Provenance, StoredSize, float_bytes, load_plan, save_plan
@@ -32,6 +32,13 @@ def store_model(outcome: Outcome, path: str, plan: Plan, strategy: Strategy) -> 
     size = save_plan(make_folder_of(Path(path)), plan, Provenance.of(strategy))
     values = {**outcome.json, "stored": path, "float_bytes": size.float_model, "file_bytes": size.file}
     return Outcome(f"{outcome.text}\nstored  {path}: {size}", values, outcome.code)
+
+
+def store_command(args: Namespace) -> str:
+    """The command that stores the integer model of the strategy that a command was given."""
+    strategy = Path(args.record)
+    stored = strategy.with_name(f"{strategy.stem}-integers.safetensors")
+    return check_command(args, strategy, args.weights, "--save", str(stored))
 
 
 def stored_quantizer(args: Namespace) -> Quantizer:

@@ -8,7 +8,7 @@ shuffling loader is refused.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Final
@@ -24,6 +24,8 @@ from hago.errors import DataError, shortened
 CACHE_BYTES: Final = 1 << 30
 #: The default number of samples in a batch.
 BATCH_SIZE: Final = 64
+#: Called after a batch with the number of samples of this pass so far, and of all; None where that is not known yet.
+OnBatch = Callable[[int, int | None], None]
 _LABEL_KEYS: Final = ("label", "labels", "target", "targets", "y")
 
 
@@ -71,6 +73,7 @@ class Batches:
         names: the names of the model's inputs, in order.
         cache_bytes: the most bytes of batches that are kept in memory.
         like: Batches of the same model, whose first batch fixes the order of inputs in dicts.
+        on_batch: called after every batch of every pass, the first included, in which batches are checked.
 
     Attributes:
         samples: the number of samples.
@@ -85,10 +88,17 @@ class Batches:
     """
 
     def __init__(
-        self, dataset: Iterable[Any], names: Sequence[str], cache_bytes: int = CACHE_BYTES, like: Batches | None = None
+        self,
+        dataset: Iterable[Any],
+        names: Sequence[str],
+        cache_bytes: int = CACHE_BYTES,
+        like: Batches | None = None,
+        on_batch: OnBatch | None = None,
     ) -> None:
+        self._on_batch = on_batch
         if isinstance(dataset, Batches):
             self.__dict__.update(dataset.__dict__)  # checked already
+            self._on_batch = dataset._on_batch if on_batch is None else on_batch
             return
         if isinstance(dataset, Tensor):
             dataset = torch.split(dataset, BATCH_SIZE)
@@ -115,6 +125,8 @@ class Batches:
             self.labelled &= batch.labels is not None
             self.classed &= batch.labels is not None and are_whole(batch.labels)
             _digest(digest, batch)
+            if on_batch is not None:
+                on_batch(self.samples, None)
         if self.samples == 0:
             is_read = isinstance(dataset, Iterator)
             raise DataError(
@@ -124,6 +136,18 @@ class Batches:
         self.sha256 = digest.hexdigest()
 
     def __iter__(self) -> Iterator[Batch]:
+        done = 0
+        for batch in self._read():
+            yield batch
+            done += batch.size
+            if self._on_batch is not None:
+                self._on_batch(done, self.samples)
+
+    def observed(self, on_batch: OnBatch) -> Batches:
+        """The same batches, which call `on_batch` after every batch of every pass."""
+        return Batches(self, self._names, on_batch=on_batch)
+
+    def _read(self) -> Iterator[Batch]:
         if self._cache is not None:
             yield from self._cache
             return

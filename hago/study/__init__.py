@@ -4,7 +4,6 @@ from hago.study.budget import Budget
 from hago.study.interrupts import Interrupts
 from hago.study.log import Header, Log, Notice, Trial, make_header, read_header, read_log, versions
 from hago.study.loop import StudyResult, run_study
-from hago.study.progress import Preliminaries
 from hago.study.score import Score
 from hago.study.searcher import (
     Ask,
@@ -31,7 +30,6 @@ __all__ = [
     "Log",
     "Notice",
     "PendingScore",
-    "Preliminaries",
     "Score",
     "ScoresByPoint",
     "Searcher",
