@@ -1255,6 +1255,7 @@ ELSEWHERE: Final = {
     "Pass the inputs that the model's forward takes": (
         "data/test_wrong_data.py",
         "test_a_model_without_a_conversion_is_told_what_its_layer_takes",
+    ),
     "Choose between values with torch.where(condition, a, b)": BY_VALUES,
     "hago imports no control flow: choose between values": BY_VALUES,
     "try (measured on {} samples": ("analysis/test_remedies.py", "test_remedies_are_legal_and_gain_what_they_say"),
