@@ -1,4 +1,4 @@
-"""Reports on models and strategies: inspection, explanation, comparison, and timing of a CPU's hardware file.
+"""Reports on models, strategies and machines: inspection, explanation, comparison, timing of a CPU's hardware file.
 
 An inspection (`inspect`) splits the error of every node by cause (`error_causes`) and gives a table
 (`graph_statistic`).
@@ -8,11 +8,13 @@ from hago.analysis.explain import Explanation, explain_topology
 from hago.analysis.graph_statistic import GraphStatistic
 from hago.analysis.hardware_timing import measure_hardware
 from hago.analysis.inspect import inspect_plan
+from hago.analysis.machine import examine_machine
 
 __all__ = [
     "Explanation",
     "GraphStatistic",
     "comparison",
+    "examine_machine",
     "explain_topology",
     "inspect_plan",
     "measure_hardware",

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from hago import api
-from hago.analysis import measure_hardware
+from hago.analysis import examine_machine, measure_hardware
 from hago.analysis.strategy_report import report_plan
 from hago.arithmetic.types import TORCH_DTYPES
 from hago.cli.console import NO, OK, Console, Outcome, command_line
@@ -217,6 +217,12 @@ def demo_command(args: Namespace, console: Console) -> Outcome:
     return Outcome(text, results.to_json(), OK if results.same else NO)
 
 
+def doctor_command(args: Namespace, console: Console) -> Outcome:
+    """Show what this machine has, and how what is missing is installed."""
+    report = examine_machine()
+    return Outcome(str(report), report.to_json())
+
+
 COMMANDS: Final[Mapping[str, Callable[[Namespace, Console], Outcome]]] = {
     "search": search_command,
     "quantize": quantize_command,
@@ -233,4 +239,5 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Console], Outcome]]] = {
     "export": export_command,
     "hardware": hardware_command,
     "demo": demo_command,
+    "doctor": doctor_command,
 }
