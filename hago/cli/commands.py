@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from hago import api
-from hago.analysis import find_remedies, inspect_plan, measure_hardware
+from hago.analysis import examine_machine, find_remedies, inspect_plan, measure_hardware
 from hago.analysis.answer import answer_for_stored, load_stored
 from hago.arithmetic.types import TORCH_DTYPES
 from hago.cli.console import NO, OK, Console, Outcome, command_line
@@ -240,6 +240,12 @@ def demo_command(args: Namespace, console: Console) -> Outcome:
     return Outcome(text, results.to_json(), OK if results.same else NO)
 
 
+def doctor_command(args: Namespace, console: Console) -> Outcome:
+    """Show what this machine has, and how what is missing is installed."""
+    report = examine_machine()
+    return Outcome(str(report), report.to_json())
+
+
 COMMANDS: Final[Mapping[str, Callable[[Namespace, Console], Outcome]]] = {
     "search": search_command,
     "quantize": quantize_command,
@@ -257,4 +263,5 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Console], Outcome]]] = {
     "export": export_command,
     "hardware": hardware_command,
     "demo": demo_command,
+    "doctor": doctor_command,
 }
