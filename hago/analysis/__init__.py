@@ -1,5 +1,5 @@
-"""Reports on models, strategies and machines: inspection, explanation, comparison, the answer that commands end with, and
-timing of a CPU's hardware file.
+"""Reports on models, strategies and machines: inspection, explanation, comparison, the answer that commands end with,
+and timing of a CPU's hardware file.
 
 An inspection (`inspect`) splits the error of every node by cause (`error_causes`) and gives a table
 (`graph_statistic`).
