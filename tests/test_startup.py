@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +116,56 @@ def test_type_checkers_and_python_import_the_same_names() -> None:
     shown = {a.name: n.module for n in imports.body if isinstance(n, ast.ImportFrom) for a in n.names}
     assert shown == hago._MODULE_OF
     assert set(shown) == set(hago.__all__)
+
+
+# ---------------------------------------------------------------- interrupts
+#: As the command `hago` and `python -m hago` are called.
+ENTRIES = ("import sys; from hago.__main__ import run; sys.argv[1:] = {words!r}; sys.exit(run())", AS_MODULE)
+SIGNAL = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+#: A module whose import the user interrupts, and one that drops the interrupt.
+INTERRUPTED = (SIGNAL, f"try:\n    exec({SIGNAL!r})\nexcept BaseException:\n    pass\nraise ImportError('no torch')\n")
+
+
+def interrupted_run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Python runs some code that interrupts itself, with the modules of a folder before all others."""
+    root = str(Path(hago.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), root])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+@pytest.mark.parametrize("torch", INTERRUPTED)
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_interrupt_while_torch_is_imported_is_one_line(entry: str, torch: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(torch, "utf-8")
+    done = interrupted_run(tmp_path, entry.format(words=["hardware", "list"]))
+    assert done.returncode == 130 and done.stdout == ""
+    assert done.stderr.count("hago: interrupted") == 1 and len(done.stderr.split("\n")) == 3, done.stderr
+
+
+def test_an_interrupt_while_the_command_line_is_imported_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "argparse.py").write_text(SIGNAL, "utf-8")
+    done = interrupted_run(tmp_path, ENTRIES[0].format(words=["--help"]))
+    assert done.returncode == 130 and "hago: interrupted before the command began" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["search", "quantize"])
+def test_an_interrupt_while_the_model_is_imported_says_how_to_go_on(command: str, tmp_path: Path) -> None:
+    (tmp_path / "zoo.py").write_text(SIGNAL + "def net(): ...\n", "utf-8")
+    words = [command, "zoo:net", "--hardware", "vta", "--data", "none.npz"]
+    done = interrupted_run(tmp_path, ENTRIES[0].format(words=words))
+    assert done.returncode == 130 and done.stdout == "" and "Traceback" not in done.stderr
+    assert "hago: interrupted; nothing was written" in done.stderr
+    assert ("; continue with:" in done.stderr) == (command == "search")
+
+
+def test_the_command_is_installed_with_the_entry_that_handles_interrupts() -> None:
+    root = Path(hago.__file__).parents[1]
+    assert "hago = hago.__main__:run\n" in (root / "setup.cfg").read_text("utf-8")

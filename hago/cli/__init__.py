@@ -28,11 +28,12 @@ DEFECT: Final = 70
 CLOSED_PIPE: Final = 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, before_command: Callable[[], None] = lambda: None) -> int:
     """Run one command.
 
     Args:
         argv: the words after `hago`; by default the arguments of the process.
+        before_command: called when everything is imported and the command begins.
 
     Returns:
         The exit code.
@@ -40,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     stdout, stderr = sys.stdout, sys.stderr
     try:
-        outcome = _run(words, stdout)
+        outcome = _run(words, stdout, before_command)
     except HagoError as error:
         print(f"hago: error: {error}", file=stderr)
         return BAD_INPUT
     except KeyboardInterrupt as error:
-        progress = f" {error}" if str(error) else ""
+        state = f" {error}" if str(error) else "; nothing was written"
         again = f"; continue with:\n  {command_line(*words)}" if words[:1] in (["search"], ["finetune"]) else ""
-        print(f"\nhago: interrupted{progress}{again}", file=stderr)
+        print(f"\nhago: interrupted{state}{again}", file=stderr)
         return INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return outcome.code
 
 
-def _run(words: Sequence[str], stdout: TextIO) -> Outcome:
+def _run(words: Sequence[str], stdout: TextIO, before_command: Callable[[], None]) -> Outcome:
     args = build_parser().parse_args(words)
     # after the arguments have been read, and before the folder of the user can hide modules: this imports torch
     from hago.cli.commands import COMMANDS
@@ -72,7 +73,12 @@ def _run(words: Sequence[str], stdout: TextIO) -> Outcome:
         print(f"hago: {line}", file=sys.stderr, flush=True)
 
     with _importable(os.getcwd()), warnings_as_lines(note), contextlib.redirect_stdout(sys.stderr):
-        outcome = COMMANDS[args.command](args, Console(tell, note, tuple(words)))
+        console = Console(tell, note, tuple(words))
+        try:
+            before_command()
+            outcome = COMMANDS[args.command](args, console)
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(str(error) or console.written_text()) from None
     _put(_json(outcome.json) if args.json else outcome.text, stdout)
     return outcome
 

@@ -28,6 +28,7 @@ from hago.cli.options import (
     load_strategy,
     make_folder_of,
     named,
+    resumable,
     with_next,
 )
 from hago.cli.search import quantize_command, search_command
@@ -104,6 +105,7 @@ def realize_command(args: Namespace, console: Console) -> Outcome:
     if args.save is None:
         return with_next(outcome, store_command(args))
     stored = store_model(outcome, args.save, plan, strategy)
+    console.written.append(args.save)
     return with_next(stored, command_line("run", args.save, "--data", args.data, *data_words(args, chip=False)))
 
 
@@ -128,6 +130,7 @@ def sensitivity_command(args: Namespace, console: Console) -> Outcome:
     )
     if args.save is not None:
         losses.save(make_folder_of(Path(args.save)))
+        console.written.append(args.save)
         console.note(f"wrote {args.save}")
     return Outcome(str(losses), losses.to_json())
 
@@ -150,6 +153,7 @@ def inspect_command(args: Namespace, console: Console) -> Outcome:
             make_folder_of(Path(args.csv)).write_text(statistic.to_csv(), "utf-8")
         except OSError as error:
             raise HagoError(f"cannot write {args.csv}: {error}") from None
+        console.written.append(args.csv)
         console.note(f"wrote {args.csv}")
     text = f"{statistic}\n\n{statistic.values()}" if args.values else str(statistic)
     code = NO if statistic.total_differences else OK
@@ -221,13 +225,15 @@ def _measure_hardware(args: Namespace, console: Console) -> Outcome:
     console.note(f"timing the signatures of {chip.name} on {torch.get_num_threads()} threads")
     measured = measure_hardware(chip)
     save_hardware(measured.hardware, make_folder_of(saved))
+    console.written.append(str(saved))
     return Outcome(f"{measured}\nhardware  {saved}", {**measured.to_json(), "hardware": str(saved)})
 
 
 def demo_command(args: Namespace, console: Console) -> Outcome:
     """Run the demo: train, search, realize and check."""
     out = Path(args.out)
-    results = run_demo(out, console.tell, hardware=args.hardware or HARDWARE, budget=args.budget, seed=args.seed)
+    with resumable(lambda: f"in the demo; what it made so far is in {out}, and the same command makes it anew"):
+        results = run_demo(out, console.tell, hardware=args.hardware or HARDWARE, budget=args.budget, seed=args.seed)
     last = results.results[-1]
     weights, calibration = str(out / "demo" / "weights.pt"), str(out / "demo" / "calibration.npz")
     again = command_line(

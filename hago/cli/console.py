@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 OK: Final = 0
@@ -32,11 +32,17 @@ class Console:
         tell: prints a line of the result; with --json, it prints nothing.
         note: prints a line to standard error.
         words: the command line, for messages that show how to continue.
+        written: the files that the command has written, for an interrupt.
     """
 
     tell: Callable[[str], None]
     note: Callable[[str], None]
     words: tuple[str, ...] = ()
+    written: list[str] = field(default_factory=list)
+
+    def written_text(self) -> str:
+        """What an interrupted command has written, in words; empty for nothing."""
+        return f"after it wrote {', '.join(self.written)}" if self.written else ""
 
 
 def command_line(*words: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from hago import api
 from hago.analysis.comparison import compare_realizations
 from hago.cli.console import NO, OK, Console, Outcome
-from hago.cli.options import default_path, load_batches, load_strategy, make_folder_of, named
+from hago.cli.options import default_path, load_batches, load_strategy, make_folder_of, named, resumable
 from hago.cli.stored_model import stored_quantizer
 from hago.data import Batches
 from hago.errors import HagoError
@@ -44,7 +44,9 @@ def export_command(args: Namespace, console: Console) -> Outcome:
     quantizer, batches, path = _quantizer_of_strategy(args) if args.record is not None else _quantizer_of_stored(args)
     options = {option.name: getattr(args, option.name, option.default) for option in form.options}
     request = request_export(form, quantizer.plan, quantizer.strategy, make_folder_of(path), batches, options)
-    written = write_files(form, request)
+    with resumable(lambda: f"while it wrote {path}"):
+        written = write_files(form, request)
+    console.written.append(str(path))
     if not args.check:
         return Outcome(written.text, written.json)
     checked = check_files(form, request, written)

@@ -363,6 +363,7 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         steps("choosing the widest bits that do not overflow")
         strategy = quantize_in_one_shot(prepared).strategy
         strategy.save(saved)
+        console.written.append(str(saved))
         answer = answer_for_one_shot(prepared, strategy, held_out, steps)
     further = check_command(args, saved, args.weights)
     lines = [

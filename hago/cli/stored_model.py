@@ -21,6 +21,7 @@ def run_command(args: Namespace, console: Console) -> Outcome:
     result = run_model(model, load_batches(args))
     if args.save is not None:
         save_outputs(make_folder_of(Path(args.save)), model.plan.graph.outputs, result.outputs)
+        console.written.append(args.save)
         console.note(f"wrote {args.save}")
     size = StoredSize(float_bytes(model.plan), Path(args.stored).stat().st_size)
     values = {"stored": args.stored, **result.to_json(), "float_bytes": size.float_model, "file_bytes": size.file}

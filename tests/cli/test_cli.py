@@ -44,6 +44,9 @@ def net():
         torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 3)
     )
 
+def stopped():
+    signal.raise_signal(signal.SIGINT)
+
 def batches():
     generator = torch.Generator().manual_seed(1)
     return [(torch.randn(16, 1, 6, 6, generator=generator), torch.arange(16) % 3) for _ in range(2)]
@@ -405,6 +408,36 @@ def test_interrupted_before_the_first_trial(hago: Run, monkeypatch: pytest.Monke
     monkeypatch.setattr("hago.cli.search.run_search", interrupt)
     run = hago(*SEARCH)
     assert run.code == 130 and run.out == "" and after_hago(run.err.splitlines()[-1]) == SEARCH
+
+
+@pytest.mark.usefixtures("listens")
+@pytest.mark.parametrize("name", [name for name, words in EVERY.items() if MODEL in words])
+def test_an_interrupted_command_says_so_in_a_line(hago: Run, name: str) -> None:
+    """While the model is made, before anything is written."""
+    run = hago(*("cli_zoo:stopped" if word == MODEL else word for word in EVERY[name]))
+    assert run.code == 130 and run.out == "" and "Traceback" not in run.err
+    said = run.err[run.err.index("\nhago: interrupted") :].strip().splitlines()
+    resumable = name in ("search", "finetune")
+    assert len(said) == (2 if resumable else 1)
+    assert ("nothing was written" in said[0]) or resumable
+    if resumable:
+        assert said[0].endswith("; continue with:") and after_hago(said[1])[0] == name
+
+
+@pytest.mark.usefixtures("listens")
+def test_an_interrupt_after_a_file_was_written_names_it(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("hago.cli.search.answer_for_one_shot", interrupt)
+    run = hago(*EVERY["quantize"], "--save", "kept.json")
+    assert run.code == 130 and run.err.endswith("\nhago: interrupted after it wrote kept.json\n")
+    assert Strategy.load("kept.json").bits
+    monkeypatch.setattr("hago.cli.search.answer_for_search", interrupt)
+    run = hago(*SEARCH, "--budget", "6 trials")
+    assert run.code == 130 and f"interrupted after 6 trials, which are in {LOG}" in run.err
+    monkeypatch.setattr("hago.cli.commands.run_demo", interrupt)
+    assert "hago: interrupted in the demo; what it made so far is in demo_out" in hago(*EVERY["demo"]).err
 
 
 # ---------------------------------------------------------------- the other commands
