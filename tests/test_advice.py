@@ -1174,7 +1174,7 @@ def observed(lr: float) -> object:
 
 
 def api_command(*words: str) -> object:
-    return _run(words, io.StringIO())
+    return _run(words, io.StringIO(), lambda: None)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.says[:60])
@@ -1259,6 +1259,10 @@ ELSEWHERE: Final = {
     "Choose between values with torch.where(condition, a, b)": BY_VALUES,
     "hago imports no control flow: choose between values": BY_VALUES,
     "try (measured on {} samples": ("analysis/test_remedies.py", "test_remedies_are_legal_and_gain_what_they_say"),
+    "an integer model cannot be traced or scripted by torch.jit": (
+        "test_api.py",
+        "test_an_integer_model_is_not_traced",
+    ),
     "hago has no rule for {}{}: these run": ("test_warnings.py", "test_an_operator_is_named_until_it_has_a_rule"),
 }
 PACKAGE: Final = "a package would have to be taken away and installed"
@@ -1272,6 +1276,8 @@ UNTRIED: Final = {
     "reading .safetensors needs a package more": PACKAGE,
     "; pip install 'hago[postgres]'": PACKAGE,
     "needs the package distributed": PACKAGE,
+    "to install what is missing:": PACKAGE,
+    "install one, e.g. g++ or clang++": "a compiler would have to be installed",
     "kernels cannot be built": "a compiler would have to be installed",
     "this CPU has no VNNI": "another processor",
     "so make room and resume": PROCESS,
@@ -1283,6 +1289,10 @@ UNTRIED: Final = {
 }
 #: Texts that only look like advice.
 NO_ADVICE: Final = (
+    "figures, see .missing; cycles and energy are lower bounds",
+    "run in float32",
+    "train it as any nn.Module, then hago.from_qat(model)",
+    "realize() for the integer model, simulate()",
     "; continue with:",
     "values to quantize hold NaN",
     "operators not in INT8",

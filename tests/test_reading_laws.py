@@ -77,6 +77,7 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("hago.cost.cost.METRICS", ".write_bytes"): BYTES,
     ("hago.cost.cost._row", ".read_bytes"): BYTES,
     ("hago.cost.cost._row", ".write_bytes"): BYTES,
+    ("hago.data.progress.StatusLine.show", "shutil.get_terminal_size"): SYSTEM,
     ("hago.data.sources._arrays", "numpy.load"): CHECKED,
     ("hago.data.sources._arrays", "open"): OWN,
     ("hago.data.sources._check_sizes", ".open"): "a member of the archive",
