@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hago.analysis import Explanation, GraphStatistic, explain_topology, inspect_plan
+from hago.analysis import Explanation, GraphStatistic, explain_topology, find_remedies, inspect_plan
 from hago.calibration import Estimator, ModesLike, ThresholdsLike
 from hago.cost import Cost, CostRange, cost_range, plan_cost
 from hago.graph import Graph, ModelLike
@@ -384,11 +385,25 @@ def explain_cost(
 
 
 def inspect_graph_statistic(
-    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any]
+    model: ModelLike,
+    hardware: HardwareLike,
+    strategy: StrategyLike,
+    dataset: Iterable[Any],
+    *,
+    remedies: bool = True,
 ) -> GraphStatistic:
     """Compare the float model, the simulation and the integer model node by node, and name the cause of every error.
 
+    Args:
+        remedies: whether changes of the strategy are tried for the nodes with the largest errors, on the first 32
+            samples: nodes kept float, other bits, other estimators.
+
     Returns:
-        A table, which prints itself and has `.to_json()`, `.to_csv()` and `.first_wrong`.
+        A table, which prints itself and has `.to_json()`, `.to_csv()`, `.first_wrong` and `.remedies`.
     """
-    return inspect_plan(*plan_and_batches(model, hardware, strategy, dataset))
+    chosen = as_strategy(strategy)
+    plan, batches = plan_and_batches(model, hardware, chosen, dataset)
+    statistic = inspect_plan(plan, batches)
+    if not remedies:
+        return statistic
+    return replace(statistic, remedies=find_remedies(plan, chosen, batches, statistic.suspects))

@@ -727,9 +727,9 @@ CASES: Final = (
     # what is exported, trained and compiled
     Case(
         "See that torch.export.export(model, example_inputs) works, or pass an ExportedProgram",
-        lambda _: hago.from_torch(Branches().eval(), (torch.ones(4, 3),)),
-        lambda _: [hago.from_torch(Branches(True).eval(), (torch.ones(4, 3),)),
-                   hago.from_torch(exported(Branches(True).eval()))],
+        lambda _: hago.from_torch(Foreign().eval(), (torch.ones(4, 3),)),
+        lambda _: [hago.from_torch(Foreign(True).eval(), (torch.ones(4, 3),)),
+                   hago.from_torch(exported(Foreign(True).eval()))],
     ),
     Case(
         "Let it return tensors alone (a model of transformers does with use_cache=False in its config",
@@ -1084,17 +1084,15 @@ def imported(folder: Path, source: str) -> object:
     return runpy.run_path(str(folder / "kinds.py"))
 
 
-class Branches(nn.Module):
-    """Which way it takes depends on the data."""
+class Foreign(nn.Module):
+    """It may compute in numpy, which torch.export cannot follow."""
 
-    def __init__(self, chooses: bool = False) -> None:
+    def __init__(self, in_torch: bool = False) -> None:
         super().__init__()
-        self.chooses = chooses
+        self.in_torch = in_torch
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.chooses:
-            return torch.where(x.sum() > 0, x, -x)
-        return x if x.sum() > 0 else -x
+        return 2 * x if self.in_torch else torch.from_numpy(2 * x.numpy())
 
 
 class Output:
@@ -1191,6 +1189,8 @@ def test_the_advice_of_an_error_helps(case: Case, tmp_path: Path, monkeypatch: p
 
 
 # ---------------------------------------------------------------- completeness
+WRONG_DATA: Final = ("data/test_wrong_data.py", "test_wrong_data_is_explained")
+BY_VALUES: Final = ("data/test_wrong_data.py", "test_control_flow_by_values_names_the_line")
 #: Advice that other tests take, and which.
 ELSEWHERE: Final = {
     "the file sums {} in int64. Take fewer bits": ("export/test_onnx.py", "test_a_mean_whose_sum_may_wrap_is_refused"),
@@ -1242,6 +1242,23 @@ ELSEWHERE: Final = {
         "cli/test_cli.py",
         "test_what_a_stored_strategy_is_compared_with_is_what_its_search_was",
     ),
+    "expected batches: read it with hago.data.load_data": WRONG_DATA,
+    "expected batches: pass one batch as [batch]": WRONG_DATA,
+    "make one tensor of several samples with torch.stack": WRONG_DATA,
+    "if it is one sample, pass a torch.utils.data.DataLoader": WRONG_DATA,
+    "expected numbers: convert texts and files first": WRONG_DATA,
+    "an iterator is read only once: pass a new one, or a list": WRONG_DATA,
+    "sample {} holds NaN or infinite values; remove it": WRONG_DATA,
+    "change their order": WRONG_DATA,
+    "name that key {}, or pass the tensor alone": WRONG_DATA,
+    "convert every batch in this way": WRONG_DATA,
+    "Pass the inputs that the model's forward takes": (
+        "data/test_wrong_data.py",
+        "test_a_model_without_a_conversion_is_told_what_its_layer_takes",
+    ),
+    "Choose between values with torch.where(condition, a, b)": BY_VALUES,
+    "hago imports no control flow: choose between values": BY_VALUES,
+    "try (measured on {} samples": ("analysis/test_remedies.py", "test_remedies_are_legal_and_gain_what_they_say"),
     "hago has no rule for {}{}: these run": ("test_warnings.py", "test_an_operator_is_named_until_it_has_a_rule"),
 }
 PACKAGE: Final = "a package would have to be taken away and installed"

@@ -253,6 +253,17 @@ def test_str_is_the_table_of_the_command_line() -> None:
     assert "fewest bits" in str(explain_cost(model(), CHIP, DATA[:1]))
 
 
+def test_what_hago_offers_prints_in_a_terminal() -> None:
+    q = hago.quantize(Small().eval(), CHIP, DATA)
+    desc = next(iter(q.plan.nodes.values())).desc
+    chips = [hago.load_hardware(CHIP), hago.create_sample_hardware()]
+    things = [q, q.strategy, q.plan, q.plan.graph, desc, desc.register, model(), *chips]
+    kinds = {c for name in hago.__all__ if inspect.isclass(c := getattr(hago, name)) and issubclass(c, Summarized)}
+    assert kinds <= {type(thing) for thing in things}
+    for thing in things:
+        assert max(map(len, str(thing).splitlines())) <= WIDTH, type(thing)
+
+
 def test_a_quantizer_says_what_one_asks_first() -> None:
     text = repr(quantizer())
     for words in (CHIP, "7 nodes", "bits", "weights", "SQNR", "float", "overflow proved absent", "realize()"):

@@ -142,6 +142,11 @@ examples:
   hago hardware measure x86_vnni --output this_machine.json
 
 Exit code 1 means that a file has mistakes; each is listed with its JSON path.""",
+    "doctor": """
+example:
+  hago doctor --json
+
+The kernels are built if they have not been, and tested. What is missing is no error: the exit code is 0.""",
     "demo": """
 The demo keeps its model, data, logs and strategies, on which the other commands can be tried, e.g.
   hago inspect hago.demo:DigitNet strategies/demo-x86_vnni.json --weights demo/weights.pt --data demo/test.npz""",
@@ -377,6 +382,7 @@ def build_parser() -> argparse.ArgumentParser:
     _export(commands)
     _hardware(commands)
     _demo(commands)
+    _add(commands, "doctor", "show what this machine has: processor, kernels, compiler, versions, optional packages")
     return top
 
 
@@ -617,6 +623,8 @@ def _inspect(commands: Any) -> None:
     _held_out(parser)
     parser.add_argument("--csv", metavar="FILE", help="also write the table to this file")
     parser.add_argument("--values", action="store_true", help="also show ranges, means and deviations")
+    tried = "try no changes (nodes kept float, other bits, other estimators) on the first samples"
+    parser.add_argument("--no-remedies", dest="remedies", action="store_false", help=tried)
 
 
 def _replay(commands: Any) -> None:

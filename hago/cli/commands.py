@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from hago import api
-from hago.analysis import inspect_plan, measure_hardware
+from hago.analysis import examine_machine, find_remedies, inspect_plan, measure_hardware
 from hago.analysis.answer import answer_for_stored, load_stored
 from hago.arithmetic.types import TORCH_DTYPES
 from hago.cli.console import NO, OK, Console, Outcome, command_line
@@ -141,6 +142,11 @@ def inspect_command(args: Namespace, console: Console) -> Outcome:
         loaded = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args), steps)
         steps("comparing float, simulated and integer values of every node")
         statistic = inspect_plan(loaded.plan, loaded.batches)
+        if args.remedies:
+            steps("trying remedies for the nodes with the largest errors")
+            statistic = replace(
+                statistic, remedies=find_remedies(loaded.plan, strategy, loaded.batches, statistic.suspects)
+            )
         _, answer = answer_for_stored(loaded, steps)
     if args.csv is not None:
         try:
@@ -240,6 +246,12 @@ def demo_command(args: Namespace, console: Console) -> Outcome:
     return Outcome(text, results.to_json(), OK if results.same else NO)
 
 
+def doctor_command(args: Namespace, console: Console) -> Outcome:
+    """Show what this machine has, and how what is missing is installed."""
+    report = examine_machine()
+    return Outcome(str(report), report.to_json())
+
+
 COMMANDS: Final[Mapping[str, Callable[[Namespace, Console], Outcome]]] = {
     "search": search_command,
     "quantize": quantize_command,
@@ -257,4 +269,5 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Console], Outcome]]] = {
     "export": export_command,
     "hardware": hardware_command,
     "demo": demo_command,
+    "doctor": doctor_command,
 }

@@ -21,7 +21,7 @@ from torch import Tensor
 from hago.arithmetic.types import Edge, torch_dtype
 from hago.errors import GraphError, as_strings, did_you_mean
 from hago.graph.schedule import Schedule, make_schedule
-from hago.serialization.summary import Summarized, Summary, counts_text
+from hago.serialization.summary import Summarized, Summary, counts_text, wrapped_lines
 from hago.serialization.tensor_file import dtype_name
 from hago.serialization.text_table import bytes_text, count
 
@@ -177,7 +177,7 @@ class Graph(Summarized):
 
     def __str__(self) -> str:
         head = f"graph({', '.join(self.inputs)}) -> {', '.join(self.outputs)}"
-        return "\n".join([head, *(f"  {n}" for n in self.nodes)])
+        return "\n".join(part for line in (head, *(f"  {n}" for n in self.nodes)) for part in wrapped_lines(line))
 
     def with_nodes(
         self,

@@ -343,14 +343,14 @@ class Hardware(Summarized):
             f"weights {self.weight.scheme} {self.weight.granularity}, requantize {self.requantize_text()}, "
             f"rounding {self.requantize.rounding}, other ops {self.other_ops}"
         )
-        form, origin = self.requantize.form, self.origin or "Python"
-        return HardwareTable(head, tuple(_row(op, d, form, origin) for op, descs in self.ops.items() for d in descs))
+        rows = tuple(_row(op, desc) for op, descs in self.ops.items() for desc in descs)
+        return HardwareTable(head, self.requantize.form, self.origin or "Python", rows)
 
     def __str__(self) -> str:
         return str(self.table())
 
 
-def _row(op: str, desc: OpDesc, form: str, origin: str) -> SignatureRow:
+def _row(op: str, desc: OpDesc) -> SignatureRow:
     integer, fixed = desc.is_integer, desc.fixed_out
     fixed_to = "" if fixed is None else f", fixed to {fixed.scale:g} {fixed.zero_point:+d}"
     return SignatureRow(
@@ -359,9 +359,9 @@ def _row(op: str, desc: OpDesc, form: str, origin: str) -> SignatureRow:
         result=str(desc.out_dtype),
         register=str(desc.register.dtype) if integer else "-",
         overflow=desc.register.on_overflow if integer else "-",
-        requantize=f"{form} at {desc.requantize_at}{fixed_to}" if integer else "-",
+        requantize=f"{desc.requantize_at}{fixed_to}" if integer else "-",
         form=desc.form or "-",
-        source=f"{origin}: {desc.name}" if desc.name else origin,
+        signature=desc.name,
     )
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from hago.serialization.summary import wrapped_lines
 from hago.serialization.text_table import table
 
 
 @dataclass(frozen=True, slots=True)
 class SignatureRow:
-    """One line of a HardwareTable: a signature of an op. Float signatures have `-` instead of a register."""
+    """One line of a HardwareTable: a signature of an op. Float signatures have `-` instead of a register.
+
+    Args:
+        requantize: where its values are requantized: `edge` or `output`.
+        signature: its name in the hardware file; empty if it has none.
+    """
 
     op: str
     operands: tuple[str, ...]
@@ -19,7 +25,7 @@ class SignatureRow:
     overflow: str
     requantize: str
     form: str
-    source: str
+    signature: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +34,44 @@ class HardwareTable:
 
     Args:
         head: the properties that all ops share, in words.
+        requantize: the form of requantization.
+        origin: the file that it comes from.
         rows: the signatures of each op, preferred ones first.
     """
 
     head: str
+    requantize: str
+    origin: str
     rows: tuple[SignatureRow, ...]
 
     def to_json(self) -> dict[str, Any]:
         """The table as JSON values."""
-        return {"head": self.head, "rows": [asdict(r) for r in self.rows]}
+        rows = [
+            {
+                "op": r.op,
+                "operands": list(r.operands),
+                "result": r.result,
+                "register": r.register,
+                "overflow": r.overflow,
+                "requantize": "-" if r.requantize == "-" else f"{self.requantize} at {r.requantize}",
+                "form": r.form,
+                "source": f"{self.origin}: {r.signature}" if r.signature else self.origin,
+            }
+            for r in self.rows
+        ]
+        return {"head": self.head, "rows": rows}
 
     def __str__(self) -> str:
-        titles = ("op", "operands", "result", "register", "overflow", "requantize", "form", "source")
-        rows = [(r.op, ", ".join(r.operands), *astuple(r)[2:]) for r in self.rows]
-        return "\n".join([self.head, *table(titles, rows)])
+        columns = {
+            "op": [r.op for r in self.rows],
+            "operands": [", ".join(r.operands) for r in self.rows],
+            "result": [r.result for r in self.rows],
+            "register": [r.register if r.register == "-" else f"{r.register} {r.overflow}" for r in self.rows],
+            "requantize at": [r.requantize for r in self.rows],
+            "form": [r.form for r in self.rows],
+            "signature": [r.signature for r in self.rows],
+        }
+        # most chips compute every op by its first form
+        kept = {title: cells for title, cells in columns.items() if title != "form" or {*cells} - {"-"}}
+        rows = list(zip(*kept.values(), strict=True))
+        return "\n".join([*wrapped_lines(self.head), f"from {self.origin}", "", *table(tuple(kept), rows)])

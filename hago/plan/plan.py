@@ -24,7 +24,15 @@ from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops
 from hago.plan.accumulators import ClampedAdditions, ProductPairs
 from hago.plan.weight_sizes import WeightSizes, bits_of, weight_sizes
-from hago.serialization.summary import Summarized, Summary, bits_text, counts_text, names_text, proofs_text
+from hago.serialization.summary import (
+    Summarized,
+    Summary,
+    bits_text,
+    counts_text,
+    names_text,
+    proofs_text,
+    wrapped_lines,
+)
 
 Verdict = Literal["proved", "possible", "overflows", "float"]
 
@@ -249,7 +257,7 @@ class Plan(Summarized):
                 simq = self.edges.get(edge)
                 if simq is not None:
                     lines.append(f"    {edge}: {simq}")
-        return "\n".join(lines)
+        return "\n".join(part for line in lines for part in wrapped_lines(line))
 
     def _output_edges(self, name: str) -> list[Edge]:
         return [e for e in self.graph.out_edges[name] if e.dst == OUTPUT]

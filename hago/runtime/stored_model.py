@@ -56,9 +56,10 @@ class StoredSize:
     file: int
 
     def __str__(self) -> str:
-        fewer = self.float_model >= self.file
-        times = self.float_model / self.file if fewer else self.file / max(1, self.float_model)
-        return f"{bytes_text(self.file)}, {times:.2f} times {'fewer' if fewer else 'more'} than the weights in float"
+        less = self.float_model >= self.file
+        times = self.float_model / self.file if less else self.file / max(1, self.float_model)
+        compared = f"{times:.2f} times {'less' if less else 'more'} than the weights in float"
+        return f"a file of {bytes_text(self.file)}, {compared}"
 
 
 def to_file_bytes(plan: Plan, provenance: Provenance | None = None) -> bytes:

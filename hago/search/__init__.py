@@ -13,7 +13,7 @@ from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy
 from hago.search.sensitivity import Sensitivity, sensitivity_of
 from hago.search.session import RunOptions, SearchOptions, SearchOutcome, SearchScore, run_search
-from hago.search.stored_strategy import plan_and_batches, plan_of, stored_resolver
+from hago.search.stored_strategy import make_strategy, plan_and_batches, plan_of, stored_resolver
 
 __all__ = [
     "Evaluator",
@@ -33,6 +33,7 @@ __all__ = [
     "held_out_batches",
     "held_out_figures",
     "load_front",
+    "make_strategy",
     "objective",
     "paired_interval",
     "plan_and_batches",

@@ -92,6 +92,13 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def wrapped_lines(line: str) -> list[str]:
+    """The parts of a line of text, none wider than `WIDTH`; all but the first are indented further than the line.
+    Control characters are written as escapes."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(_printable(line), WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [line]
+
+
 # ---------------------------------------------------------------- facts as text
 def names_text(names: Sequence[str]) -> str:
     """Names with commas, at most five of them: `a, b and 3 more`."""

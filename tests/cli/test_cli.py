@@ -116,6 +116,7 @@ EVERY = {
     "hardware show": ["hardware", "show", "vta"],
     "hardware check": ["hardware", "check", "vta"],
     "demo": ["demo", "--budget", "1 trials", "--hardware", "sample", "--out", "demo_out"],
+    "doctor": ["doctor"],
 }
 
 
@@ -170,7 +171,7 @@ def test_help_has_an_example(hago: Run, name: str) -> None:
 
 
 def test_every_command_with_arguments_has_its_usage() -> None:
-    assert set(COMMANDS) - set(USAGE) == {"hardware", "demo"}
+    assert set(COMMANDS) - set(USAGE) == {"hardware", "demo", "doctor"}
 
 
 def examples() -> list[str]:

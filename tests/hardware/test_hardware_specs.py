@@ -268,9 +268,12 @@ def test_sample_is_the_rfc_listing() -> None:
 def test_the_table_has_a_line_per_signature(name: str) -> None:
     chip = load_hardware(name)
     lines = str(chip).splitlines()
-    assert len(lines) == 2 + sum(map(len, chip.ops.values()))
-    assert all(f"hardware_specs/{name}.json: " in line for line in lines[2:])
-    assert len(hardware_to_document(chip)["signatures"]) == len({line.split(": ")[-1] for line in lines[2:]})
+    first = lines.index("") + 2
+    assert f"from hardware_specs/{name}.json" in lines
+    assert len(lines) == first + sum(map(len, chip.ops.values()))
+    assert len(hardware_to_document(chip)["signatures"]) == len({line.split()[-1] for line in lines[first:]})
+    assert all(row["source"].startswith(f"hardware_specs/{name}.json: ") for row in chip.table().to_json()["rows"])
+    assert max(map(len, lines[: first - 1])) <= 100
 
 
 def test_specs_are_found_from_another_folder(tmp_path: Path) -> None:

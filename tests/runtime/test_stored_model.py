@@ -499,5 +499,5 @@ def test_only_the_models_own_state_dict_is_loaded(engine: type[IntegerModel]) ->
 
 
 def test_sizes_are_reported_larger_or_smaller() -> None:
-    assert str(StoredSize(4000, 1000)) == "1000 B, 4.00 times fewer than the weights in float"
-    assert str(StoredSize(1000, 2500)) == "2.441 KiB, 2.50 times more than the weights in float"
+    assert str(StoredSize(4000, 1000)) == "a file of 1000 B, 4.00 times less than the weights in float"
+    assert str(StoredSize(1000, 2500)) == "a file of 2.441 KiB, 2.50 times more than the weights in float"

@@ -27,7 +27,7 @@ from hago.runtime.native.lowering import lower
 from hago.runtime.native.self_test import ExactKernels, exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
-from hago.serialization.summary import Summarized, Summary
+from hago.serialization.summary import Summarized, Summary, wrapped_lines
 from hago.serialization.text_table import table
 
 #: A segment ends where all later values are smaller by this factor.
@@ -143,7 +143,7 @@ class KernelTable(Summarized):
 
     def __str__(self) -> str:
         rows = [(r.node, r.op, r.kernel, r.why) for r in self.rows]
-        return "\n".join([self.head, *table(("node", "op", "kernel", "why"), rows)])
+        return "\n".join([*wrapped_lines(self.head), "", *table(("node", "op", "kernel", "why"), rows)])
 
 
 # ---------------------------------------------------------------- executor
