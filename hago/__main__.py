@@ -5,6 +5,7 @@ interrupt where a module that is imported catches it. Until the command begins, 
 ends at once. During the command Ctrl-C raises KeyboardInterrupt, which `hago.cli.main` handles.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -30,6 +31,13 @@ def run() -> int:
 
     code = main(before_command=restore)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done, and what Python does at its end takes a moment
+    if code == INTERRUPTED:
+        # A KeyboardInterrupt that passes through `exec`, of which torch makes use, has Python end by the signal, with
+        # no exit code, although it was handled.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 

@@ -126,11 +126,11 @@ SIGNAL = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
 INTERRUPTED = (SIGNAL, f"try:\n    exec({SIGNAL!r})\nexcept BaseException:\n    pass\nraise ImportError('no torch')\n")
 
 
-def interrupted_run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """Python runs some code that interrupts itself, with the modules of a folder before all others."""
+def interrupted_run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Python runs what interrupts itself, with the modules of a folder before all others."""
     root = str(Path(hago.__file__).parents[1])
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), root])},
         capture_output=True,
@@ -145,22 +145,22 @@ def interrupted_run(folder: Path, code: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_an_interrupt_while_torch_is_imported_is_one_line(entry: str, torch: str, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(torch, "utf-8")
-    done = interrupted_run(tmp_path, entry.format(words=["hardware", "list"]))
+    done = interrupted_run(tmp_path, "-c", entry.format(words=["hardware", "list"]))
     assert done.returncode == 130 and done.stdout == ""
     assert done.stderr.count("hago: interrupted") == 1 and len(done.stderr.split("\n")) == 3, done.stderr
 
 
 def test_an_interrupt_while_the_command_line_is_imported_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "argparse.py").write_text(SIGNAL, "utf-8")
-    done = interrupted_run(tmp_path, ENTRIES[0].format(words=["--help"]))
+    done = interrupted_run(tmp_path, "-c", ENTRIES[0].format(words=["--help"]))
     assert done.returncode == 130 and "hago: interrupted before the command began" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["search", "quantize"])
-def test_an_interrupt_while_the_model_is_imported_says_how_to_go_on(command: str, tmp_path: Path) -> None:
-    (tmp_path / "zoo.py").write_text(SIGNAL + "def net(): ...\n", "utf-8")
+@pytest.mark.parametrize(("command", "code"), [("search", SIGNAL), ("quantize", f"exec({SIGNAL!r})\n")])
+def test_an_interrupt_while_the_model_is_imported_says_how_to_go_on(command: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "zoo.py").write_text(code + "def net(): ...\n", "utf-8")
     words = [command, "zoo:net", "--hardware", "vta", "--data", "none.npz"]
-    done = interrupted_run(tmp_path, ENTRIES[0].format(words=words))
+    done = interrupted_run(tmp_path, "-m", "hago", *words)
     assert done.returncode == 130 and done.stdout == "" and "Traceback" not in done.stderr
     assert "hago: interrupted; nothing was written" in done.stderr
     assert ("; continue with:" in done.stderr) == (command == "search")

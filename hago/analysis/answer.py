@@ -21,7 +21,7 @@ from hago.analysis.strategy_report import StrategyReport, figure_cells, report_o
 from hago.arithmetic.types import Edge
 from hago.calibration import named_estimator
 from hago.cost import amount_text, float_cost, plan_cost
-from hago.data import Batches, Steps
+from hago.data import Batches, JobProgress
 from hago.errors import HagoError, InfeasibleBits
 from hago.graph import CONST, INPUT, Graph, ModelLike
 from hago.hardware import Hardware
@@ -239,7 +239,7 @@ def answer_for(
     strategy: Strategy,
     one_shot: Plan | str,
     data: Mapping[str, Batches],
-    steps: Steps,
+    steps: JobProgress,
     objective: Objective | None = None,
     known: Mapping[str, tuple[Evaluator, Measurement]] | None = None,
 ) -> Answer:
@@ -289,7 +289,7 @@ def _answer_on(
     plans: Mapping[Row, Plan],
     objective: Objective,
     known: tuple[Evaluator, Measurement] | None,
-    steps: Steps,
+    steps: JobProgress,
 ) -> DataAnswer:
     last = list(plans)[-1]
     steps(f"measuring on the {name}")
@@ -409,7 +409,7 @@ def one_shot_plan(graph: Graph, hardware: Hardware, strategy: Strategy, batches:
         return f"one shot is not shown, since it cannot be made again: {error}"
 
 
-def answer_for_search(outcome: SearchOutcome, steps: Steps, objective: Objective | None = None) -> Answer:
+def answer_for_search(outcome: SearchOutcome, steps: JobProgress, objective: Objective | None = None) -> Answer:
     """Measure what a search found, and the models that it is compared with, on its own data.
 
     Args:
@@ -427,7 +427,7 @@ def answer_for_search(outcome: SearchOutcome, steps: Steps, objective: Objective
     return answer_for(resolver, outcome.strategy, one_shot, data, steps, objective)
 
 
-def answer_for_one_shot(prepared: Prepared, strategy: Strategy, held_out: Batches | None, steps: Steps) -> Answer:
+def answer_for_one_shot(prepared: Prepared, strategy: Strategy, held_out: Batches | None, steps: JobProgress) -> Answer:
     """Measure a strategy that `quantize_in_one_shot` made on the calibration data and on held-out data."""
     resolver = stored_resolver(prepared.graph, prepared.hardware, strategy)
     return answer_for(resolver, strategy, "", data_sets(prepared.batches, held_out), steps)
@@ -463,7 +463,7 @@ def load_stored(
     strategy: Strategy,
     dataset: Iterable[Any],
     held_out: Iterable[Any] | None,
-    steps: Steps,
+    steps: JobProgress,
 ) -> LoadedStrategy:
     """A stored strategy with its model and the data to measure it on.
 
@@ -480,7 +480,9 @@ def load_stored(
     return LoadedStrategy(strategy, stored_resolver(graph, chip, strategy), batches, further)
 
 
-def answer_for_stored(loaded: LoadedStrategy, steps: Steps, *, integer: bool = False) -> tuple[StrategyReport, Answer]:
+def answer_for_stored(
+    loaded: LoadedStrategy, steps: JobProgress, *, integer: bool = False
+) -> tuple[StrategyReport, Answer]:
     """Measure a stored strategy, and the models that it is compared with.
 
     Args:

@@ -33,7 +33,7 @@ from hago.cli.options import (
 )
 from hago.cli.search import quantize_command, search_command
 from hago.cli.stored_model import run_command, store_command, store_model
-from hago.data import Batches, Steps
+from hago.data import Batches
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
 from hago.errors import HagoError, HardwareError
 from hago.graph.model_source import load_model
@@ -43,7 +43,7 @@ from hago.plan import Strategy
 from hago.runtime.native import Executor
 from hago.serialization.json_text import is_file
 from hago.serialization.text_table import table
-from hago.study import read_log
+from hago.study import interruptible_job, read_log
 
 
 # ---------------------------------------------------------------- explain
@@ -77,7 +77,7 @@ def _zeros(shape: tuple[int, ...], dtype_name: str) -> torch.Tensor:
 def evaluate_command(args: Namespace, console: Console) -> Outcome:
     """Compare the simulation with the float model and one-shot quantization."""
     strategy, hardware, model = load_strategy(args)
-    with Steps("evaluate") as steps:
+    with interruptible_job("evaluate") as steps:
         loaded = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args), steps)
         report, answer = answer_for_stored(loaded, steps)
     further = check_command(args, Path(args.record), args.weights)
@@ -88,7 +88,7 @@ def evaluate_command(args: Namespace, console: Console) -> Outcome:
 def realize_command(args: Namespace, console: Console) -> Outcome:
     """Compare the integer model with its simulation and the float model, and store it if it equals its simulation."""
     strategy, hardware, model = load_strategy(args)
-    with Steps("realize") as steps:
+    with interruptible_job("realize") as steps:
         loaded = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args), steps)
         report, answer = answer_for_stored(loaded, steps, integer=True)
     plan = loaded.plan
@@ -138,7 +138,7 @@ def sensitivity_command(args: Namespace, console: Console) -> Outcome:
 def inspect_command(args: Namespace, console: Console) -> Outcome:
     """Compare float, simulated and integer values of every layer."""
     strategy, hardware, model = load_strategy(args)
-    with Steps("inspect") as steps:
+    with interruptible_job("inspect") as steps:
         loaded = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args), steps)
         steps("comparing float, simulated and integer values of every node")
         statistic = inspect_plan(loaded.plan, loaded.batches)

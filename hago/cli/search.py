@@ -31,7 +31,7 @@ from hago.cli.options import (
     training_so_far,
 )
 from hago.cost import METRICS, amount_text
-from hago.data import Batches, Steps
+from hago.data import Batches
 from hago.errors import HagoError, did_you_mean
 from hago.graph.model_source import load_model
 from hago.hardware import Hardware
@@ -51,7 +51,7 @@ from hago.search import (
 )
 from hago.search.objective import named_objective
 from hago.serialization.json_text import canonical, check_distinct
-from hago.study import Trial, read_log
+from hago.study import Trial, interruptible_job, read_log
 
 #: The most nodes that a line lists.
 _LISTED: Final = 5
@@ -194,7 +194,7 @@ def search_command(args: Namespace, console: Console) -> Outcome:
     with resumable(so_far):
         outcome = run_search(model, hardware, data, options)
         seconds = time.monotonic() - started
-        with Steps("search") as steps:
+        with interruptible_job("search") as steps:
             objective = named_objective(named(args.maximize or args.objective, "objective"))
             answer = answer_for_search(outcome, steps, objective)
     tuned = None if args.finetune is None else tune(args, console, model, hardware, data, outcome, saved)
@@ -354,7 +354,7 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
     hardware = load_chip(args, args.hardware)
     saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
     model, data = load_model(args.model, args.weights), load_batches(args)
-    with Steps("quantize") as steps:
+    with interruptible_job("quantize") as steps:
         options = QuantizationOptions(**quantization_arguments(args))
         prepared = prepare(model, hardware, data, options, steps=steps)
         held_out = load_held_out(args)

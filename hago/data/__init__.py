@@ -3,7 +3,7 @@ the progress of jobs that read them."""
 
 from hago.data import named_objects
 from hago.data.batches import BATCH_SIZE, CACHE_BYTES, Batch, Batches, OnBatch, are_whole, as_tensor
-from hago.data.progress import StatusLine, Steps, duration
+from hago.data.progress import JobProgress, StatusLine, duration
 from hago.data.sources import EXPECTED_DATA, ImageShape, load_data
 
 __all__ = [
@@ -13,9 +13,9 @@ __all__ = [
     "Batch",
     "Batches",
     "ImageShape",
+    "JobProgress",
     "OnBatch",
     "StatusLine",
-    "Steps",
     "are_whole",
     "as_tensor",
     "duration",

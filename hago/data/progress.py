@@ -1,8 +1,8 @@
 """The progress of a job: the step that it is in and how far that is, on one line of a terminal, or now and then as a
 plain line where standard error is no terminal.
 
-A job makes `Steps`, announces each step, and passes `Steps.on_batch` to its `Batches`, which call it after every batch
-of every pass. What is quicker than PLAIN_SECONDS leaves no plain line.
+A job makes a `JobProgress`, announces each step, and passes `JobProgress.on_batch` to its `Batches`, which call it
+after every batch of every pass. What is quicker than PLAIN_SECONDS leaves no plain line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS: Final = 120
 
 
 class StatusLine:
-    """One line with the state of a job; a context manager. `Steps` and the progress of a search's trials make one.
+    """One line with the state of a job; a context manager. `JobProgress` and the progress of trials make one.
 
     Args:
         shown: whether to show it.
@@ -71,22 +71,29 @@ class StatusLine:
         self._bar.set_description_str(text[: shutil.get_terminal_size((COLUMNS, 24)).columns - 1])
 
 
-class Steps:
+class JobProgress:
     """Shows the step that a job is in, and how far the pass over the data is that it makes; a context manager.
 
     Args:
         job: the name of the job.
         shown: whether to show it.
+        check: called at every step and after every batch, e.g. to raise an interrupt that other code has dropped.
         clock: seconds.
     """
 
-    def __init__(self, job: str, shown: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
-        self._job, self._clock = job, clock
+    def __init__(
+        self,
+        job: str,
+        shown: bool = True,
+        check: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job, self._check, self._clock = job, check, clock
         self._line = StatusLine(shown, clock)
         self._started = clock()
         self._begin("")
 
-    def __enter__(self) -> Steps:
+    def __enter__(self) -> JobProgress:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -94,6 +101,7 @@ class Steps:
 
     def __call__(self, step: str) -> None:
         """Show the name of the step that begins."""
+        self._check()
         self._begin(step)
         self._line.show(f"{self._job}: {step}", force=True)
 
@@ -108,6 +116,7 @@ class Steps:
             done: number of samples of this pass so far.
             samples: number of all samples; None where it is not known yet.
         """
+        self._check()
         now = self._clock()
         if done <= self._done:
             # when the pass began is not known, only when its first batch ended

@@ -20,7 +20,7 @@ from hago.calibration import (
     make_given_ranges,
     named_estimator,
 )
-from hago.data import Batches, Steps
+from hago.data import Batches, JobProgress
 from hago.errors import DataError, as_strings
 from hago.graph import OUTPUT, Graph, ModelLike
 from hago.hardware import Hardware
@@ -94,7 +94,7 @@ def prepare(
     options: QuantizationOptions = QuantizationOptions(),
     *,
     made_for: Collection[str] = (),
-    steps: Steps | None = None,
+    steps: JobProgress | None = None,
 ) -> Prepared:
     """Import the model, analyze its topology, build the space of bits, calibrate, and drop the choices of bits that fit
     no signature of the hardware.
@@ -108,7 +108,7 @@ def prepare(
     """
     chip = as_hardware(hardware)
     ops = chip.known_ops
-    announce = Steps("", shown=False) if steps is None else steps
+    announce = JobProgress("", shown=False) if steps is None else steps
     announce("reading the data and importing the model")
     graph, batches = import_with_data(
         model, dataset, chip, made_for=made_for, on_batch=None if steps is None else steps.on_batch

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hago.cost import METRICS
-from hago.data import Batches, Steps
+from hago.data import Batches
 from hago.errors import InfeasibleBits
 from hago.graph import ModelLike
 from hago.importing import HardwareLike
@@ -49,7 +49,7 @@ from hago.searchers import (
 )
 from hago.serialization.json_text import check_distinct
 from hago.serialization.summary import Summarized, Summary
-from hago.study import Header, Searcher, StudyResult, Trial, read_header, run_study
+from hago.study import Header, Searcher, StudyResult, Trial, interruptible_job, read_header, run_study
 
 
 # ---------------------------------------------------------------- options
@@ -182,7 +182,7 @@ def run_search(
     goal = make_goal(options.goal)
     costs = costs_in_use(options.searcher, goal)
     quantization = with_search_topology(options.quantization, costs)
-    with Steps("search", options.run.progress) as steps:
+    with interruptible_job("search", options.run.progress) as steps:
         held_out: Batches | None = None
         made_for = [*hashes_of(options.run.reuse), *([] if logged is None else [logged.model_hash])]
         prepared = prepare(model, hardware, dataset, quantization, made_for=made_for, steps=steps)
@@ -378,7 +378,7 @@ class Search:
             return strategy
         graph, hardware = self.prepared.graph, self.prepared.hardware
         plan, batches = plan_and_batches(graph, hardware, strategy, self.held_out)
-        with Steps("search", self.options.run.progress) as steps:
+        with interruptible_job("search", self.options.run.progress) as steps:
             steps("measuring the best on the held-out data")
             held_out = held_out_figures(plan, batches.observed(steps.on_batch), self.scorer.goal.objective)
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": held_out})

@@ -14,13 +14,13 @@ from torch import nn
 
 import hago
 from hago.analysis.answer import Answer, answer_for_search, answer_for_stored, load_stored
-from hago.data.progress import Steps
+from hago.data.progress import JobProgress
 from hago.plan.strategy import Strategy
 from hago.search.objective import named_objective
 from hago.search.session import SearchOptions, SearchOutcome, run_search
 
 CHIP = "int16_accumulator"
-QUIET = Steps("test", shown=False)
+QUIET = JobProgress("test", shown=False)
 
 
 def model() -> nn.Module:

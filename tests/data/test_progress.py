@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hago.data.batches import Batches
-from hago.data.progress import PLAIN_SECONDS, StatusLine, Steps, duration
+from hago.data.progress import PLAIN_SECONDS, JobProgress, StatusLine, duration
 
 
 class Terminal(io.StringIO):
@@ -37,12 +37,12 @@ def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 def test_a_step_is_shown_on_a_terminal_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = open_terminal(monkeypatch)
-    with Steps("quantize") as steps:
+    with JobProgress("quantize") as steps:
         steps("calibrating")
     assert "quantize: calibrating" in terminal.getvalue() and terminal.getvalue().split("\r")[-2].strip() == ""
     before = terminal.getvalue()
     steps.on_batch(1, 2)  # as batches do that outlive the job
-    with Steps("quantize", shown=False) as steps:
+    with JobProgress("quantize", shown=False) as steps:
         steps("calibrating")
     assert terminal.getvalue() == before
 
@@ -58,7 +58,7 @@ def test_passes_over_data_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) 
     terminal = open_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "120")
     clock = Clock()
-    with Steps("quantize", clock=clock) as steps:
+    with JobProgress("quantize", clock=clock) as steps:
         steps("calibrating")
         batches = Batches(torch.zeros(256, 2).split(64), ["x"], on_batch=steps.on_batch)
         for _ in range(2):
@@ -71,7 +71,7 @@ def test_passes_over_data_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_a_terminal_there_is_a_plain_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    with Steps("inspect", clock=clock) as steps:
+    with JobProgress("inspect", clock=clock) as steps:
         for second in range(0, 100, 5):
             clock.now = float(second)
             steps(f"step {second}")
