@@ -126,7 +126,7 @@ def _layers(model: nn.Module) -> Iterator[list[tuple[str, nn.Module, Any]]]:
     running: list[tuple[str, nn.Module, Any]] = []
     handles = []
     for name, module in model.named_modules():
-        if name and isinstance(module, _LAYERS) and not isinstance(module, torch.jit.ScriptModule):
+        if name and isinstance(module, _LAYERS):
 
             def enter(module: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
                 running.append((name, module, args[0] if args else None))
