@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hago.analysis import Explanation, GraphStatistic, explain_topology, inspect_plan
+from hago.analysis import Explanation, GraphStatistic, explain_topology, find_remedies, inspect_plan
 from hago.calibration import Estimator, ModesLike, ThresholdsLike
 from hago.cost import Cost, CostRange, cost_range, plan_cost
 from hago.graph import Graph, ModelLike
@@ -101,7 +102,8 @@ def search_quantize_strategy(
         budget: "200 trials", "10m", "50 forwards", a number of trials, or None to stop when the searcher is done.
         seed: the seed of all randomness.
         log: the path of the log, in JSON lines. If the file exists and `resume` is true, the search continues from it.
-        progress: whether to show a progress bar on a terminal.
+        progress: whether to show the progress on standard error: one line on a terminal, elsewhere a plain line at most
+            every 30 seconds.
         keep_float: shell patterns of nodes that stay float, or of edges whose values do (`fc:0`: the data of
             fc, whose weight may still be quantized), or `policy:<name>` for the nodes that a placement policy keeps
             float (`policy:dorefa`: see docs/quantizers.md).
@@ -383,11 +385,25 @@ def explain_cost(
 
 
 def inspect_graph_statistic(
-    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any]
+    model: ModelLike,
+    hardware: HardwareLike,
+    strategy: StrategyLike,
+    dataset: Iterable[Any],
+    *,
+    remedies: bool = True,
 ) -> GraphStatistic:
     """Compare the float model, the simulation and the integer model node by node, and name the cause of every error.
 
+    Args:
+        remedies: whether changes of the strategy are tried for the nodes with the largest errors, on the first 32
+            samples: nodes kept float, other bits, other estimators.
+
     Returns:
-        A table, which prints itself and has `.to_json()`, `.to_csv()` and `.first_wrong`.
+        A table, which prints itself and has `.to_json()`, `.to_csv()`, `.first_wrong` and `.remedies`.
     """
-    return inspect_plan(*plan_and_batches(model, hardware, strategy, dataset))
+    chosen = as_strategy(strategy)
+    plan, batches = plan_and_batches(model, hardware, chosen, dataset)
+    statistic = inspect_plan(plan, batches)
+    if not remedies:
+        return statistic
+    return replace(statistic, remedies=find_remedies(plan, chosen, batches, statistic.suspects))

@@ -20,9 +20,9 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hago.arithmetic.types import torch_dtype
-from hago.data import Batches
+from hago.data import Batches, OnBatch
 from hago.errors import GraphError, HardwareError, LogError
-from hago.graph import Attention, Graph, ModelLike, check_batches, from_torch, read_tree
+from hago.graph import Attention, Graph, ModelLike, check_batches, check_exportable, check_runs, from_torch, read_tree
 from hago.graph.passes.open_attention import ATTENTION, OPENED_INTO, OPENED_INTO_GROUPS
 from hago.hardware import Hardware, check_hardware, load_hardware
 from hago.ops import OPS
@@ -62,18 +62,24 @@ def import_with_data(
     *,
     fold: bool = True,
     made_for: Collection[str] = (),
+    on_batch: OnBatch | None = None,
 ) -> tuple[Graph, Batches]:
     """The model imported, and the data set as batches of its inputs.
 
     Args:
         hardware: that the graph is for.
         made_for: of from_torch.
+        on_batch: of Batches.
 
     Raises:
         GraphError: the model cannot be imported.
-        DataError: the data is empty, ragged, not finite, or not the model's inputs.
+        DataError: the data is empty, ragged, not finite, or not the model's inputs; the message says of which shape
+            and dtype they are, and a conversion on which the model runs if there is one.
     """
-    batches = Batches(dataset, input_names(model))
+    batches = Batches(dataset, input_names(model), on_batch=on_batch)
+    if isinstance(model, nn.Module):
+        check_exportable(model)
+        check_runs(model, batches.example, where="batch 0", labels=next(iter(batches)).labels)
     args = pytree.tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, batches.example)
     graph = import_for_chip(model, hardware, args, fold=fold, made_for=made_for)
     check_batches(graph, batches)

@@ -22,8 +22,10 @@ SHOWN: Final = {
     "mse": "hago, one shot, `mse`",
     "search": "hago, searched",
 }
+#: What other metrics than top-1 are called there.
+METRICS: Final = {"Spearman": "Spearman's correlation"}
 BASELINES: Final = ("onnxruntime", "plain", "widest")
-OURS: Final = ("one shot", "mse", "search")
+OURS: Final = ("one shot", "search")
 COLUMNS: Final = "| network, hardware | | metric | 95 % | loss in points | agreement | SQNR dB | trials | s | sums |"
 
 
@@ -73,7 +75,7 @@ def shown(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {n: rows[n] for n in SHOWN if n in rows and not (n == "mse" and same)}
 
 
-def summary(results: Sequence[Mapping[str, Any]], made: str) -> str:
+def summary(results: Sequence[Mapping[str, Any]]) -> str:
     """A row for every network and hardware: the metric, and the SQNR of the outputs in dB."""
     columns = ["network", "hardware", "float", "baseline", *(SHOWN[n] for n in OURS)]
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
@@ -85,7 +87,14 @@ def summary(results: Sequence[Mapping[str, Any]], made: str) -> str:
         lines.append(f"| {' | '.join(line)} |")
     named = {r["hardware"]: next((SHOWN[n] for n in BASELINES if n in r["rows"]), "") for r in results}
     said = "; ".join(f"on `{hardware}` {name}" for hardware, name in named.items() if name)
-    head = f"{made} The baseline is, {said}. With intervals: [docs/results.md](docs/results.md)."
+    metrics = {r["model"]: r["metric"] for r in results if r["metric"] != "top-1"}
+    others = ", ".join(f"{METRICS.get(metric, metric)} for `{model}`" for model, metric in metrics.items())
+    head = (
+        "On samples that calibration did not see, without labels in calibration: accuracy"
+        f"{f' ({others})' if others else ''} and SQNR, the ratio of the float outputs to the error in dB. The search "
+        f"is the default one; `hago, one shot` is `hago.quantize`. The baseline is, {said}. Intervals, conditions and "
+        "exceptions: [docs/results.md](docs/results.md)."
+    )
     return "\n".join([head, "", *lines])
 
 
@@ -104,7 +113,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
         "it did not see. `hago, one shot` is `hago.quantize`."
     )
     options.details.write_text(details(found, made))
-    replace_between(options.readme, BEGIN, END, summary(found, made))
+    replace_between(options.readme, BEGIN, END, summary(found))
 
 
 if __name__ == "__main__":

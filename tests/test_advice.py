@@ -612,7 +612,7 @@ CASES: Final = (
         lambda _: search(data=DATA),
     ),
     Case(
-        "QuantizeLinear writes at most 16. Take the form qoperator, or another hardware",
+        "take the form {}",
         lambda p: hago.create_quantizer(graph(), CHIP, strategy()).export_onnx(p / "x"),
         lambda p: [hago.create_quantizer(graph(), CHIP, strategy()).export_onnx(p / "x", form="qoperator"),
                    hago.quantize(graph(), "onnxruntime_cpu", DATA).export_onnx(p / "y")],
@@ -699,9 +699,9 @@ CASES: Final = (
         lambda p: onnx_of(p, IN_64, fix_bits={"*:1": 8}),
     ),
     Case(
-        "QuantizeLinear rounds half to even. Take the form qoperator",
+        "quantize for hardware that the {} form can express for this network: {}",
         lambda p: onnx_of(p, "vta"),
-        lambda p: onnx_of(p, "vta", form="qoperator"),
+        lambda p: [onnx_of(p, "vta", form="qoperator"), onnx_of(p, "onnxruntime_cpu")],
     ),
     Case(
         "quantize table has no mode that quantizes weights alone. Keep the weights float: keep_float={}",
@@ -727,9 +727,9 @@ CASES: Final = (
     # what is exported, trained and compiled
     Case(
         "See that torch.export.export(model, example_inputs) works, or pass an ExportedProgram",
-        lambda _: hago.from_torch(Branches().eval(), (torch.ones(4, 3),)),
-        lambda _: [hago.from_torch(Branches(True).eval(), (torch.ones(4, 3),)),
-                   hago.from_torch(exported(Branches(True).eval()))],
+        lambda _: hago.from_torch(Foreign().eval(), (torch.ones(4, 3),)),
+        lambda _: [hago.from_torch(Foreign(True).eval(), (torch.ones(4, 3),)),
+                   hago.from_torch(exported(Foreign(True).eval()))],
     ),
     Case(
         "Let it return tensors alone (a model of transformers does with use_cache=False in its config",
@@ -1084,17 +1084,15 @@ def imported(folder: Path, source: str) -> object:
     return runpy.run_path(str(folder / "kinds.py"))
 
 
-class Branches(nn.Module):
-    """Which way it takes depends on the data."""
+class Foreign(nn.Module):
+    """It may compute in numpy, which torch.export cannot follow."""
 
-    def __init__(self, chooses: bool = False) -> None:
+    def __init__(self, in_torch: bool = False) -> None:
         super().__init__()
-        self.chooses = chooses
+        self.in_torch = in_torch
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.chooses:
-            return torch.where(x.sum() > 0, x, -x)
-        return x if x.sum() > 0 else -x
+        return 2 * x if self.in_torch else torch.from_numpy(2 * x.numpy())
 
 
 class Output:
@@ -1176,7 +1174,7 @@ def observed(lr: float) -> object:
 
 
 def api_command(*words: str) -> object:
-    return _run(words, io.StringIO())
+    return _run(words, io.StringIO(), lambda: None)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.says[:60])
@@ -1191,6 +1189,8 @@ def test_the_advice_of_an_error_helps(case: Case, tmp_path: Path, monkeypatch: p
 
 
 # ---------------------------------------------------------------- completeness
+WRONG_DATA: Final = ("data/test_wrong_data.py", "test_wrong_data_is_explained")
+BY_VALUES: Final = ("data/test_wrong_data.py", "test_control_flow_by_values_names_the_line")
 #: Advice that other tests take, and which.
 ELSEWHERE: Final = {
     "cannot be traced or scripted by torch.jit": ("test_api.py", "test_an_integer_model_is_not_traced"),
@@ -1240,6 +1240,35 @@ ELSEWHERE: Final = {
         "cli/test_cli_stored.py",
         "test_export_starts_from_a_stored_model",
     ),
+    "to rule that out at {}, quantize or search again with {}": (
+        "analysis/test_answer.py",
+        "test_the_remedy_of_an_overflow_rules_it_out",
+    ),
+    "one shot is not shown, since it needs the calibration data": (
+        "cli/test_cli.py",
+        "test_what_a_stored_strategy_is_compared_with_is_what_its_search_was",
+    ),
+    "expected batches: read it with hago.data.load_data": WRONG_DATA,
+    "expected batches: pass one batch as [batch]": WRONG_DATA,
+    "make one tensor of several samples with torch.stack": WRONG_DATA,
+    "if it is one sample, pass a torch.utils.data.DataLoader": WRONG_DATA,
+    "expected numbers: convert texts and files first": WRONG_DATA,
+    "an iterator is read only once: pass a new one, or a list": WRONG_DATA,
+    "sample {} holds NaN or infinite values; remove it": WRONG_DATA,
+    "change their order": WRONG_DATA,
+    "name that key {}, or pass the tensor alone": WRONG_DATA,
+    "convert every batch in this way": WRONG_DATA,
+    "Pass the inputs that the model's forward takes": (
+        "data/test_wrong_data.py",
+        "test_a_model_without_a_conversion_is_told_what_its_layer_takes",
+    ),
+    "Choose between values with torch.where(condition, a, b)": BY_VALUES,
+    "hago imports no control flow: choose between values": BY_VALUES,
+    "each node was fed the integers of hago's model": (
+        "export/test_onnx_refusals.py",
+        "test_a_check_that_fails_says_what_and_what_helps",
+    ),
+    "try (measured on {} samples": ("analysis/test_remedies.py", "test_remedies_are_legal_and_gain_what_they_say"),
     "hago has no rule for {}{}: these run": ("test_warnings.py", "test_an_operator_is_named_until_it_has_a_rule"),
 }
 PACKAGE: Final = "a package would have to be taken away and installed"
@@ -1253,6 +1282,8 @@ UNTRIED: Final = {
     "reading .safetensors needs a package more": PACKAGE,
     "; pip install 'hago[postgres]'": PACKAGE,
     "needs the package distributed": PACKAGE,
+    "to install what is missing:": PACKAGE,
+    "install one, e.g. g++ or clang++": "a compiler would have to be installed",
     "kernels cannot be built": "a compiler would have to be installed",
     "this CPU has no VNNI": "another processor",
     "so make room and resume": PROCESS,
@@ -1265,7 +1296,7 @@ UNTRIED: Final = {
 #: Texts that only look like advice.
 NO_ADVICE: Final = (
     "figures, see .missing; cycles and energy are lower bounds",
-    "run in float32|are refused",
+    "run in float32",
     "; continue with:",
     "values to quantize hold NaN",
     "operators not in INT8",

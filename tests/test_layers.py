@@ -24,6 +24,7 @@ ROOT = Path(hago.__file__).parent
 LAYERS: tuple[str, ...] = (
     "errors",
     "version",
+    "shipped_hardware",
     "caching",
     "serialization",
     "arithmetic",

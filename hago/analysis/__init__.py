@@ -1,4 +1,5 @@
-"""Reports on models and strategies: inspection, explanation, comparison, and timing of a CPU's hardware file.
+"""Reports on models, strategies and machines: inspection, explanation, comparison, the answer that commands end with,
+and timing of a CPU's hardware file.
 
 An inspection (`inspect`) splits the error of every node by cause (`error_causes`) and gives a table
 (`graph_statistic`).
@@ -8,12 +9,17 @@ from hago.analysis.explain import Explanation, explain_topology
 from hago.analysis.graph_statistic import GraphStatistic
 from hago.analysis.hardware_timing import measure_hardware
 from hago.analysis.inspect import inspect_plan
+from hago.analysis.machine import examine_machine
+from hago.analysis.remedies import find_remedies
 
 __all__ = [
     "Explanation",
     "GraphStatistic",
+    "answer",
     "comparison",
+    "examine_machine",
     "explain_topology",
+    "find_remedies",
     "inspect_plan",
     "measure_hardware",
     "stored_run",

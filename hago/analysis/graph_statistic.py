@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from hago.analysis.error_causes import Cause
+from hago.analysis.remedies import Remedies, Suspect
 from hago.arithmetic.numerics import Overflow
 from hago.plan import Verdict
 from hago.search.objective import MOST_DB
@@ -292,13 +293,28 @@ def cause_in_words(row: NodeStatistic, cause: Cause) -> tuple[str, str]:
     return f"{_named(edge)} is rounded to {_grid(edge)}", f"more bits on {edge.edge}, or a tighter threshold"
 
 
+def suspect(row: NodeStatistic) -> Suspect | None:
+    """The node of a row as one whose error is to be made smaller; None if it adds none."""
+    cause = row.main_cause
+    if cause is None:
+        return None
+    edges = row.edges if cause == "overflow" else _edges_by_effect(row, cause)
+    narrow = any(e.narrow_channels and not e.per_channel for e in row.edges)
+    return Suspect(row.name, row.op, cause, tuple(e.edge for e in edges), cause == "constants" and narrow)
+
+
 def _worst_edge(row: NodeStatistic, cause: Cause) -> EdgeStatistic | None:
     """The edge through which a cause has the largest effect."""
+    return next(iter(_edges_by_effect(row, cause)), None)
+
+
+def _edges_by_effect(row: NodeStatistic, cause: Cause) -> list[EdgeStatistic]:
+    """The edges through which a cause has an effect, the largest first."""
     requantized = [e for e in row.edges if e.requantized]
     if cause == "saturation":
-        return max((e for e in requantized if e.saturated), key=lambda e: e.saturation_effect, default=None)
+        return sorted((e for e in requantized if e.saturated), key=lambda e: -e.saturation_effect)
     kinds = ("constant",) if cause == "constants" else ("data", "output")
-    return max((e for e in requantized if e.kind in kinds), key=lambda e: e.rounding_effect, default=None)
+    return sorted((e for e in requantized if e.kind in kinds), key=lambda e: -e.rounding_effect)
 
 
 def _named(edge: EdgeStatistic) -> str:
@@ -329,7 +345,11 @@ _NAMED: Final = 5
 
 
 def error_table(
-    rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: ErrorDiagnosis | None, differences: int
+    rows: Sequence[NodeStatistic],
+    blame: Mapping[str, float],
+    wrong: ErrorDiagnosis | None,
+    differences: int,
+    remedies: Remedies | None = None,
 ) -> list[str]:
     """The lines of a report: the meaning of the columns, a line per node, and a summary of what went wrong."""
     cells = [tuple(column.cell(r, blame.get(r.name)) for column in COLUMNS) for r in rows]
@@ -345,7 +365,8 @@ def error_table(
             "weights with a coarser scale than their threshold gives, so that biases fit the accumulator: "
             + ", ".join(raised)
         )
-    return [*lines, *_summary(rows, blame, wrong), _agreement(differences)]
+    lines += _summary(rows, blame, wrong, general_remedy=remedies is None)
+    return [*lines, *(() if remedies is None else remedies.lines()), _agreement(differences)]
 
 
 def _bits(row: NodeStatistic) -> str:
@@ -422,7 +443,9 @@ COLUMNS: Final = (
 )
 
 
-def _summary(rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: ErrorDiagnosis | None) -> Iterator[str]:
+def _summary(
+    rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: ErrorDiagnosis | None, *, general_remedy: bool
+) -> Iterator[str]:
     by_name = {r.name: r for r in rows}
     if wrong is None:
         yield f"no node falls below {WRONG_DB:.0f} dB"
@@ -434,7 +457,8 @@ def _summary(rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: E
             f"its own value from {_level(row.inherited_sqnr)} to {_level(row.sqnr)}"
         )
         yield from wrapped(f"main cause: {wrong.cause}: {wrong.words}")
-        yield from wrapped(f"what may help: {wrong.remedy}")
+        if general_remedy:
+            yield from wrapped(f"what may help: {wrong.remedy}")
     most = sorted(blame, key=lambda n: -blame[n])[:_NAMED]
     if most:
         yield "most of the outputs' error comes from"
@@ -519,6 +543,7 @@ class GraphStatistic(Summarized):
         batches, samples: number of batches and samples that were run.
         rows: one per node in order, with inputs and without constants.
         outputs: names of the nodes that the model returns.
+        remedies: changes of the strategy that were tried; None if none were.
     """
 
     hardware: str
@@ -526,6 +551,7 @@ class GraphStatistic(Summarized):
     samples: int
     rows: tuple[NodeStatistic, ...]
     outputs: tuple[str, ...]
+    remedies: Remedies | None = None
 
     def __getitem__(self, name: str) -> NodeStatistic:
         return next(r for r in self.rows if r.name == name)
@@ -550,6 +576,15 @@ class GraphStatistic(Summarized):
         """
         return diagnose_error(self.rows)
 
+    @property
+    def suspects(self) -> tuple[Suspect, ...]:
+        """The nodes for which remedies are looked for: the one that goes wrong first, then by blame."""
+        wrong = self.first_wrong
+        by_blame = sorted(self.blame, key=lambda name: -self.blame[name])
+        names = dict.fromkeys([*([] if wrong is None else [wrong.node]), *by_blame])
+        rows = {row.name: row for row in self.rows}
+        return tuple(s for name in names if (s := suspect(rows[name])) is not None)
+
     def to_json(self) -> dict[str, Any]:
         """The statistic as JSON values; None for a missing number."""
         wrong = self.first_wrong
@@ -561,6 +596,7 @@ class GraphStatistic(Summarized):
             "total_differences": self.total_differences,
             "first_wrong": None if wrong is None else wrong.to_json(),
             "blame": self.blame,
+            "remedies": None if self.remedies is None else self.remedies.to_json(),
             "nodes": [r.to_json() for r in self.rows],
         }
 
@@ -594,4 +630,5 @@ class GraphStatistic(Summarized):
             f"float | simulated | integer on {self.hardware}: {len(self.rows)} nodes, {self.samples} samples in "
             f"{self.batches} batches"
         )
-        return "\n".join([head, *error_table(self.rows, self.blame, self.first_wrong, self.total_differences)])
+        lines = error_table(self.rows, self.blame, self.first_wrong, self.total_differences, self.remedies)
+        return "\n".join([head, *lines])

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
 
+from hago.analysis.processor import cpu_lines, processor_name
 from hago.arithmetic.types import SimQ
 from hago.cost import node_macs
 from hago.errors import HagoError, HardwareError
@@ -479,7 +479,7 @@ def _copy(document: Mapping[str, Any], given: Hardware, figures: tuple[Figure, .
     software = versions(torch.get_num_threads())
     del software["machine"], software["threads"]
     source = (
-        f"measured by hago hardware measure on {_machine()}, {datetime.now(timezone.utc):%Y-%m-%d}, "
+        f"measured by hago hardware measure on {processor_name()}, {datetime.now(timezone.utc):%Y-%m-%d}, "
         f"{torch.get_num_threads()} threads, {', '.join(f'{k} {v}' for k, v in software.items())}"
     )
     notes = [f"{f.of}, {f.key}: {f.said}." for f in figures]
@@ -501,26 +501,13 @@ def _copy(document: Mapping[str, Any], given: Hardware, figures: tuple[Figure, .
 
 def _clock_hz(chip: Mapping[str, float]) -> tuple[float, str]:
     """The clock of this machine in Hz, and the source of the number."""
-    for line in _cpu_lines():
+    for line in cpu_lines():
         key, _, value = line.partition(":")
         if key.strip() == "cpu MHz":
             return float(value) * 1e6, "as the system says"
     if "clock_hz" in chip:
         return chip["clock_hz"], "as it was: the system does not say"
     return NOMINAL_HZ, "a cycle is taken as a nanosecond: the system does not say"
-
-
-def _machine() -> str:
-    """The name of the processor, if the system gives it, and its architecture."""
-    names = [line.partition(":")[2].strip() for line in _cpu_lines() if line.startswith("model name")]
-    return f"{names[0]} ({platform.machine()})" if names else platform.machine()
-
-
-def _cpu_lines() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        return []
 
 
 def _short(value: float | None) -> str:

@@ -18,7 +18,7 @@ from hago.graph import ModelLike, flatten_inputs
 from hago.importing import HardwareLike, StrategyLike
 from hago.plan import Plan, WeightSizes
 from hago.runtime import IntegerModel, compare_plan_exactly
-from hago.search import Evaluator, plan_and_batches
+from hago.search import Evaluator, Measurement, plan_and_batches
 from hago.search.objective import MOST_DB, named_objective
 from hago.serialization.text_table import table
 from hago.simulation import Simulator
@@ -142,9 +142,14 @@ def report_strategy(
 
 def report_plan(plan: Plan, batches: Batches, *, integer: bool) -> StrategyReport:
     """Measure a Plan on data; see `report_strategy`."""
-    graph = plan.graph
     # the simulator itself, not the integer engine that replaces it in searches
-    evaluator = Evaluator(graph, batches, named_objective("sqnr"), plan.ops, engine="float")
+    evaluator = Evaluator(plan.graph, batches, named_objective("sqnr"), plan.ops, engine="float")
+    return report_on(evaluator, plan, integer=integer)[0]
+
+
+def report_on(evaluator: Evaluator, plan: Plan, *, integer: bool) -> tuple[StrategyReport, Measurement]:
+    """The report of a Plan on the data of an Evaluator, and what was measured of it; see `report_strategy`."""
+    graph, batches = plan.graph, evaluator.batches
     measured = evaluator.measure(plan)
     figures: dict[Model, Mapping[str, Any]] = {
         "float": evaluator.summary(evaluator.float_contributions()),
@@ -157,7 +162,7 @@ def report_plan(plan: Plan, batches: Batches, *, integer: bool) -> StrategyRepor
         pair = ModelPair(IntegerModel(plan))
         figures["integer"] = evaluator.summary(evaluator.contributions(pair.run(b.inputs) for b in batches))
         compared, differences = inside.compared + pair.compared, {**inside.differences, **pair.differences}
-    return StrategyReport(
+    report = StrategyReport(
         plan.hardware.name,
         batches.samples,
         figures,
@@ -167,6 +172,7 @@ def report_plan(plan: Plan, batches: Batches, *, integer: bool) -> StrategyRepor
         compared,
         differences,
     )
+    return report, measured
 
 
 class ModelPair:

@@ -1,7 +1,7 @@
 """The command line: commands that search, quantize, explain, measure and check; `hago --help` lists them.
 
 This is the only module that prints. Standard output holds the result and nothing else, so that it can be piped: text
-that models and data sets print while they are loaded goes to standard error, as do the progress bar and notes. Exit
+that models and data sets print while they are loaded goes to standard error, as do progress and notes. Exit
 codes: 0 for success; 1 if the command ran and its check failed; 2 for bad input; 70 for a defect of hago; 130 if
 interrupted.
 """
@@ -18,10 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TextIO
 
 from hago.cli.arguments import build_parser
-from hago.cli.commands import COMMANDS
-from hago.cli.options import INTERRUPTED, Console, Outcome, command_line
+from hago.cli.console import INTERRUPTED, Console, Outcome, command_line
 from hago.errors import HagoError, HagoWarning
-from hago.serialization.json_text import json_values
 
 __all__ = ["main"]
 
@@ -30,11 +28,12 @@ DEFECT: Final = 70
 CLOSED_PIPE: Final = 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, before_command: Callable[[], None] = lambda: None) -> int:
     """Run one command.
 
     Args:
         argv: the words after `hago`; by default the arguments of the process.
+        before_command: called when everything is imported and the command begins.
 
     Returns:
         The exit code.
@@ -42,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     stdout, stderr = sys.stdout, sys.stderr
     try:
-        outcome = _run(words, stdout)
+        outcome = _run(words, stdout, before_command)
     except HagoError as error:
         print(f"hago: error: {error}", file=stderr)
         return BAD_INPUT
     except KeyboardInterrupt as error:
-        progress = f" {error}" if str(error) else ""
+        state = f" {error}" if str(error) else "; nothing was written"
         again = f"; continue with:\n  {command_line(*words)}" if words[:1] in (["search"], ["finetune"]) else ""
-        print(f"\nhago: interrupted{progress}{again}", file=stderr)
+        print(f"\nhago: interrupted{state}{again}", file=stderr)
         return INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()
@@ -61,8 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return outcome.code
 
 
-def _run(words: Sequence[str], stdout: TextIO) -> Outcome:
+def _run(words: Sequence[str], stdout: TextIO, before_command: Callable[[], None]) -> Outcome:
     args = build_parser().parse_args(words)
+    # after the arguments have been read, and before the folder of the user can hide modules: this imports torch
+    from hago.cli.commands import COMMANDS
 
     def tell(line: str) -> None:
         if not args.json:
@@ -72,7 +73,12 @@ def _run(words: Sequence[str], stdout: TextIO) -> Outcome:
         print(f"hago: {line}", file=sys.stderr, flush=True)
 
     with _importable(os.getcwd()), warnings_as_lines(note), contextlib.redirect_stdout(sys.stderr):
-        outcome = COMMANDS[args.command](args, Console(tell, note, tuple(words)))
+        console = Console(tell, note, tuple(words))
+        try:
+            before_command()
+            outcome = COMMANDS[args.command](args, console)
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(str(error) or console.written_text()) from None
     _put(_json(outcome.json) if args.json else outcome.text, stdout)
     return outcome
 
@@ -88,6 +94,8 @@ def _put(text: str, stdout: TextIO) -> None:
 
 
 def _json(value: Any) -> str:
+    from hago.serialization.json_text import json_values
+
     return json.dumps(json_values(value, "result"), indent=2, sort_keys=True, allow_nan=False)
 
 

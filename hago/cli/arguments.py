@@ -6,25 +6,33 @@ import argparse
 import math
 import re
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NoReturn
 
-from hago.calibration import ESTIMATORS
-from hago.cli.export import compare_options, export_options
-from hago.cli.finetune import finetune_options
-from hago.cli.options import NO_MEAN, UNIT_STD
-from hago.cli.stored_model import run_options
-from hago.cost import METRICS
-from hago.data import BATCH_SIZE, EXPECTED_DATA
-from hago.demo import HARDWARE
-from hago.emulation.dorefa import DOREFAS
+from hago.cli.choices import (
+    AUTO,
+    BATCH_SIZE,
+    DEMO_HARDWARE,
+    DOREFAS,
+    ENGINES,
+    ESTIMATORS,
+    EXPECTED_DATA,
+    EXPORT_FORMATS,
+    FLOAT_METRICS,
+    LOSSES,
+    METRICS,
+    NO_MEAN,
+    OBJECTIVES,
+    REALIZATIONS,
+    SEARCHERS,
+    TRAINING_SCHEMES,
+    UNIT_STD,
+    TrainingDefaults,
+)
 from hago.errors import HagoError
-from hago.hardware import available_hardware
-from hago.search.objective import OBJECTIVES
-from hago.searchers import AUTO, SEARCHERS
+from hago.shipped_hardware import shipped_hardware
+from hago.version import VERSION
 
-_DEPENDING_ON_FLOAT: Final = [metric.name for metric in METRICS.values() if metric.depends_on_float]
-_FLOAT_COSTS: Final = f"{', '.join(_DEPENDING_ON_FLOAT[:-1])} or {_DEPENDING_ON_FLOAT[-1]}"
+_FLOAT_COSTS: Final = f"{', '.join(FLOAT_METRICS[:-1])} or {FLOAT_METRICS[-1]}"
 NAMED: Final = f"""
 A model is given as package.module:callable; the callable takes no arguments and returns an nn.Module. Modules
 in the current folder can be imported. Data is {EXPECTED_DATA};
@@ -76,9 +84,17 @@ example:
 
 The model is trained to reproduce the outputs of the float model, so the data needs no labels. After an interruption,
 the same command continues from the checkpoint.""",
+    "evaluate": """
+example:
+  hago evaluate zoo:net strategies/net-vta.json --data calibration.npz --held-out test.npz
+
+The float model, one-shot quantization and the strategy are measured on the same samples. One-shot quantization needs
+the data on which the strategy was calibrated, as --data. 'hago simulate' is the older name of this command.""",
     "simulate": """
 example:
-  hago simulate zoo:net strategies/net-vta.json --data test.npz""",
+  hago simulate zoo:net strategies/net-vta.json --data test.npz
+
+This is the older name of 'hago evaluate'.""",
     "realize": """
 example:
   hago realize zoo:net strategies/net-vta.json --data test.npz --samples 256 --json
@@ -126,6 +142,11 @@ examples:
   hago hardware measure x86_vnni --output this_machine.json
 
 Exit code 1 means that a file has mistakes; each is listed with its JSON path.""",
+    "doctor": """
+example:
+  hago doctor --json
+
+The kernels are built if they have not been, and tested. What is missing is no error: the exit code is 0.""",
     "demo": """
 The demo keeps its model, data, logs and strategies, on which the other commands can be tried, e.g.
   hago inspect hago.demo:DigitNet strategies/demo-x86_vnni.json --weights demo/weights.pt --data demo/test.npz""",
@@ -140,6 +161,7 @@ USAGE: Final = {
     "explain": "MODEL --hardware NAME|FILE (--data DATA | --input-shape SHAPE)",
     "cost": "MODEL STRATEGY",
     "sensitivity": "MODEL --hardware NAME|FILE --data DATA",
+    "evaluate": ON_STRATEGY,
     "simulate": ON_STRATEGY,
     "realize": ON_STRATEGY,
     "run": "FILE --data DATA",
@@ -273,7 +295,7 @@ def _course(group: argparse._ArgumentGroup) -> None:
 
 def _outcome(group: argparse._ArgumentGroup) -> None:
     """Add the options of the results."""
-    group.add_argument("--held-out", metavar="DATA", help="further data, on which the best strategy is reported")
+    _held_out(group)
     group.add_argument("--allow-overflow", action="store_true", help="accept a strategy that overflowed if all did")
     group.add_argument(
         "--front", metavar="FILE", help="the Pareto front of objective and cost; default: next to the strategy"
@@ -285,6 +307,13 @@ def _outcome(group: argparse._ArgumentGroup) -> None:
         metavar="NAME=VALUE,...",
         help="train the best strategy at the end, and keep the result if it is better, e.g. 'budget=5m' or "
         "'scheme=dorefa_relative,steps=400'; the trained weights are written next to the strategy",
+    )
+
+
+def _held_out(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add the option of further data."""
+    group.add_argument(
+        "--held-out", metavar="DATA", help="further data, read as --data is, on which the answer is reported, too"
     )
 
 
@@ -332,33 +361,29 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.set_defaults(json=False)
-    top.add_argument("--version", action="version", version=f"hago {_version()}")
+    top.add_argument("--version", action="version", version=f"hago {VERSION}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command", title="commands")
     _search(commands)
     _quantize(commands)
     _explain(commands)
     _cost(commands)
     _sensitivity(commands)
-    _on_record(commands, "simulate", "measure a strategy on data: the simulation against the float model")
+    measured = "measure a strategy on data: the float model, one-shot quantization and the strategy side by side"
+    _held_out(_on_record(commands, "evaluate", measured))
+    _held_out(_on_record(commands, "simulate", "the older name of 'evaluate'"))
     _realize(commands)
     _inspect(commands)
     compared = "compare realizations of a strategy on data, node by node: hago's engines, ONNX engines, float"
-    compare_options(_on_record(commands, "compare", compared))
+    _comparison(_on_record(commands, "compare", compared))
     trained = "train a strategy further on data without labels; continues after an interruption"
-    finetune_options(_on_record(commands, "finetune", trained))
+    _training(_on_record(commands, "finetune", trained))
     _replay(commands)
     _run(commands)
     _export(commands)
     _hardware(commands)
     _demo(commands)
+    _add(commands, "doctor", "show what this machine has: processor, kernels, compiler, versions, optional packages")
     return top
-
-
-def _version() -> str:
-    try:
-        return version("hago")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 def _add(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -445,8 +470,79 @@ def _chip(parser: argparse.ArgumentParser, required: bool) -> None:
         "--hardware",
         metavar="NAME|FILE",
         required=required,
-        help=f"{', '.join(available_hardware())}, or a hardware file (.json){default}",
+        help=f"{', '.join(shipped_hardware())}, or a hardware file (.json){default}",
     )
+
+
+# ---------------------------------------------------------------- options of one command
+def _comparison(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only `hago compare` takes."""
+    names = ",".join(REALIZATIONS)
+    parser.add_argument(
+        "--realizations", default=names, metavar="NAME,...", help=f"some of {names}; what cannot run here is skipped"
+    )
+    parser.add_argument("--base", default="reference", metavar="NAME", help="compare with this; default: %(default)s")
+
+
+def _exporting(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only `hago export` takes, and of every format that ships with hago in a group of its own."""
+    texts = "; ".join(f"{name}: {form.text}" for name, form in EXPORT_FORMATS.items())
+    parser.add_argument(
+        "--format", required=True, metavar="NAME|MODULE:NAME", help=f"{texts}; or an ExportFormat of your own"
+    )
+    parser.add_argument("--save", metavar="PATH", help="the format adds its endings; default: exports/MODEL-HARDWARE")
+    parser.add_argument(
+        "--check", action="store_true", help="run the files on --data and compare with the integer model"
+    )
+    for name, form in EXPORT_FORMATS.items():
+        group = parser.add_argument_group(f"of --format {name}") if form.options else parser
+        for option, choices in form.options.items():
+            group.add_argument(f"--{option}", choices=choices, default=choices[0], help="default: %(default)s")
+
+
+def _training(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only `hago finetune` takes."""
+    default = TrainingDefaults()
+    group = parser.add_argument_group("training")
+    group.add_argument("--steps", type=int, metavar="N", help="default: 400, or what the budget allows")
+    group.add_argument("--budget", metavar="TIME", help="e.g. 5m")
+    group.add_argument(
+        "--lr", type=float, default=default.lr, help="of weights, relative to their size; default: %(default)s"
+    )
+    group.add_argument(
+        "--range-lr", type=float, default=default.range_lr, metavar="LR", help="of thresholds; default: %(default)s"
+    )
+    group.add_argument(
+        "--step-samples", type=int, default=default.batch_size, metavar="N", help="of one step; default: %(default)s"
+    )
+    group.add_argument(
+        "--objective",
+        default=default.objective,
+        metavar="NAME",
+        help=f"{', '.join(LOSSES)}, or package.module:callable; default: %(default)s, which needs no labels",
+    )
+    group.add_argument(
+        "--scheme",
+        default=default.scheme,
+        metavar="NAME",
+        help=f"{', '.join(TRAINING_SCHEMES)}; default: %(default)s",
+    )
+    group.add_argument(
+        "--seed", type=int, default=default.seed, metavar="N", help="of all randomness; default: %(default)s"
+    )
+    group.add_argument("--held-out", metavar="DATA", help="further data, to measure on before and after")
+    group.add_argument("--save", metavar="FILE", help="the strategy; default: strategies/MODEL-HARDWARE-finetuned.json")
+    group.add_argument("--save-weights", metavar="FILE", help="the trained weights; default: next to the strategy")
+    group.add_argument("--checkpoint", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetune.safetensors")
+    group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetune.jsonl")
+    group.add_argument("--no-resume", action="store_true", help="start anew even if a checkpoint exists")
+
+
+def _running(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `hago run` other than those of data."""
+    parser.add_argument("stored", metavar="FILE", help="a stored integer model, from 'hago realize --save'")
+    parser.add_argument("--engine", choices=tuple(ENGINES), default="auto", help="default: %(default)s")
+    parser.add_argument("--save", metavar="FILE", help="the outputs, as an .npz file")
 
 
 # ---------------------------------------------------------------- commands
@@ -459,6 +555,7 @@ def _search(commands: Any) -> None:
 def _quantize(commands: Any) -> None:
     parser = _add(commands, "quantize", "quantize without a search: the widest bits that do not overflow")
     _quantization(parser)
+    _held_out(parser)
     table_options(parser)
 
 
@@ -515,6 +612,7 @@ def _on_record(
 def _realize(commands: Any) -> None:
     text = "build the integer model and check that it equals its simulation bit for bit"
     parser = _on_record(commands, "realize", text)
+    _held_out(parser)
     parser.add_argument("--save", metavar="FILE", help="the integer model, for 'hago run' and other processes")
     parser.add_argument("--explain", action="store_true", help="show which kernel runs each node here, and why")
 
@@ -522,8 +620,11 @@ def _realize(commands: Any) -> None:
 def _inspect(commands: Any) -> None:
     text = "compare float, simulated and integer values of every layer, and name the causes of errors"
     parser = _on_record(commands, "inspect", text)
+    _held_out(parser)
     parser.add_argument("--csv", metavar="FILE", help="also write the table to this file")
     parser.add_argument("--values", action="store_true", help="also show ranges, means and deviations")
+    tried = "try no changes (nodes kept float, other bits, other estimators) on the first samples"
+    parser.add_argument("--no-remedies", dest="remedies", action="store_false", help=tried)
 
 
 def _replay(commands: Any) -> None:
@@ -537,7 +638,7 @@ def _replay(commands: Any) -> None:
 
 def _run(commands: Any) -> None:
     parser = _add(commands, "run", "run a stored integer model on data, without the model it was made from")
-    run_options(parser)
+    _running(parser)
     _ops(parser)
     _data(parser)
 
@@ -547,7 +648,7 @@ def _export(commands: Any) -> None:
     _model(parser)
     parser.add_argument("record", metavar="STRATEGY", nargs="?", help="omitted if MODEL is a stored integer model")
     _chip(parser, required=False)
-    export_options(parser)
+    _exporting(parser)
     _data(parser, required=False)
 
 
@@ -574,7 +675,10 @@ def _demo(commands: Any) -> None:
         "--out", default=".", metavar="DIR", help="the folder of demo/, logs/ and strategies/; default: this one"
     )
     parser.add_argument(
-        "--hardware", action="append", metavar="NAME|FILE", help=f"may be repeated; default: {' and '.join(HARDWARE)}"
+        "--hardware",
+        action="append",
+        metavar="NAME|FILE",
+        help=f"may be repeated; default: {' and '.join(DEMO_HARDWARE)}",
     )
     parser.add_argument("--budget", metavar="LIMIT", help="of each search, e.g. '20 trials'; default: none")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")

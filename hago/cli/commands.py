@@ -4,45 +4,46 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from hago import api
-from hago.analysis import measure_hardware
-from hago.analysis.strategy_report import report_plan
+from hago.analysis import examine_machine, find_remedies, inspect_plan, measure_hardware
+from hago.analysis.answer import answer_for_stored, load_stored
 from hago.arithmetic.types import TORCH_DTYPES
+from hago.cli.console import NO, OK, Console, Outcome, command_line
 from hago.cli.export import compare_command, export_command
 from hago.cli.finetune import finetune_command
 from hago.cli.options import (
-    NO,
-    OK,
-    Console,
-    Outcome,
-    command_line,
+    check_command,
+    data_words,
     estimator_argument,
     hardware_of,
     load_batches,
     load_chip,
+    load_held_out,
     load_strategy,
     make_folder_of,
     named,
+    resumable,
+    with_next,
 )
 from hago.cli.search import quantize_command, search_command
-from hago.cli.stored_model import run_command, store_model
+from hago.cli.stored_model import run_command, store_command, store_model
 from hago.data import Batches
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
 from hago.errors import HagoError, HardwareError
 from hago.graph.model_source import load_model
 from hago.hardware import available_hardware, load_hardware, save_hardware
 from hago.importing import input_names
-from hago.plan import Plan, Strategy
+from hago.plan import Strategy
 from hago.runtime.native import Executor
-from hago.search import plan_and_batches
 from hago.serialization.json_text import is_file
 from hago.serialization.text_table import table
-from hago.study import read_log
+from hago.study import interruptible_job, read_log
 
 
 # ---------------------------------------------------------------- explain
@@ -73,29 +74,39 @@ def _zeros(shape: tuple[int, ...], dtype_name: str) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------- commands on a strategy or a log
-def _measure_strategy(args: Namespace, integer: bool) -> tuple[Strategy, Plan, Outcome]:
-    """The strategy, its Plan, and the Outcome of measuring the float model, the simulation and, if `integer`, the
-    integer model on the data."""
+def evaluate_command(args: Namespace, console: Console) -> Outcome:
+    """Compare the simulation with the float model and one-shot quantization."""
     strategy, hardware, model = load_strategy(args)
-    plan, batches = plan_and_batches(model, hardware, strategy, load_batches(args))
-    report = report_plan(plan, batches, integer=integer)
-    return strategy, plan, Outcome(str(report), report.to_json(), OK if report.same else NO)
-
-
-def simulate_command(args: Namespace, console: Console) -> Outcome:
-    """Compare the simulation with the float model."""
-    return _measure_strategy(args, integer=False)[-1]
+    with interruptible_job("evaluate") as steps:
+        loaded = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args), steps)
+        report, answer = answer_for_stored(loaded, steps)
+    further = check_command(args, Path(args.record), args.weights)
+    text = f"on {report.hardware}\n{answer}\n\nnext      {further}"
+    return Outcome(text, {**report.to_json(), "answer": answer.to_json(), "next": further})
 
 
 def realize_command(args: Namespace, console: Console) -> Outcome:
     """Compare the integer model with its simulation and the float model, and store it if it equals its simulation."""
-    strategy, plan, outcome = _measure_strategy(args, integer=True)
+    strategy, hardware, model = load_strategy(args)
+    with interruptible_job("realize") as steps:
+        loaded = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args), steps)
+        report, answer = answer_for_stored(loaded, steps, integer=True)
+    plan = loaded.plan
+    outcome = Outcome(
+        "\n".join([f"on {report.hardware}", str(answer), str(report.weights), *report.exactness_text()]),
+        {**report.to_json(), "answer": answer.to_json()},
+        OK if report.same else NO,
+    )
     if args.explain:
         kernels = Executor(plan).explain()
         outcome = Outcome(f"{outcome.text}\n\n{kernels}", {**outcome.json, "kernels": kernels.to_json()}, outcome.code)
-    if args.save is None or outcome.code != OK:
+    if outcome.code != OK:
         return outcome
-    return store_model(outcome, args.save, plan, strategy)
+    if args.save is None:
+        return with_next(outcome, store_command(args))
+    stored = store_model(outcome, args.save, plan, strategy)
+    console.written.append(args.save)
+    return with_next(stored, command_line("run", args.save, "--data", args.data, *data_words(args, chip=False)))
 
 
 def cost_command(args: Namespace, console: Console) -> Outcome:
@@ -119,6 +130,7 @@ def sensitivity_command(args: Namespace, console: Console) -> Outcome:
     )
     if args.save is not None:
         losses.save(make_folder_of(Path(args.save)))
+        console.written.append(args.save)
         console.note(f"wrote {args.save}")
     return Outcome(str(losses), losses.to_json())
 
@@ -126,15 +138,27 @@ def sensitivity_command(args: Namespace, console: Console) -> Outcome:
 def inspect_command(args: Namespace, console: Console) -> Outcome:
     """Compare float, simulated and integer values of every layer."""
     strategy, hardware, model = load_strategy(args)
-    statistic = api.inspect_graph_statistic(model, hardware, strategy, load_batches(args))
+    with interruptible_job("inspect") as steps:
+        loaded = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args), steps)
+        steps("comparing float, simulated and integer values of every node")
+        statistic = inspect_plan(loaded.plan, loaded.batches)
+        if args.remedies:
+            steps("trying remedies for the nodes with the largest errors")
+            statistic = replace(
+                statistic, remedies=find_remedies(loaded.plan, strategy, loaded.batches, statistic.suspects)
+            )
+        _, answer = answer_for_stored(loaded, steps)
     if args.csv is not None:
         try:
             make_folder_of(Path(args.csv)).write_text(statistic.to_csv(), "utf-8")
         except OSError as error:
             raise HagoError(f"cannot write {args.csv}: {error}") from None
+        console.written.append(args.csv)
         console.note(f"wrote {args.csv}")
     text = f"{statistic}\n\n{statistic.values()}" if args.values else str(statistic)
-    return Outcome(text, statistic.to_json(), NO if statistic.total_differences else OK)
+    code = NO if statistic.total_differences else OK
+    outcome = Outcome(f"{text}\n\n{answer}", {**statistic.to_json(), "answer": answer.to_json()}, code)
+    return outcome if code != OK else with_next(outcome, store_command(args))
 
 
 def replay_command(args: Namespace, console: Console) -> Outcome:
@@ -201,13 +225,15 @@ def _measure_hardware(args: Namespace, console: Console) -> Outcome:
     console.note(f"timing the signatures of {chip.name} on {torch.get_num_threads()} threads")
     measured = measure_hardware(chip)
     save_hardware(measured.hardware, make_folder_of(saved))
+    console.written.append(str(saved))
     return Outcome(f"{measured}\nhardware  {saved}", {**measured.to_json(), "hardware": str(saved)})
 
 
 def demo_command(args: Namespace, console: Console) -> Outcome:
     """Run the demo: train, search, realize and check."""
     out = Path(args.out)
-    results = run_demo(out, console.tell, hardware=args.hardware or HARDWARE, budget=args.budget, seed=args.seed)
+    with resumable(lambda: f"in the demo; what it made so far is in {out}, and the same command makes it anew"):
+        results = run_demo(out, console.tell, hardware=args.hardware or HARDWARE, budget=args.budget, seed=args.seed)
     last = results.results[-1]
     weights, calibration = str(out / "demo" / "weights.pt"), str(out / "demo" / "calibration.npz")
     again = command_line(
@@ -220,11 +246,18 @@ def demo_command(args: Namespace, console: Console) -> Outcome:
     return Outcome(text, results.to_json(), OK if results.same else NO)
 
 
+def doctor_command(args: Namespace, console: Console) -> Outcome:
+    """Show what this machine has, and how what is missing is installed."""
+    report = examine_machine()
+    return Outcome(str(report), report.to_json())
+
+
 COMMANDS: Final[Mapping[str, Callable[[Namespace, Console], Outcome]]] = {
     "search": search_command,
     "quantize": quantize_command,
     "explain": explain_command,
-    "simulate": simulate_command,
+    "evaluate": evaluate_command,
+    "simulate": evaluate_command,
     "realize": realize_command,
     "run": run_command,
     "cost": cost_command,
@@ -236,4 +269,5 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Console], Outcome]]] = {
     "export": export_command,
     "hardware": hardware_command,
     "demo": demo_command,
+    "doctor": doctor_command,
 }

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from hago import api
-from hago.analysis.comparison import REALIZATIONS, compare_realizations
-from hago.cli.options import NO, OK, Console, Outcome, default_path, load_batches, load_strategy, make_folder_of, named
+from hago.analysis.comparison import compare_realizations
+from hago.cli.console import NO, OK, Console, Outcome
+from hago.cli.options import default_path, load_batches, load_strategy, make_folder_of, named, resumable
 from hago.cli.stored_model import stored_quantizer
 from hago.data import Batches
 from hago.errors import HagoError
-from hago.export import FORMATS, check_files, find_format, request_export, write_files
+from hago.export import check_files, find_format, request_export, write_files
 from hago.importing import import_with_data
 from hago.runtime import is_stored
 from hago.search import Quantizer
 
 #: The realizations that must equal the reference engine bit for bit.
 _EXACT = ("fast", "simulated")
-
-
-def compare_options(parser: Any) -> None:
-    """Add the options of the command."""
-    names = ",".join(REALIZATIONS)
-    parser.add_argument(
-        "--realizations", default=names, metavar="NAME,...", help=f"some of {names}; what cannot run here is skipped"
-    )
-    parser.add_argument("--base", default="reference", metavar="NAME", help="compare with this; default: %(default)s")
 
 
 def compare_command(args: Namespace, console: Console) -> Outcome:
@@ -43,22 +34,6 @@ def compare_command(args: Namespace, console: Console) -> Outcome:
 
 
 # ---------------------------------------------------------------- export
-def export_options(parser: Any) -> None:
-    """Add the options of the command, and of every format that ships with hago in a group of its own."""
-    texts = "; ".join(f"{name}: {form.text}" for name, form in FORMATS.items())
-    parser.add_argument(
-        "--format", required=True, metavar="NAME|MODULE:NAME", help=f"{texts}; or an ExportFormat of your own"
-    )
-    parser.add_argument("--save", metavar="PATH", help="the format adds its endings; default: exports/MODEL-HARDWARE")
-    parser.add_argument(
-        "--check", action="store_true", help="run the files on --data and compare with the integer model"
-    )
-    for name, form in FORMATS.items():
-        group = parser.add_argument_group(f"of --format {name}") if form.options else parser
-        for option in form.options:
-            group.add_argument(f"--{option.name}", choices=option.choices, default=option.default, help=option.text)
-
-
 def export_command(args: Namespace, console: Console) -> Outcome:
     """Write a strategy or a stored integer model in a format of another tool; exit code 1 where its check fails."""
     form = find_format(named(args.format, "export format"))
@@ -69,7 +44,9 @@ def export_command(args: Namespace, console: Console) -> Outcome:
     quantizer, batches, path = _quantizer_of_strategy(args) if args.record is not None else _quantizer_of_stored(args)
     options = {option.name: getattr(args, option.name, option.default) for option in form.options}
     request = request_export(form, quantizer.plan, quantizer.strategy, make_folder_of(path), batches, options)
-    written = write_files(form, request)
+    with resumable(lambda: f"while it wrote {path}"):
+        written = write_files(form, request)
+    console.written.append(str(path))
     if not args.check:
         return Outcome(written.text, written.json)
     checked = check_files(form, request, written)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from argparse import Namespace
 from pathlib import Path
@@ -10,10 +9,8 @@ from pathlib import Path
 from torch import nn
 
 from hago.analysis.strategy_report import figures_in_words
+from hago.cli.console import OK, Console, Outcome
 from hago.cli.options import (
-    OK,
-    Console,
-    Outcome,
     check_command,
     default_path,
     load_batches,
@@ -25,46 +22,8 @@ from hago.cli.options import (
     training_so_far,
 )
 from hago.hardware import Hardware
-from hago.qat import LOSSES, TRAINING_SCHEMES, Finetuned, FinetuneOptions, finetune_with, save_state, trained_state
+from hago.qat import Finetuned, FinetuneOptions, finetune_with, save_state, trained_state
 from hago.serialization.json_text import check_distinct
-
-
-def finetune_options(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that only this command takes; their defaults are those of `FinetuneOptions`."""
-    default = FinetuneOptions()
-    group = parser.add_argument_group("training")
-    group.add_argument("--steps", type=int, metavar="N", help="default: 400, or what the budget allows")
-    group.add_argument("--budget", metavar="TIME", help="e.g. 5m")
-    group.add_argument(
-        "--lr", type=float, default=default.lr, help="of weights, relative to their size; default: %(default)s"
-    )
-    group.add_argument(
-        "--range-lr", type=float, default=default.range_lr, metavar="LR", help="of thresholds; default: %(default)s"
-    )
-    group.add_argument(
-        "--step-samples", type=int, default=default.batch_size, metavar="N", help="of one step; default: %(default)s"
-    )
-    group.add_argument(
-        "--objective",
-        default=default.objective,
-        metavar="NAME",
-        help=f"{', '.join(LOSSES)}, or package.module:callable; default: %(default)s, which needs no labels",
-    )
-    group.add_argument(
-        "--scheme",
-        default=default.scheme,
-        metavar="NAME",
-        help=f"{', '.join(TRAINING_SCHEMES)}; default: %(default)s",
-    )
-    group.add_argument(
-        "--seed", type=int, default=default.seed, metavar="N", help="of all randomness; default: %(default)s"
-    )
-    group.add_argument("--held-out", metavar="DATA", help="further data, to measure on before and after")
-    group.add_argument("--save", metavar="FILE", help="the strategy; default: strategies/MODEL-HARDWARE-finetuned.json")
-    group.add_argument("--save-weights", metavar="FILE", help="the trained weights; default: next to the strategy")
-    group.add_argument("--checkpoint", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetune.safetensors")
-    group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetune.jsonl")
-    group.add_argument("--no-resume", action="store_true", help="start anew even if a checkpoint exists")
 
 
 def finetune_command(args: Namespace, console: Console) -> Outcome:
@@ -122,7 +81,7 @@ def _outcome(args: Namespace, tuned: Finetuned, log: Path, saved: Path, weights:
     ]
     if weights is not None:
         lines.append(f"weights   {weights}")
-        lines.append(f"check it  {check_command(args, saved, weights)}")
+        lines.append(f"next      {check_command(args, saved, weights)}")
     values = {
         "before": dict(tuned.before),
         "after": dict(tuned.after),

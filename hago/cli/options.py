@@ -1,21 +1,18 @@
-"""Parts that commands share: the objects that options name, the result of a command, and its messages."""
+"""Parts that commands share: the objects that options name, default paths, and commands that messages show."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shlex
-import shutil
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hago.calibration import ESTIMATORS
-from hago.data import ImageShape, load_data
+from hago.cli.choices import NO_MEAN, UNIT_STD
+from hago.cli.console import Outcome, command_line
+from hago.data import BATCH_SIZE, ImageShape, load_data
 from hago.data.named_objects import import_object
 from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError
@@ -26,66 +23,45 @@ from hago.plan import Strategy
 from hago.searchers import AUTO, SEARCHERS
 from hago.study import Log
 
-OK: Final = 0
-NO: Final = 1
-INTERRUPTED: Final = 130
-
-#: The mean and the standard deviation by which images are left as they are.
-NO_MEAN: Final = (0.0,)
-UNIT_STD: Final = (1.0,)
-
 #: The form of `package.module:name`. Options of estimators, which follow a colon, too, begin with a digit.
 _OBJECT: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of a command: text for people, JSON values for programs, and the exit code. `main` prints it."""
-
-    text: str
-    json: Any
-    code: int = OK
-
-
-@dataclass(frozen=True, slots=True)
-class Console:
-    """Functions with which a command prints while it runs. Made by `main`, once per command.
-
-    Args:
-        tell: prints a line of the result; with --json, it prints nothing.
-        note: prints a line to standard error.
-        words: the command line, for messages that show how to continue.
-    """
-
-    tell: Callable[[str], None]
-    note: Callable[[str], None]
-    words: tuple[str, ...] = ()
-
-
-def command_line(*words: str) -> str:
-    """A command as the user can enter it: `hago` if the shell finds that, else `python -m hago`."""
-    python = min(sys.executable, os.path.relpath(sys.executable), key=len)
-    return shlex.join([*(["hago"] if shutil.which("hago") else [python, "-m", "hago"]), *words])
-
-
-def check_command(args: Namespace, strategy: Path, weights: Path | str | None) -> str:
-    """The command that checks a strategy which a command has made, on its held-out data if it has any.
+def check_command(args: Namespace, strategy: Path, weights: Path | str | None, *more: str) -> str:
+    """The command that realizes a strategy on the data that this command was given.
 
     Args:
         weights: the file of the model's weights; None if the model has its own.
+        more: further words.
     """
-    words = ["realize", args.model, str(strategy), "--data", getattr(args, "held_out", None) or args.data]
+    words = ["realize", args.model, str(strategy), "--data", args.data, *more]
+    words += ["--held-out", args.held_out] if args.held_out else []
     words += ["--weights", str(weights)] if weights else []
-    words += ["--hardware", args.hardware] if args.hardware not in (None, *available_hardware()) else []
+    return command_line(*words, *data_words(args))
+
+
+def data_words(args: Namespace, chip: bool = True) -> list[str]:
+    """The options of a command line that say how its data is read, for another command on the same data.
+
+    Args:
+        chip: also those of the hardware.
+    """
+    words = ["--hardware", args.hardware] if chip and args.hardware not in (None, *available_hardware()) else []
     words += ["--ops", args.ops] if args.ops else []
     words += ["--samples", str(args.samples)] if args.samples else []
+    words += ["--batch-size", str(args.batch_size)] if args.batch_size != BATCH_SIZE else []
     words += ["--size", "x".join(map(str, args.size))] if args.size else []
     for name, default in (("mean", NO_MEAN), ("std", UNIT_STD)):
         value = getattr(args, name)
         # as one word, since a number may begin with a minus
         words += [f"--{name}={','.join(map(str, value))}"] if value != default else []
     words += ["--gray"] if args.gray else []
-    return command_line(*words)
+    return words
+
+
+def with_next(outcome: Outcome, command: str) -> Outcome:
+    """The outcome with the command to enter next."""
+    return Outcome(f"{outcome.text}\n\nnext      {command}", {**outcome.json, "next": command}, outcome.code)
 
 
 @contextlib.contextmanager

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hago import api
+from hago.analysis.answer import Answer, answer_for_one_shot, answer_for_search
 from hago.analysis.strategy_report import figures_in_words
+from hago.cli.console import OK, Console, Outcome
 from hago.cli.finetune import before_and_after
 from hago.cli.options import (
-    OK,
-    Console,
-    Outcome,
     check_command,
     default_path,
     estimator_argument,
@@ -38,9 +38,20 @@ from hago.hardware import Hardware
 from hago.importing import input_names
 from hago.plan import Strategy
 from hago.qat import FinetuneOptions, Tuned, finetune_after_search
-from hago.search import GoalOptions, QuantizationOptions, RunOptions, SearchOptions, SearchOutcome, run_search
+from hago.search import (
+    GoalOptions,
+    QuantizationOptions,
+    RunOptions,
+    SearchOptions,
+    SearchOutcome,
+    held_out_batches,
+    prepare,
+    quantize_in_one_shot,
+    run_search,
+)
+from hago.search.objective import named_objective
 from hago.serialization.json_text import canonical, check_distinct
-from hago.study import Trial, read_log
+from hago.study import Trial, interruptible_job, read_log
 
 #: The most nodes that a line lists.
 _LISTED: Final = 5
@@ -179,10 +190,51 @@ def search_command(args: Namespace, console: Console) -> Outcome:
             cache_bytes=args.cache,
         ),
     )
+    started = time.monotonic()
     with resumable(so_far):
         outcome = run_search(model, hardware, data, options)
+        seconds = time.monotonic() - started
+        with interruptible_job("search") as steps:
+            objective = named_objective(named(args.maximize or args.objective, "objective"))
+            answer = answer_for_search(outcome, steps, objective)
     tuned = None if args.finetune is None else tune(args, console, model, hardware, data, outcome, saved)
-    return _outcome(args, console, outcome, log, saved, tuned, _took(args, outcome, earlier))
+    return _outcome(args, outcome, answer, log, saved, tuned, ThisRun(earlier, seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class ThisRun:
+    """What this process did of a search that may have been continued.
+
+    Args:
+        earlier: number of trials that the log held before.
+        seconds: time of this process, without what was measured for the answer.
+    """
+
+    earlier: int
+    seconds: float
+
+    def to_json(self, outcome: SearchOutcome) -> dict[str, Any]:
+        """JSON values."""
+        return {"trials": len(outcome.result.trials) - self.earlier, "seconds": self.seconds}
+
+    def lines(self, args: Namespace, outcome: SearchOutcome) -> list[str]:
+        """What was searched, in words: of all runs, then of this one, and why it stopped."""
+        trials, best = outcome.result.trials, outcome.result.best
+        repeats, added = sum(t.same_as is not None for t in trials), len(trials) - self.earlier
+        took = f"{trials[-1].elapsed:.1f} s"
+        if not self.earlier:
+            forwards = "" if args.executor else f" and {outcome.forwards:.1f} forwards"
+            took = f"{took} ({outcome.before:.1f} s before the first){forwards}"
+        lines = [
+            f"searched {len(trials)} trials ({repeats} repeats) in {took}{' in all runs' if self.earlier else ''}; "
+            f"the best is trial {best.index}"
+        ]
+        if self.earlier:
+            what = f"added {added} trials" if added else "added no trial"
+            lines.append(f"  this run {what} in {self.seconds:.1f} s; the log held {self.earlier}")
+        why = outcome.result.stopped_because
+        ended = "the searcher has no further point" if why == "finished" else f"the budget ({args.budget}) is spent"
+        return [*lines, f"  it stopped since {ended}"]
 
 
 def goal_options(args: Namespace) -> GoalOptions:
@@ -197,35 +249,28 @@ def goal_options(args: Namespace) -> GoalOptions:
     )
 
 
-def _took(args: Namespace, outcome: SearchOutcome, earlier: int) -> str:
-    """The time that the trials took, in words. If the search was not continued, also the time before the first trial
-    and the forwards of this process."""
-    took = f"{outcome.result.trials[-1].elapsed:.1f} s"
-    if earlier:
-        return took
-    forwards = "" if args.executor else f" and {outcome.forwards:.1f} forwards"
-    return f"{took} ({outcome.before:.1f} s before the first){forwards}"
-
-
 def _outcome(
-    args: Namespace, console: Console, outcome: SearchOutcome, log: Path, saved: Path, tuned: Tuned | None, took: str
+    args: Namespace, outcome: SearchOutcome, answer: Answer, log: Path, saved: Path, tuned: Tuned | None, run: ThisRun
 ) -> Outcome:
     strategy = outcome.strategy if tuned is None else tuned.strategy
     trials, best = outcome.result.trials, outcome.result.best
     held_out = strategy.made_by.get("held_out")
-    repeats = sum(t.same_as is not None for t in trials)
+    weights = weights_of(saved) if tuned and tuned.better else args.weights
+    further = check_command(args, saved, weights)
     lines = [
-        f"searched {len(trials)} trials ({repeats} repeats) in {took}; the best is trial {best.index}",
+        *run.lines(args, outcome),
         *_strategy_lines(outcome.strategy),
         f"  {_costs(best)}",
-        f"  {_overflow(best)}",
         *_confirmed_lines(outcome.strategy),
         *([] if tuned is None else tuned_lines(tuned, saved)),
-        *([] if held_out is None else [f"  held out: {_figures(held_out)}"]),
+        *([] if tuned is None or held_out is None else [f"  held out: {_figures(held_out)}"]),
+        "",
+        str(answer),
+        "",
         f"log       {log}",
         f"strategy  {saved}",
         f"front     {args.front or saved.with_suffix('.front.json')}",
-        f"check it  {check_command(args, saved, weights_of(saved) if tuned and tuned.better else args.weights)}",
+        f"next      {further}",
     ]
     values = {
         "model": args.model,
@@ -242,8 +287,13 @@ def _outcome(
         "overflows": dict(best.score.overflows),
         "unproved": best.score.unproved,
         "seconds": trials[-1].elapsed,
+        "stopped_because": outcome.result.stopped_because,
+        "this_run": run.to_json(outcome),
+        "answer": answer.to_json(),
         "log": str(log),
         "strategy": str(saved),
+        "front": str(args.front or saved.with_suffix(".front.json")),
+        "next": further,
     }
     return Outcome("\n".join(lines), values, OK)
 
@@ -251,9 +301,8 @@ def _outcome(
 def _strategy_lines(strategy: Strategy) -> list[str]:
     counts = Counter(strategy.bits.values())
     bits = ", ".join(f"{count} x {bits}" for bits, count in sorted(counts.items(), reverse=True))
-    figures = f"  {_figures(strategy.made_by['results'])}"
     groups = f"  bits of {len(strategy.bits)} edge groups: {bits}" if bits else "  no edge has bits: all of it is float"
-    return [figures, groups, *_estimated_lines(strategy)]
+    return [groups, *_estimated_lines(strategy)]
 
 
 def _estimated_lines(strategy: Strategy) -> list[str]:
@@ -300,27 +349,39 @@ def _costs(best: Trial) -> str:
     )
 
 
-def _overflow(best: Trial) -> str:
-    if best.score.overflows:
-        return "OVERFLOWS at " + ", ".join(f"{n} {c} times" for n, c in best.score.overflows.items())
-    unproved = best.score.unproved
-    return "no overflow seen; " + (f"{unproved} nodes have no proof of that" if unproved else "proved at every node")
-
-
 def quantize_command(args: Namespace, console: Console) -> Outcome:
     """Quantize without a search, and save the strategy."""
     hardware = load_chip(args, args.hardware)
     saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
     model, data = load_model(args.model, args.weights), load_batches(args)
-    quantizer = api.quantize(model, hardware, data, **quantization_arguments(args))
-    strategy = quantizer.strategy
-    strategy.save(saved)
-    lines = ["the widest bits that do not overflow on the data:", *_strategy_lines(strategy), f"strategy  {saved}"]
+    with interruptible_job("quantize") as steps:
+        options = QuantizationOptions(**quantization_arguments(args))
+        prepared = prepare(model, hardware, data, options, steps=steps)
+        held_out = load_held_out(args)
+        if held_out is not None:
+            held_out = held_out_batches(model, prepared.batches, held_out, labels=False)
+        steps("choosing the widest bits that do not overflow")
+        strategy = quantize_in_one_shot(prepared).strategy
+        strategy.save(saved)
+        console.written.append(str(saved))
+        answer = answer_for_one_shot(prepared, strategy, held_out, steps)
+    further = check_command(args, saved, args.weights)
+    lines = [
+        "the widest bits that do not overflow on the data:",
+        *_strategy_lines(strategy),
+        "",
+        str(answer),
+        "",
+        f"strategy  {saved}",
+        f"next      {further}",
+    ]
     values = {
         "model": args.model,
         "hardware": strategy.hardware.name,
         "results": dict(strategy.made_by["results"]),
         "bits": dict(strategy.bits),
+        "answer": answer.to_json(),
         "strategy": str(saved),
+        "next": further,
     }
-    return Outcome("\n".join([*lines, f"check it  {check_command(args, saved, args.weights)}"]), values)
+    return Outcome("\n".join(lines), values)

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from hago import api
 from hago.analysis.stored_run import run_model, save_outputs
-from hago.cli.options import NO, OK, Console, Outcome, load_batches, load_ops, make_folder_of
+from hago.cli.console import NO, OK, Console, Outcome
+from hago.cli.options import check_command, load_batches, load_ops, make_folder_of
 from hago.hardware import hardware_hash
 from hago.plan import Conditions, HardwareId, Plan, Strategy, store_thresholds
 from hago.runtime import Provenance, StoredSize, float_bytes, load_plan, save_plan
-from hago.runtime.native import ENGINES
 from hago.search import Quantizer
-
-
-def run_options(parser: Any) -> None:
-    """Add the options of `hago run` other than those of data."""
-    parser.add_argument("stored", metavar="FILE", help="a stored integer model, from 'hago realize --save'")
-    parser.add_argument("--engine", choices=tuple(ENGINES), default="auto", help="default: %(default)s")
-    parser.add_argument("--save", metavar="FILE", help="the outputs, as an .npz file")
 
 
 def run_command(args: Namespace, console: Console) -> Outcome:
@@ -29,6 +21,7 @@ def run_command(args: Namespace, console: Console) -> Outcome:
     result = run_model(model, load_batches(args))
     if args.save is not None:
         save_outputs(make_folder_of(Path(args.save)), model.plan.graph.outputs, result.outputs)
+        console.written.append(args.save)
         console.note(f"wrote {args.save}")
     size = StoredSize(float_bytes(model.plan), Path(args.stored).stat().st_size)
     values = {"stored": args.stored, **result.to_json(), "float_bytes": size.float_model, "file_bytes": size.file}
@@ -40,6 +33,13 @@ def store_model(outcome: Outcome, path: str, plan: Plan, strategy: Strategy) -> 
     size = save_plan(make_folder_of(Path(path)), plan, Provenance.of(strategy))
     values = {**outcome.json, "stored": path, "float_bytes": size.float_model, "file_bytes": size.file}
     return Outcome(f"{outcome.text}\nstored  {path}: {size}", values, outcome.code)
+
+
+def store_command(args: Namespace) -> str:
+    """The command that stores the integer model of the strategy that a command was given."""
+    strategy = Path(args.record)
+    stored = strategy.with_name(f"{strategy.stem}-integers.safetensors")
+    return check_command(args, strategy, args.weights, "--save", str(stored))
 
 
 def stored_quantizer(args: Namespace) -> Quantizer:

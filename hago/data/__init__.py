@@ -1,7 +1,9 @@
-"""Data sets: batches from any iterable or file, checked once and read many times, in bounded memory."""
+"""Data sets: batches from any iterable or file, checked once and read many times, in bounded memory; and
+the progress of jobs that read them."""
 
 from hago.data import named_objects
-from hago.data.batches import BATCH_SIZE, CACHE_BYTES, Batch, Batches, are_whole, as_tensor
+from hago.data.batches import BATCH_SIZE, CACHE_BYTES, Batch, Batches, OnBatch, are_whole, as_tensor
+from hago.data.progress import JobProgress, StatusLine, duration
 from hago.data.sources import EXPECTED_DATA, ImageShape, load_data
 
 __all__ = [
@@ -11,8 +13,12 @@ __all__ = [
     "Batch",
     "Batches",
     "ImageShape",
+    "JobProgress",
+    "OnBatch",
+    "StatusLine",
     "are_whole",
     "as_tensor",
+    "duration",
     "load_data",
     "named_objects",
 ]

@@ -8,8 +8,9 @@ shuffling loader is refused.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Final
 
 import numpy as np
@@ -17,12 +18,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hago.errors import DataError
+from hago.errors import DataError, shortened
 
 #: The most bytes of inputs and labels that are kept in memory.
 CACHE_BYTES: Final = 1 << 30
 #: The default number of samples in a batch.
 BATCH_SIZE: Final = 64
+#: Called after a batch with the number of samples of this pass so far, and of all; None where that is not known yet.
+OnBatch = Callable[[int, int | None], None]
 _LABEL_KEYS: Final = ("label", "labels", "target", "targets", "y")
 
 
@@ -70,6 +73,7 @@ class Batches:
         names: the names of the model's inputs, in order.
         cache_bytes: the most bytes of batches that are kept in memory.
         like: Batches of the same model, whose first batch fixes the order of inputs in dicts.
+        on_batch: called after every batch of every pass, the first included, in which batches are checked.
 
     Attributes:
         samples: the number of samples.
@@ -84,15 +88,21 @@ class Batches:
     """
 
     def __init__(
-        self, dataset: Iterable[Any], names: Sequence[str], cache_bytes: int = CACHE_BYTES, like: Batches | None = None
+        self,
+        dataset: Iterable[Any],
+        names: Sequence[str],
+        cache_bytes: int = CACHE_BYTES,
+        like: Batches | None = None,
+        on_batch: OnBatch | None = None,
     ) -> None:
+        self._on_batch = on_batch
         if isinstance(dataset, Batches):
             self.__dict__.update(dataset.__dict__)  # checked already
+            self._on_batch = dataset._on_batch if on_batch is None else on_batch
             return
         if isinstance(dataset, Tensor):
             dataset = torch.split(dataset, BATCH_SIZE)
-        if not isinstance(dataset, Iterable):
-            raise DataError(f"the data set is a {type(dataset).__name__}; expected an iterable of batches")
+        check_data_set(dataset)
         self._source, self._names = dataset, tuple(names)
         self._cache: list[Batch] | None = []  # None where the batches exceed `cache_bytes`
         self.example: tuple[Any, ...] = () if like is None else like.example
@@ -115,11 +125,29 @@ class Batches:
             self.labelled &= batch.labels is not None
             self.classed &= batch.labels is not None and are_whole(batch.labels)
             _digest(digest, batch)
+            if on_batch is not None:
+                on_batch(self.samples, None)
         if self.samples == 0:
-            raise DataError("the data set is empty; pass at least one batch")
+            is_read = isinstance(dataset, Iterator)
+            raise DataError(
+                "the data set is empty; "
+                + ("an iterator is read only once: pass a new one, or a list" if is_read else "pass at least one batch")
+            )
         self.sha256 = digest.hexdigest()
 
     def __iter__(self) -> Iterator[Batch]:
+        done = 0
+        for batch in self._read():
+            yield batch
+            done += batch.size
+            if self._on_batch is not None:
+                self._on_batch(done, self.samples)
+
+    def observed(self, on_batch: OnBatch) -> Batches:
+        """The same batches, which call `on_batch` after every batch of every pass."""
+        return Batches(self, self._names, on_batch=on_batch)
+
+    def _read(self) -> Iterator[Batch]:
         if self._cache is not None:
             yield from self._cache
             return
@@ -155,7 +183,9 @@ class Batches:
             shapes = [tuple(t.shape[1:]) for t in batch.inputs]
             first = first or shapes
             if shapes != first:
-                raise DataError(f"batch {index} has sample shapes {shapes}; batch 0 has {first}; all must be equal")
+                raise DataError(
+                    f"batch {index} has sample shapes {shapes}; batch 0 has {first}; resize or pad all to one shape"
+                )
             kinds = [t.is_floating_point() for t in batch.inputs]
             real = real or kinds
             if kinds != real:
@@ -165,6 +195,24 @@ class Batches:
                 )
             _check_finite(batch, index)
             yield batch
+
+
+def check_data_set(dataset: Any, what: str = "the data set") -> None:
+    """Refuse values that can be iterated over, but not as batches.
+
+    Args:
+        what: the name of the data set in the message.
+
+    Raises:
+        DataError: it is a text, a path, a dict, or nothing that can be iterated over.
+    """
+    if isinstance(dataset, (str, bytes, PathLike)):
+        raise DataError(f"{what} is {shortened(dataset)}; expected batches: read it with hago.data.load_data")
+    if isinstance(dataset, Mapping):
+        keys = ", ".join(map(repr, list(dataset)[:8]))
+        raise DataError(f"{what} is a dict with the keys {keys}; expected batches: pass one batch as [batch]")
+    if not isinstance(dataset, Iterable):
+        raise DataError(f"{what} is of type {type(dataset).__name__}; expected an iterable of batches")
 
 
 def are_whole(labels: Tensor) -> bool:
@@ -218,7 +266,12 @@ def _read(item: Any, names: Sequence[str], index: int, first: Sequence[Any]) -> 
     """
     inputs, labels = split_batch(item, names, index)
     if len(inputs) != len(names):
-        raise DataError(f"batch {index} holds {len(inputs)} inputs; the model takes {len(names)}: {', '.join(names)}")
+        alike = len({x.shape if isinstance(x, (Tensor, np.ndarray)) else None for x in inputs}) == 1
+        are_samples = len(names) == 1 and alike and isinstance(inputs[0], (Tensor, np.ndarray))
+        raise DataError(
+            f"batch {index} holds {len(inputs)} inputs; the model takes {len(names)}: {', '.join(names)}"
+            + ("; make one tensor of several samples with torch.stack" if are_samples else "")
+        )
     args = pytree.tree_map(lambda x: _cpu_tensor(x, f"batch {index}"), tuple(inputs))
     try:
         tensors = tuple(pytree.tree_structure(tuple(first or args)).flatten_up_to(args))
@@ -231,6 +284,7 @@ def _read(item: Any, names: Sequence[str], index: int, first: Sequence[Any]) -> 
     if label_tensor is not None and label_tensor.shape[:1] != tensors[0].shape[:1]:
         raise DataError(
             f"batch {index} has {tensors[0].shape[0]} samples but labels of shape {tuple(label_tensor.shape)}"
+            + ("" if label_tensor.ndim else "; if it is one sample, pass a torch.utils.data.DataLoader of the data set")
         )
     return Batch(tensors, label_tensor), args
 
@@ -247,10 +301,12 @@ def as_tensor(value: Any, where: str) -> Tensor:
     Raises:
         DataError: the value cannot be converted, or the tensor is not dense.
     """
+    if isinstance(value, (str, bytes)):
+        raise DataError(f"{where} holds the text {shortened(value)}; expected numbers: convert texts and files first")
     try:
         tensor = torch.as_tensor(native(value) if isinstance(value, np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{where} is a {type(value).__name__}, not a tensor: {error}") from None
+        raise DataError(f"{where} holds a {type(value).__name__}; expected a tensor or an array: {error}") from None
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
         kind = "nested" if tensor.is_nested else "meta" if tensor.device.type == "meta" else str(tensor.layout)
         raise DataError(f"{where} is a {kind} tensor; expected a dense one that holds values")
@@ -269,4 +325,4 @@ def _check_finite(batch: Batch, index: int) -> None:
     for slot, tensor in enumerate(batch.inputs):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             row = int((~torch.isfinite(tensor)).flatten(1).any(1).nonzero()[0]) if tensor.ndim > 1 else 0
-            raise DataError(f"batch {index}, input {slot}: sample {row} holds NaN or infinite values")
+            raise DataError(f"batch {index}, input {slot}: sample {row} holds NaN or infinite values; remove it")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hago.data.batches import BATCH_SIZE, native
+from hago.data.batches import BATCH_SIZE, check_data_set, native
 from hago.data.named_objects import call_named, import_object, one_line
 from hago.errors import DataError, HagoError
 
@@ -253,8 +253,7 @@ class CalledBatches:
         batches = call_named(import_object(self.spec, "data"), self.spec, "data")
         if isinstance(batches, Tensor):
             return torch.split(batches, BATCH_SIZE)
-        if not isinstance(batches, Iterable):
-            raise DataError(f"data {self.spec!r} returned {type(batches).__name__}; expected an iterable of batches")
+        check_data_set(batches, f"what data {self.spec!r} returned")
         return batches
 
     def __iter__(self) -> Iterator[Any]:

@@ -18,7 +18,8 @@ from hago.graph.execute import (
     run_real,
     run_without_values,
 )
-from hago.graph.frontend.exported_program import Attention, ModelLike, check_finite, from_torch
+from hago.graph.frontend.exported_program import Attention, ModelLike, check_exportable, check_finite, from_torch
+from hago.graph.frontend.input_diagnosis import check_runs
 from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.graph.nesting import read_tree
 
@@ -32,8 +33,10 @@ __all__ = [
     "Node",
     "channels_last",
     "check_batches",
+    "check_exportable",
     "check_finite",
     "check_inputs",
+    "check_runs",
     "compute_laid_out",
     "compute_real",
     "example_inputs",

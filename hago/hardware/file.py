@@ -11,8 +11,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import resources
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from hago.hardware.hardware import Accumulator, FixedOut, Hardware, OpDesc, Tens
 from hago.hardware.validation import Finding, check_hardware_document
 from hago.ops import OPS, Ops
 from hago.serialization.json_text import read_file, replace_file
+from hago.shipped_hardware import shipped_hardware
 
 HARDWARE_VERSION: Final = 1
 _SCHEMA: Final = "../hago/serialization/schemas/hardware.schema.json"
@@ -184,34 +184,20 @@ def _desc(name: str, body: Mapping[str, Any]) -> OpDesc:
 
 
 # ---------------------------------------------------------------- finding files
-def _specs() -> Mapping[str, Callable[[], bytes]]:
-    """Functions that read the hardware files that ship with hago, by name.
-
-    The files are inside the package if it is installed, and next to it in a checkout.
-    """
-    installed = resources.files("hago") / "hardware_specs"
-    checkout = Path(__file__).resolve().parents[2] / "hardware_specs"
-    for folder in (installed, checkout):
-        if folder.is_dir():
-            paths = sorted((f.name, f) for f in folder.iterdir() if f.name.endswith(".json"))
-            return {name.removesuffix(".json"): f.read_bytes for name, f in paths}
-    return {}
-
-
 #: The most mistakes that one error lists.
 MOST_SHOWN: Final = 20
 
 
 def available_hardware() -> tuple[str, ...]:
     """The names of the hardware that ships with hago."""
-    return tuple(_specs())
+    return tuple(shipped_hardware())
 
 
 def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, bytes]:
     """The path of a hardware file, for messages, and its bytes."""
     text = os.fspath(name_or_path)
     is_path = not isinstance(name_or_path, str) or text.endswith(".json") or Path(text).name != text
-    specs = {} if is_path else _specs()
+    specs = {} if is_path else shipped_hardware()
     if not is_path and text not in specs:
         raise HardwareError(
             f"no hardware is called {text!r}; expected one of {', '.join(specs)}, or a path of a .json file."

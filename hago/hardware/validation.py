@@ -14,10 +14,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Final, get_args
-
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from hago.arithmetic.multipliers import MULTIPLIERS
 from hago.arithmetic.numerics import OVERFLOWS, BiasAt, Order
@@ -27,6 +24,10 @@ from hago.arithmetic.types import DTYPES, DType
 from hago.errors import did_you_mean
 from hago.hardware.hardware import DEFAULT_MAX_BITS, DEFAULT_MIN_BITS
 from hago.ops import IntegerForm, OpRule, Ops, aliases
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import ValidationError
 
 Path = tuple[str | int, ...]
 Document = Mapping[str, Any]
@@ -207,6 +208,8 @@ def check_hardware_document(document: Any, known_ops: Ops) -> tuple[Finding, ...
 # ---------------------------------------------------------------- structure
 @functools.cache
 def _validator() -> Draft202012Validator:
+    from jsonschema import Draft202012Validator
+
     text = (resources.files("hago.serialization") / "schemas" / "hardware.schema.json").read_text("utf-8")
     return Draft202012Validator(json.loads(text))
 

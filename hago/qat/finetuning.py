@@ -67,7 +67,7 @@ class FinetuneOptions:
         checkpoint: a file in which the state of the run is kept.
         every: steps between two writes of the checkpoint.
         resume: continue from the checkpoint if it exists.
-        progress: show a bar on a terminal.
+        progress: show the progress: a line on a terminal, elsewhere a plain line now and then.
         held_out: further batches, on which the model is measured before and after instead of on the training data.
 
     Raises:

@@ -19,9 +19,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from hago.data import CACHE_BYTES, Batches
+from hago.data import CACHE_BYTES, Batches, StatusLine, duration
 from hago.errors import (
     LONGEST_QUOTE,
     DataError,
@@ -282,17 +281,14 @@ class TrainingRun:
         """
         self.model.train()
         clock_offset = self.seconds - time.monotonic()
-        hidden = None if progress else True  # with None, tqdm shows the bar only on a terminal
-        bar = tqdm(total=self.schedule.steps, initial=self.step, disable=hidden, unit="step", desc="finetune")
-        with bar, Interrupts(defer=True) as interrupts:
+        with StatusLine(progress) as line, Interrupts(defer=True) as interrupts:
             try:
                 while (completed := self.schedule.completed(self.step, self.seconds)) < 1.0:
                     loss = self._step(self.schedule.rate(completed))
                     self.step += 1
                     self._consistent = True
                     self.seconds = clock_offset + time.monotonic()
-                    bar.update(1)
-                    bar.set_postfix({"loss": f"{loss:.4g}"}, refresh=False)
+                    line.show(self._progress_text(loss))
                     if self.step % self.every == 0:
                         self.save()
                     interrupts.check()
@@ -301,6 +297,12 @@ class TrainingRun:
                     self.save()
                 raise
         self.save()
+
+    def _progress_text(self, loss: float) -> str:
+        """The step, the loss, and the time left at the rate so far."""
+        completed = self.schedule.completed(self.step, self.seconds)
+        left = duration(self.seconds * (1.0 - completed) / completed) if completed else "some time"
+        return f"training: step {self.step} of at most {self.schedule.steps}, loss {loss:.4g}, {left} left"
 
     def validation_loss(self, plan: Plan) -> float:
         """The mean loss of a plan on the validation samples, or on all if there are too few to keep any aside."""

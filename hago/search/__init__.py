@@ -2,23 +2,24 @@
 
 from hago.search import objective
 from hago.search.earlier_logs import LogPath
-from hago.search.evaluate import Evaluator, held_out_figures
+from hago.search.evaluate import Evaluator, Measurement, held_out_figures
 from hago.search.goal import GoalOptions
-from hago.search.intervals import wilson_interval
+from hago.search.intervals import paired_interval, quick_interval, wilson_interval
 from hago.search.one_shot import quantize_in_one_shot
 from hago.search.pareto_front import load_front
-from hago.search.preparation import Prepared, QuantizationOptions, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, held_out_batches, prepare
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy
 from hago.search.sensitivity import Sensitivity, sensitivity_of
 from hago.search.session import RunOptions, SearchOptions, SearchOutcome, SearchScore, run_search
-from hago.search.stored_strategy import plan_and_batches, plan_of, stored_resolver
+from hago.search.stored_strategy import make_strategy, plan_and_batches, plan_of, stored_resolver
 
 __all__ = [
     "Evaluator",
     "GoalOptions",
     "LogPath",
+    "Measurement",
     "Prepared",
     "QuantizationOptions",
     "Quantizer",
@@ -29,13 +30,17 @@ __all__ = [
     "SearchOutcome",
     "SearchScore",
     "Sensitivity",
+    "held_out_batches",
     "held_out_figures",
     "load_front",
+    "make_strategy",
     "objective",
+    "paired_interval",
     "plan_and_batches",
     "plan_of",
     "prepare",
     "quantize_in_one_shot",
+    "quick_interval",
     "replay_log",
     "replay_strategy",
     "run_search",

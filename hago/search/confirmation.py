@@ -28,7 +28,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 from hago.calibration import Calibration, collect
@@ -141,6 +140,13 @@ def _cuts(ends: Sequence[int], total: int, count: int) -> list[int]:
     return sorted({0, total, *(min(ends, key=lambda end: abs(end - total * i / count)) for i in range(1, count))})
 
 
+def _t_quantile(probability: float, freedom: int) -> float:
+    """The value that Student's t with some degrees of freedom stays below with a probability."""
+    from scipy import special  # scipy.stats, which has the same function, takes a second to import
+
+    return float(special.stdtrit(freedom, probability))
+
+
 @dataclass(frozen=True, slots=True)
 class Gain:
     """The gain of one proposal over another on validation samples.
@@ -166,7 +172,7 @@ class Gain:
         if self.blocks < 2:
             return False
         confidence = 1.0 - (1.0 - CONFIDENCE) / candidates
-        return self.part > margin and self.errors > float(stats.t.ppf(confidence, self.blocks - 1))
+        return self.part > margin and self.errors > _t_quantile(confidence, self.blocks - 1)
 
 
 @dataclass(frozen=True, slots=True)

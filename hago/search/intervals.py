@@ -6,8 +6,14 @@ import math
 from collections.abc import Callable
 
 import torch
-from scipy import stats
 from torch import Tensor
+
+
+def _normal_quantile(probability: float) -> float:
+    """The value that a standard normal variable stays below with a probability, which is between 0 and 1."""
+    from scipy import special  # scipy.stats, which has the same function, takes a second to import
+
+    return float(special.ndtri(probability))
 
 
 def wilson_interval(successes: float, samples: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -16,8 +22,12 @@ def wilson_interval(successes: float, samples: int, confidence: float = 0.95) ->
     References:
         E. B. Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
     """
-    found = stats.binomtest(round(successes), samples).proportion_ci(confidence, method="wilson")
-    return float(found.low), float(found.high)
+    right, z = round(successes), _normal_quantile(0.5 + 0.5 * confidence)
+    share = right / samples
+    denominator = 2 * (samples + z**2)
+    center = (2 * samples * share + z**2) / denominator
+    half = z / denominator * math.sqrt(4 * samples * share * (1 - share) + z**2)
+    return 0.0 if right == 0 else center - half, 1.0 if right == samples else center + half
 
 
 def paired_interval(differences: Tensor, confidence: float = 0.95) -> tuple[float, float, float]:
@@ -30,7 +40,7 @@ def paired_interval(differences: Tensor, confidence: float = 0.95) -> tuple[floa
     mean = float(d.mean())
     if d.numel() < 2:
         return mean, -math.inf, math.inf
-    half = float(stats.norm.ppf(0.5 + confidence / 2)) * float(d.std()) / math.sqrt(d.numel())
+    half = _normal_quantile(0.5 + confidence / 2) * float(d.std()) / math.sqrt(d.numel())
     return mean, mean - half, mean + half
 
 
@@ -53,7 +63,7 @@ def jackknife_interval(
         return -math.inf, math.inf
     left = torch.tensor([finish(row) for row in (c.sum(0) - c) / (n - 1)], dtype=torch.float64)
     error = math.sqrt((n - 1) / n * float((left - left.mean()).square().sum()))
-    half = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+    half = _normal_quantile(0.5 + confidence / 2) * error
     return value - half, value + half
 
 
@@ -74,5 +84,5 @@ def quick_interval(
     rises = [finish(mean + step) - finish(mean - step) for step in steps]
     slopes = torch.tensor(rises, dtype=torch.float64) / (2 * steps.diagonal())
     error = math.sqrt(float(((c - mean) @ slopes).square().sum()) / (len(c) * (len(c) - 1)))
-    half = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+    half = _normal_quantile(0.5 + confidence / 2) * error
     return (finish(mean) - half, finish(mean) + half) if math.isfinite(half) else (-math.inf, math.inf)

@@ -268,7 +268,6 @@ class FrontWriter:
             shown.append(amount_text(self._front.cost, cost))
         evaluator = self._scorer.evaluator
         if self._is_local and self._new_trials:
-            # without a cache, every point would take at least one forward pass, repeats included
-            shown.append(f"{evaluator.forwards - self._forwards_before:.0f}/{self._new_trials} forwards")
+            shown.append(f"{evaluator.forwards - self._forwards_before:.0f} forwards")
             shown.append(f"{100 * evaluator.reuse.spent.share:.0f} % cached")
         return [*shown, f"front {len(self._front)}"]

@@ -20,7 +20,7 @@ from hago.calibration import (
     make_given_ranges,
     named_estimator,
 )
-from hago.data import Batches
+from hago.data import Batches, JobProgress
 from hago.errors import DataError, as_strings
 from hago.graph import OUTPUT, Graph, ModelLike
 from hago.hardware import Hardware
@@ -94,19 +94,25 @@ def prepare(
     options: QuantizationOptions = QuantizationOptions(),
     *,
     made_for: Collection[str] = (),
+    steps: JobProgress | None = None,
 ) -> Prepared:
     """Import the model, analyze its topology, build the space of bits, calibrate, and drop the choices of bits that fit
     no signature of the hardware.
 
     Args:
         made_for: of from_torch.
+        steps: shows the progress, also that of later passes over the batches; None for none.
 
     Raises:
         HagoError: whatever is wrong with the model, the hardware, the data, the patterns or the tables.
     """
     chip = as_hardware(hardware)
     ops = chip.known_ops
-    graph, batches = import_with_data(model, dataset, chip, made_for=made_for)
+    announce = JobProgress("", shown=False) if steps is None else steps
+    announce("reading the data and importing the model")
+    graph, batches = import_with_data(
+        model, dataset, chip, made_for=made_for, on_batch=None if steps is None else steps.on_batch
+    )
     given = make_given_ranges(options.thresholds, options.modes, chip).at(graph)
     kept = (*as_strings(options.keep_float, "keep_float"), *given.float_patterns())
     topology = analyze(graph, chip, expand_policies(kept, graph, chip, ops), ops)
@@ -123,6 +129,7 @@ def prepare(
         # another topology quantizes other edges
         space = with_kinds(space, chip, topology, graph)
         observed |= {graph.source(e) for e in graph.edges if e.dst != OUTPUT and topology.edges[e]}
+    announce("calibrating")
     calibration = replace(collect(graph, batches, observed, ops), given=given)
     resolver = estimated_resolver(graph, chip, topology, space, calibration, estimator, ops)
     if (fits := prune_infeasible_choices(resolver)) is not space:
@@ -148,10 +155,11 @@ def _estimator_for(hardware: Hardware, chosen: str | Estimator | None) -> Estima
     return named_estimator(chosen)
 
 
-def held_out_batches(model: ModelLike, prepared: Prepared, dataset: Iterable[Any], labels: bool) -> Batches:
+def held_out_batches(model: ModelLike, calibration: Batches, dataset: Iterable[Any], labels: bool) -> Batches:
     """Batches that a search does not see, checked before it begins.
 
     Args:
+        calibration: the batches that it sees.
         labels: whether they have to be classes.
 
     Raises:
@@ -159,10 +167,10 @@ def held_out_batches(model: ModelLike, prepared: Prepared, dataset: Iterable[Any
             the calibration.
     """
     try:
-        found = Batches(dataset, input_names(model), like=prepared.batches)
+        found = Batches(dataset, input_names(model), like=calibration)
     except DataError as error:
         raise DataError(f"held-out data: {error}") from None
-    got, known = (_kinds(batches) for batches in (found, prepared.batches))
+    got, known = (_kinds(batches) for batches in (found, calibration))
     if got != known:
         raise DataError(f"held-out data has samples of {got}; the calibration data has {known}")
     if labels and not found.classed:

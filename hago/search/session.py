@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hago.cost import METRICS
+from hago.data import Batches
 from hago.errors import InfeasibleBits
 from hago.graph import ModelLike
 from hago.importing import HardwareLike
@@ -48,7 +49,7 @@ from hago.searchers import (
 )
 from hago.serialization.json_text import check_distinct
 from hago.serialization.summary import Summarized, Summary
-from hago.study import Header, Preliminaries, Searcher, StudyResult, Trial, read_header, run_study
+from hago.study import Header, Searcher, StudyResult, Trial, interruptible_job, read_header, run_study
 
 
 # ---------------------------------------------------------------- options
@@ -119,14 +120,18 @@ class SearchOutcome(Summarized):
         forwards: the cost of the algorithm in passes of the float model over the data: simulations in this process by
             the steps that ran, and passes for gradients. Calibration is not in it.
         before: seconds before the first trial: import, calibration, gradients, refinement.
+        prepared: the calibrated graph with estimated thresholds, as one-shot quantization takes it.
+        held_out: the further batches that the best strategy was reported on, if there are any.
     """
 
     strategy: Strategy
     score: float
     result: StudyResult
     front: ParetoFront
-    forwards: float = 0.0
-    before: float = 0.0
+    forwards: float
+    before: float
+    prepared: Prepared
+    held_out: Batches | None = None
 
     def summary(self) -> Summary:
         """The best strategy, and what the search took."""
@@ -177,15 +182,16 @@ def run_search(
     goal = make_goal(options.goal)
     costs = costs_in_use(options.searcher, goal)
     quantization = with_search_topology(options.quantization, costs)
-    with Preliminaries(options.run.progress) as announce:
-        announce("importing the model and calibrating")
+    with interruptible_job("search", options.run.progress) as steps:
+        held_out: Batches | None = None
         made_for = [*hashes_of(options.run.reuse), *([] if logged is None else [logged.model_hash])]
-        prepared = prepare(model, hardware, dataset, quantization, made_for=made_for)
+        prepared = prepare(model, hardware, dataset, quantization, made_for=made_for, steps=steps)
         if options.held_out is not None:
-            held_out = held_out_batches(model, prepared, options.held_out, goal.objective.needs_labels)
-            options = replace(options, held_out=held_out)
-        choices = prepared.space.size
+            steps("reading the held-out data")
+            held_out = held_out_batches(model, prepared.batches, options.held_out, goal.objective.needs_labels)
+        calibrated, choices = prepared, prepared.space.size
         prepared = prune_redundant_choices(prepared, costs)
+        steps("running the float model")
         scorer = GoalScorer(
             goal,
             prepared,
@@ -194,8 +200,8 @@ def run_search(
             seed=options.seed,
             known=known_scores(options.run.reuse, prepared, goal),
         )
-        announce("finding thresholds and what every choice may lose")
         searcher, refines = choose_searcher(options.searcher, scorer, options.quantization)
+        steps("refining thresholds" if refines else "measuring sensitivities")
         check_costs_reachable(goal, prepared)
         confirmation = Confirmation.of(scorer.evaluator.batches, logged) if refines else None
         start = find_starting_point(
@@ -212,6 +218,8 @@ def run_search(
         searcher = build_searcher(searcher, start, options.seed)
     search = Search(
         options=options,
+        held_out=held_out,
+        calibrated=calibrated,
         costs=costs,
         scorer=scorer,
         searcher=searcher,
@@ -261,6 +269,8 @@ class Search:
     """A search that is ready for its first trial. `run_search` makes it and calls `run` once.
 
     Args:
+        held_out: the further batches that the best strategy is reported on.
+        calibrated: with the estimated thresholds and the whole space.
         costs: the costs in use.
         scorer: scores points with the thresholds of the starting point.
         description: the parts of `made_by` that all strategies of the search share; see `hago.search.description`.
@@ -270,6 +280,8 @@ class Search:
     """
 
     options: SearchOptions
+    held_out: Batches | None
+    calibrated: Prepared
     costs: Sequence[str]
     scorer: GoalScorer
     searcher: Searcher
@@ -297,7 +309,16 @@ class Search:
             raise InfeasibleBits(explain_missed_limits(self.scorer.goal, result))
         strategy = self.measure_held_out(self.strategy_of(result.best))
         forwards = self.gradient_forwards + self.scorer.evaluator.reuse.spent.passes
-        return SearchOutcome(strategy, self.score_of(result), result, front, forwards, self.before)
+        return SearchOutcome(
+            strategy,
+            self.score_of(result),
+            result,
+            front,
+            forwards=forwards,
+            before=self.before,
+            prepared=self.calibrated,
+            held_out=self.held_out,
+        )
 
     def run_trials(self) -> tuple[StudyResult, ParetoFront]:
         """Ask, score and log, trial by trial, with the best strategy and the front on disk after each."""
@@ -321,6 +342,7 @@ class Search:
                     budget=options.budget,
                     resume=run.resume,
                     progress=run.progress,
+                    value_text=self.value_text,
                     on_best=lambda trial: self.save(self.strategy_of(trial)),
                     on_trial=writer,
                     plan_key=lambda bits: resolver(bits).key,
@@ -352,11 +374,13 @@ class Search:
     def measure_held_out(self, strategy: Strategy) -> Strategy:
         """Save the best strategy, with its figures on held-out data where there is some."""
         self.save(strategy)
-        if self.options.held_out is None:
+        if self.held_out is None:
             return strategy
         graph, hardware = self.prepared.graph, self.prepared.hardware
-        plan, batches = plan_and_batches(graph, hardware, strategy, self.options.held_out)
-        held_out = held_out_figures(plan, batches, self.scorer.goal.objective)
+        plan, batches = plan_and_batches(graph, hardware, strategy, self.held_out)
+        with interruptible_job("search", self.options.run.progress) as steps:
+            steps("measuring the best on the held-out data")
+            held_out = held_out_figures(plan, batches.observed(steps.on_batch), self.scorer.goal.objective)
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": held_out})
         self.save(strategy)
         return strategy
@@ -365,6 +389,14 @@ class Search:
         """The accuracy of the best trial where the data has labels, else the objective's value."""
         figures = result.score.results
         return float(figures.get("sim_acc", figures.get(self.scorer.goal.objective.name, result.score.value)))
+
+    def value_text(self, trial: Trial) -> str:
+        """The objective of a trial, in words."""
+        objective = self.scorer.goal.objective
+        value = float(trial.score.results.get(objective.figure, trial.score.value))
+        if objective.unit == "share":
+            return f"{objective.name} {100 * value:.2f} %"
+        return f"{objective.name} {value:.4g}{' dB' if objective.unit == 'dB' else ''}"
 
     def strategy_of(self, trial: Trial) -> Strategy:
         """The strategy of a trial."""

@@ -23,8 +23,6 @@ from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_matrix
 
 from hago.plan import FLOAT, Space
 from hago.searchers.surrogate import Surrogate, Term
@@ -181,6 +179,9 @@ class Knapsack:
         """The point with the least objective at which each (costs, limit) holds; None where there is none."""
         if not self.size:
             return {} if all(limit >= 0.0 for _, limit in limits) else None  # the solver takes no empty program
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import coo_matrix
+
         shape = (len(self._sides), self.size)
         equal = coo_matrix((self._values, (self._rows, self._columns)), shape=shape)
         constraints = [LinearConstraint(equal, self._sides, self._sides)]

@@ -23,8 +23,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-import jsonschema
-
 from hago.errors import LogError, did_you_mean, shortened
 
 #: The most digits of an integer; a float holds all of them.
@@ -125,6 +123,8 @@ def check_version(value: Any, newest: int, where: str) -> None:
 
 @functools.cache
 def _validator(name: str) -> Any:
+    import jsonschema
+
     text = (files("hago.serialization") / "schemas" / f"{name}.schema.json").read_text("utf-8")
     # JSON Schema accepts 4.0 as an integer; Python's range and shifts do not
     base = jsonschema.Draft202012Validator
@@ -138,7 +138,9 @@ def check_schema(value: Any, name: str, where: str) -> None:
     Raises:
         LogError: the message names `where`, the JSON path, what was got and what was expected.
     """
-    error = jsonschema.exceptions.best_match(_validator(name).iter_errors(value))
+    from jsonschema.exceptions import best_match
+
+    error = best_match(_validator(name).iter_errors(value))
     if error is not None:
         got, expected = _short(error.instance), _expected(error)
         raise LogError(f"{where}: at {error.json_path}: got {got}, expected {expected}")

@@ -1,10 +1,9 @@
 """The search loop and what it needs: the protocol of a searcher, trials, the log, the budget. It knows no Plan."""
 
 from hago.study.budget import Budget
-from hago.study.interrupts import Interrupts
+from hago.study.interrupts import Interrupts, interruptible_job
 from hago.study.log import Header, Log, Notice, Trial, make_header, read_header, read_log, versions
 from hago.study.loop import StudyResult, run_study
-from hago.study.progress import Preliminaries
 from hago.study.score import Score
 from hago.study.searcher import (
     Ask,
@@ -31,7 +30,6 @@ __all__ = [
     "Log",
     "Notice",
     "PendingScore",
-    "Preliminaries",
     "Score",
     "ScoresByPoint",
     "Searcher",
@@ -41,6 +39,7 @@ __all__ = [
     "Trial",
     "TrialFront",
     "ask_score",
+    "interruptible_job",
     "make_header",
     "point_key",
     "random_generator",

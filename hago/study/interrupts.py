@@ -1,15 +1,19 @@
 """Handling of Ctrl-C that loses no interrupt.
 
 Python raises KeyboardInterrupt in whatever code is running, and drops it in finalizers and in callbacks of weak
-references, of which torch has many. So `run_study` and training also record interrupts, and check for one between
-steps.
+references, of which torch has many. So `run_study`, training and the steps of other jobs also record interrupts, and
+check for one between steps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
+
+from hago.data import JobProgress
 
 
 class Interrupts:
@@ -49,3 +53,18 @@ class Interrupts:
         """
         if self._interrupted:
             raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def interruptible_job(job: str, shown: bool = True) -> Iterator[JobProgress]:
+    """The progress of a job, which at every step and after every batch raises an interrupt that was dropped before.
+
+    Args:
+        job, shown: of JobProgress.
+
+    Raises:
+        KeyboardInterrupt: there was one.
+    """
+    with Interrupts() as interrupts, JobProgress(job, shown, interrupts.check) as steps:
+        yield steps
+        interrupts.check()

@@ -31,7 +31,7 @@ from hago.study.score import Score
 from hago.study.searcher import Explains, Recalls, Searcher
 from hago.study.trial_cache import ScorePoint, Submit, TrialCache
 
-#: (trial, best trial so far, whether it was read from the log) -> further texts for the progress bar.
+#: (trial, best trial so far, whether it was read from the log) -> further texts for the line of progress.
 OnTrial: TypeAlias = Callable[[Trial, Trial | None, bool], Sequence[str]]
 Stop: TypeAlias = Literal["finished"] | BudgetKind
 
@@ -85,6 +85,7 @@ def run_study(
     budget: Budget | str | int | None = None,
     resume: bool = True,
     progress: bool = False,
+    value_text: Callable[[Trial], str] | None = None,
     on_best: Callable[[Trial], None] | None = None,
     on_trial: OnTrial | None = None,
     plan_key: Callable[[Bits], str] | None = None,
@@ -104,7 +105,8 @@ def run_study(
         header: header of the log; required with `log`.
         budget: see Budget.parse. At least one trial is made.
         resume: whether an existing log may be continued.
-        progress: whether to show a line of progress on a terminal.
+        progress: whether to show progress: a line on a terminal, or a plain line now and then.
+        value_text: the value of the best trial in words, for the progress; by default the number.
         on_best: called with the best trial after each improvement, and once after a resume.
         on_trial: called with every trial, the best so far, and whether the trial was read from the log; the texts that
             it returns are shown in the line of progress.
@@ -138,7 +140,7 @@ def run_study(
         if log is not None and header is not None:
             file = stack.enter_context(LogFile(log))
             logged, model_hash = file.start(header, _now(), resume, notice), header.model_hash
-        bar = stack.enter_context(Progress(limit, len(logged), progress))
+        bar = stack.enter_context(Progress(limit, progress, value_text) if value_text else Progress(limit, progress))
         cache = stack.enter_context(TrialCache(score_point, plan_key, submit, race))
         run = _Run(
             space=space,

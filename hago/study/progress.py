@@ -1,40 +1,21 @@
-"""The progress of a search: one line on a terminal, nothing elsewhere. The least important texts come last, since a
-narrow terminal cuts the line off.
+"""The progress of a search's trials: one line on a terminal, or a plain line now and then. The least important texts
+come last, since a narrow terminal cuts the line off.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
 
-from tqdm import tqdm
-
+from hago.data import StatusLine, duration
 from hago.study.budget import Budget
 from hago.study.log import Trial
 
 
-class Preliminaries:
-    """Shows the step that a search is in before its first trial; a context manager. Made by `search.session` for the
-    time of the preparation.
-
-    Args:
-        shown: whether to show it; even then only where standard error is a terminal.
-    """
-
-    def __init__(self, shown: bool) -> None:
-        self._bar: Any = tqdm(bar_format="search: {desc}", disable=None if shown else True, leave=False)
-
-    def __enter__(self) -> Preliminaries:
-        return self
-
-    def __call__(self, step: str) -> None:
-        """Show the name of the step that begins."""
-        self._bar.set_description_str(step)
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._bar.close()
+def _value_text(trial: Trial) -> str:
+    return f"{trial.score.value:.6g}"
 
 
 class Progress:
@@ -43,32 +24,28 @@ class Progress:
 
     Args:
         budget: budget of the search.
-        done: number of trials that the log holds already.
-        shown: whether to show it; even then only where standard error is a terminal.
+        shown: whether to show it.
+        value_text: the value of the best trial in words.
+        clock: seconds, for the time between two lines.
     """
 
-    def __init__(self, budget: Budget, done: int, shown: bool) -> None:
-        self._budget = budget
+    def __init__(
+        self,
+        budget: Budget,
+        shown: bool,
+        value_text: Callable[[Trial], str] = _value_text,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._budget, self._value_text = budget, value_text
         self._repeats = 0
         self._seconds_before = 0.0
-        # None lets tqdm look whether the stream is a terminal.
-        hidden = None if shown else True
-        # no bar, but figures, the least important of which come last
-        count = "{n_fmt}" if budget.trials is None else "{n_fmt}/{total_fmt}"
-        self._bar: Any = tqdm(
-            total=budget.trials,
-            initial=done,
-            disable=hidden,
-            unit="trial",
-            dynamic_ncols=True,
-            bar_format=count + " trials{postfix}",
-        )
+        self._line = StatusLine(shown, clock)
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._bar.close()
+        self._line.close()
 
     def show(
         self,
@@ -90,15 +67,16 @@ class Progress:
         if trial.index == 0:
             self._seconds_before = trial.elapsed - trial.seconds
         self._repeats += trial.same_as is not None
-        parts = ["none runs yet" if best is None else f"best {best.score.value:.6g}", *texts]
-        left = self._seconds_left(trial.index + 1, seconds, forwards)
-        if left is not None:
-            parts.append(f"{_duration(left)} left")
+        count, most = trial.index + 1, self._budget.trials
+        # a log may hold more trials than this run allows
+        total = f" of {most}" if most is not None and count <= most else ""
+        parts = [f"{count}{total} trials", "none runs yet" if best is None else f"best {self._value_text(best)}"]
+        left = self._seconds_left(count, seconds, forwards)
+        parts += [*([] if left is None else [f"{duration(left)} left"]), *texts]
         if self._repeats:
             parts.append(f"{self._repeats} repeats")
-        self._bar.set_postfix_str(", ".join(parts), refresh=False)
-        if not replayed:
-            self._bar.update(1)
+        doing = "reading the log" if replayed else "search"
+        self._line.show(f"{doing}: {', '.join(parts)}", force=count == most)
 
     def _seconds_left(self, trials: int, seconds: float, forwards: float) -> float | None:
         """The time until the first limit is reached at the present rate; None where none is reached in finite time.
@@ -117,9 +95,3 @@ class Progress:
             if maximum is not None and used > 0
         ]
         return min((left for left in estimates if left < math.inf), default=None)
-
-
-def _duration(seconds: float) -> str:
-    rounded = round(seconds)
-    hours, minutes = rounded // 3600, rounded // 60 % 60
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rounded % 60:02}s" if minutes else f"{rounded}s"

@@ -44,6 +44,9 @@ def net():
         torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 3)
     )
 
+def stopped():
+    signal.raise_signal(signal.SIGINT)
+
 def batches():
     generator = torch.Generator().manual_seed(1)
     return [(torch.randn(16, 1, 6, 6, generator=generator), torch.arange(16) % 3) for _ in range(2)]
@@ -98,6 +101,7 @@ EVERY = {
     "quantize": ["quantize", MODEL, "--hardware", "vta", "--data", DATA],
     "explain": ["explain", MODEL, "--hardware", "vta", "--input-shape", "1,6,6"],
     "explain cost": ["explain", MODEL, "--hardware", "vta", "--input-shape", "1,6,6", "--cost"],
+    "evaluate": ["evaluate", MODEL, STRATEGY, "--data", DATA],
     "simulate": ["simulate", MODEL, STRATEGY, "--data", DATA],
     "realize": ["realize", MODEL, STRATEGY, "--data", DATA],
     "cost": ["cost", MODEL, STRATEGY, "--batch", "4"],
@@ -112,6 +116,7 @@ EVERY = {
     "hardware show": ["hardware", "show", "vta"],
     "hardware check": ["hardware", "check", "vta"],
     "demo": ["demo", "--budget", "1 trials", "--hardware", "sample", "--out", "demo_out"],
+    "doctor": ["doctor"],
 }
 
 
@@ -166,7 +171,7 @@ def test_help_has_an_example(hago: Run, name: str) -> None:
 
 
 def test_every_command_with_arguments_has_its_usage() -> None:
-    assert set(COMMANDS) - set(USAGE) == {"hardware", "demo"}
+    assert set(COMMANDS) - set(USAGE) == {"hardware", "demo", "doctor"}
 
 
 def examples() -> list[str]:
@@ -253,13 +258,68 @@ def test_search_reports_its_results_and_files(hago: Run, search_folder: Path) ->
     run = hago(*SEARCH, "--budget", "6 trials", "--held-out", DATA)
     trials = read_log(search_folder / LOG).trials
     assert f"searched {len(trials)} trials" in run.out and LOG in run.out and STRATEGY in run.out
-    assert "held out: accuracy" in run.out and "continuing after 6 trials" in run.err
+    assert "held-out data, 32 samples" in run.out and "continuing after 6 trials" in run.err
     # what came before the first trial, and forwards, are known of this session alone
     assert "before the first" not in run.out and "forwards" not in run.out
+    assert "in all runs; the best" in run.out and "this run added no trial in" in run.out
     fresh = hago(*SEARCH, "--budget", "2 trials", "--log", "fresh.jsonl", "--save", "fresh.json")
     assert "s before the first) and" in fresh.out and "forwards; the best is trial" in fresh.out
-    check = next(line for line in run.out.splitlines() if line.startswith("check it"))
+    check = next(line for line in run.out.splitlines() if line.startswith("next "))
     assert hago(*after_hago(check)).code == 0
+
+
+def test_a_continued_search_tells_this_run_from_all_runs(hago: Run) -> None:
+    words = [*SEARCH, "--log", "two.jsonl", "--save", "two.json", "--json"]
+    first, second = (hago(*words, "--budget", f"{n} trials").json for n in (2, 5))
+    assert (first["trials"], first["this_run"]["trials"]) == (2, 2) and first["stopped_because"] == "trials"
+    assert (second["trials"], second["this_run"]["trials"]) == (5, 3) and second["seconds"] > first["seconds"]
+    said = hago(*words[:-1], "--budget", "6 trials").out
+    assert "searched 6 trials" in said and "this run added 1 trials in" in said and "(6 trials) is spent" in said
+
+
+#: The commands that end with an answer.
+ANSWERING = ("search", "quantize", "realize", "inspect", "evaluate", "simulate")
+
+
+@pytest.mark.parametrize("name", ANSWERING)
+def test_a_job_ends_with_the_answer_and_the_next_command(hago: Run, name: str) -> None:
+    text, values = (hago(*EVERY[name], "--held-out", DATA, *more) for more in ((), ("--json",)))
+    assert text.code == 0, text.err
+    calibration, held_out = values.json["answer"]["data"]
+    assert (calibration["data"], held_out["data"]) == ("calibration data", "held-out data")
+    for part in (calibration, held_out):
+        assert {"float", "one shot"} <= set(part["models"]) and part["samples"] == 32
+        assert all({"sim_acc", "agreement", "sqnr"} <= set(figures) for figures in part["models"].values())
+        assert f"{part['data']}, 32 samples" in text.out
+        assert {d["minus"] for d in part["differences"]} == (
+            {"one shot", "float"} if "found" in part["models"] else set()
+        )
+    sizes = values.json["answer"]["weight_bytes"]
+    assert set(sizes) == set(calibration["models"]) and sizes["one shot"] < sizes["float"]
+    further = text.out.splitlines()[-1]
+    assert further.startswith("next ") and hago(*after_hago(further)).code == 0
+    assert shlex.split(further.removeprefix("next "))[-3:] == shlex.split(values.json["next"])[-3:]
+
+
+def test_what_a_stored_strategy_is_compared_with_is_what_its_search_was(hago: Run) -> None:
+    """One shot is made again from the calibration data, and not from other data."""
+    small = [
+        "--minimize",
+        "weight_bytes",
+        "--keep",
+        "agreement >= 50 %",
+        "--save",
+        "small.json",
+        "--log",
+        "small.jsonl",
+    ]
+    searched = hago(*SEARCH[:-2], *small, "--budget", "4 trials", "--json").json["answer"]
+    evaluated = hago("evaluate", MODEL, "small.json", "--data", DATA, "--json").json["answer"]
+    assert evaluated == searched and set(searched["weight_bytes"]) == {"float", "one shot", "found"}
+    assert searched["weight_bytes"]["found"] < searched["weight_bytes"]["one shot"]
+    other = hago("evaluate", MODEL, "small.json", "--data", DATA, "--samples", "20", "--json").json["answer"]
+    assert set(other["weight_bytes"]) == {"float", "found"} and "give that as --data" in other["note"]
+    assert other["data"][0]["data"] == "data"
 
 
 def test_a_tuned_strategy_names_the_command_that_checks_it(hago: Run) -> None:
@@ -269,7 +329,7 @@ def test_a_tuned_strategy_names_the_command_that_checks_it(hago: Run) -> None:
     given = ["--hardware", "my_chip.json", "--data", DATA, "--samples", "12"]
     assert hago("quantize", MODEL, *given, "--save", "my.json").code == 0
     run = hago("finetune", MODEL, "my.json", *given, "--steps", "2", "--save", "tuned.json")
-    check = next(line for line in run.out.splitlines() if line.startswith("check it"))
+    check = next(line for line in run.out.splitlines() if line.startswith("next "))
     assert {"my_chip.json", "12"} <= set(after_hago(check)) and hago(*after_hago(check)).code == 0
 
 
@@ -348,6 +408,36 @@ def test_interrupted_before_the_first_trial(hago: Run, monkeypatch: pytest.Monke
     monkeypatch.setattr("hago.cli.search.run_search", interrupt)
     run = hago(*SEARCH)
     assert run.code == 130 and run.out == "" and after_hago(run.err.splitlines()[-1]) == SEARCH
+
+
+@pytest.mark.usefixtures("listens")
+@pytest.mark.parametrize("name", [name for name, words in EVERY.items() if MODEL in words])
+def test_an_interrupted_command_says_so_in_a_line(hago: Run, name: str) -> None:
+    """While the model is made, before anything is written."""
+    run = hago(*("cli_zoo:stopped" if word == MODEL else word for word in EVERY[name]))
+    assert run.code == 130 and run.out == "" and "Traceback" not in run.err
+    said = run.err[run.err.index("\nhago: interrupted") :].strip().splitlines()
+    resumable = name in ("search", "finetune")
+    assert len(said) == (2 if resumable else 1)
+    assert ("nothing was written" in said[0]) or resumable
+    if resumable:
+        assert said[0].endswith("; continue with:") and after_hago(said[1])[0] == name
+
+
+@pytest.mark.usefixtures("listens")
+def test_an_interrupt_after_a_file_was_written_names_it(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("hago.cli.search.answer_for_one_shot", interrupt)
+    run = hago(*EVERY["quantize"], "--save", "kept.json")
+    assert run.code == 130 and run.err.endswith("\nhago: interrupted after it wrote kept.json\n")
+    assert Strategy.load("kept.json").bits
+    monkeypatch.setattr("hago.cli.search.answer_for_search", interrupt)
+    run = hago(*SEARCH, "--budget", "6 trials")
+    assert run.code == 130 and f"interrupted after 6 trials, which are in {LOG}" in run.err
+    monkeypatch.setattr("hago.cli.commands.run_demo", interrupt)
+    assert "hago: interrupted in the demo; what it made so far is in demo_out" in hago(*EVERY["demo"]).err
 
 
 # ---------------------------------------------------------------- the other commands
@@ -558,7 +648,8 @@ def test_a_search_of_a_float_model(hago: Run, search_folder: Path) -> None:
         "tpe",
     ]
     run = hago(*SEARCH, *words)
-    assert run.code == 0 and "SQNR exact, " in run.out and "no edge has bits: all of it is float" in run.out
+    assert run.code == 0 and re.search(r"\n  one shot .* exact ", run.out)
+    assert "what was found is what one shot gives" in run.out and "no edge has bits: all of it is float" in run.out
 
 
 def test_version(hago: Run) -> None:

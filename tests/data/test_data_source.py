@@ -248,7 +248,7 @@ def test_a_tensor_is_divided_into_batches(feeds: None) -> None:
 
 
 def test_callables_that_are_refused(feeds: None) -> None:
-    with pytest.raises(DataError, match="returned NoneType; expected an iterable"):
+    with pytest.raises(DataError, match="returned is of type NoneType; expected an iterable"):
         load_data("data_feeds:nothing")
     with pytest.raises(DataError, match="raised RuntimeError: the disk is gone"):
         list(load_data("data_feeds:failing"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from hago.arithmetic.numerics import Requantize
 from hago.arithmetic.types import INT8, INT16, INT32
 from hago.errors import HagoError, HardwareError
 from hago.hardware.file import check_hardware, hardware_hash, load_hardware
-from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme, create_sample_hardware
+from hago.hardware.hardware import Accumulator, FixedOut, Hardware, OpDesc, TensorScheme, create_sample_hardware
 
 
 def rfc_hardware() -> Hardware:
@@ -140,9 +140,17 @@ def test_the_hash_covers_every_fact() -> None:
                 replace(conv, accumulator=Accumulator(INT32, "saturate_end")),
                 replace(conv, in_dtypes="int8"),
                 replace(conv, cost={"macs_per_cycle": 64}),
+                replace(conv, out_dtypes="int16"),
+                replace(conv, form="common_scale"),
+                replace(conv, requantize_at="output", fixed_out=FixedOut(0.5)),
             )
         ),
     ]
+    changed = {f.name for h in others for f in fields(h) if getattr(h, f.name) != getattr(hardware, f.name)}
+    assert changed == {f.name for f in fields(Hardware) if f.compare} - {"sources", "notes", "processor"}
+    descs = [h.ops["conv2d"][0] for h in others]
+    varied = {f.name for d in descs for f in fields(d) if getattr(d, f.name) != getattr(conv, f.name)}
+    assert varied >= {f.name for f in fields(OpDesc) if f.compare}
     hashes = [hardware_hash(h) for h in (hardware, *others)]
     assert len(set(hashes)) == len(hashes)
 

@@ -10,6 +10,7 @@ import torch
 from building import residual_block, seeded
 from toys import timeless
 
+from hago.data.progress import StatusLine
 from hago.errors import LogError
 from hago.importing import as_strategy
 from hago.search.pareto_front import load_front
@@ -74,21 +75,14 @@ def test_a_finished_log_gives_its_files_again(tmp_path: Path) -> None:
     assert {n: (tmp_path / n).read_bytes() for n in before} == before
 
 
-def test_the_bar_shows_cost_front_cache_and_forwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_shows_cost_front_cache_and_forwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-
-    class Bar:
-        def __init__(self, **_) -> None: ...
-        def set_description_str(self, what) -> None: ...
-        def set_postfix_str(self, figures, refresh) -> None:
-            shown.append(figures)
-
-        def update(self, _) -> None: ...
-        def close(self) -> None: ...
-
-    monkeypatch.setattr("hago.study.progress.tqdm", Bar)
+    monkeypatch.setattr(StatusLine, "show", lambda self, text, force=False: shown.append(text))
     run_search(residual_block(), "x86_vnni", DATA, options_of(tmp_path, searcher="greedy", budget="8 trials, 1h"))
-    figures = r"best [-.\d]+, [.\d]+ k?B, \d+/8 forwards, \d+ % cached, front [1-9]\d*, \d+s left(, \d+ repeats)?"
+    figures = (
+        r"search: 8 of 8 trials, best sqnr [-.\d]+ dB, \d+s left, [.\d]+ k?B, \d+ forwards, \d+ % cached, "
+        r"front [1-9]\d*(, \d+ repeats)?"
+    )
     assert re.fullmatch(figures, shown[-1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import weakref
@@ -12,7 +13,7 @@ from types import FrameType
 import pytest
 from toys import run, separable, timeless
 
-from hago.study.interrupts import Interrupts
+from hago.study.interrupts import Interrupts, interruptible_job
 from hago.study.log import read_log
 
 
@@ -95,3 +96,26 @@ def test_no_handler_is_installed_in_other_threads() -> None:
     thread.start()
     thread.join()
     assert said == ["fine"]
+
+
+def test_an_interrupt_that_a_job_drops_is_raised_at_its_next_step() -> None:
+    done = []
+
+    def drop() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), interruptible_job("job", shown=False) as steps:
+        steps("first")
+        drop()
+        done.append("first")
+        steps("second")
+        done.append("second")
+    with pytest.raises(KeyboardInterrupt), interruptible_job("job", shown=False) as steps:
+        drop()
+        steps.on_batch(1, 2)
+        done.append("batch")
+    with pytest.raises(KeyboardInterrupt), interruptible_job("job", shown=False):
+        drop()
+        done.append("end")
+    assert done == ["first", "end"]

@@ -1,4 +1,4 @@
-"""Progress: one line on a terminal, nothing elsewhere."""
+"""Progress of trials: one line on a terminal, elsewhere a plain line now and then."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from toys import run, without_relu
 
 from hago.study.budget import Budget
 from hago.study.log import Trial
-from hago.study.progress import Preliminaries, Progress
+from hago.study.progress import Progress
 from hago.study.score import Score
 
 
-def test_progress_is_silent_away_from_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_progress_is_silent_away_from_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     run("greedy", progress=True)
     run("greedy", progress=False)
     assert capsys.readouterr() == ("", "")
@@ -42,7 +42,7 @@ def test_progress_on_a_terminal(progress: bool, monkeypatch: pytest.MonkeyPatch)
     if not progress:
         assert shown == ""
         return
-    for words in ("9/9 trials", "best -2", "4 repeats", "0s left"):
+    for words in ("9 of 9 trials", "best -2", "4 repeats", "0s left"):
         assert words in shown
 
 
@@ -53,7 +53,7 @@ def test_progress_on_a_terminal(progress: bool, monkeypatch: pytest.MonkeyPatch)
 def test_the_time_left_is_that_of_the_first_limit(budget: str, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with Progress(Budget.parse(budget), 0, True) as bar:
+    with Progress(Budget.parse(budget), True) as bar:
         bar.show(Trial(9, {"a:0": 8}, Score(1.0)), None, 10.0, 10.0, False, ["front 3"])
     assert left in terminal.getvalue() and "front 3" in terminal.getvalue()
 
@@ -61,7 +61,7 @@ def test_the_time_left_is_that_of_the_first_limit(budget: str, left: str, monkey
 def test_the_rate_of_trials_excludes_the_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with Progress(Budget.parse("11 trials"), 0, True) as bar:
+    with Progress(Budget.parse("11 trials"), True) as bar:
         bar.show(Trial(0, {"a:0": 8}, Score(1.0), seconds=2.0, elapsed=62.0), None, 62.0, 5.0, False)
     assert " 20s left" in terminal.getvalue()
 
@@ -70,7 +70,7 @@ def test_a_rate_of_almost_nothing_has_no_time_left(monkeypatch: pytest.MonkeyPat
     """As a log whose numbers were edited gives: a duration beyond what floats hold."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with Progress(Budget.parse("100 forwards"), 0, True) as bar:
+    with Progress(Budget.parse("100 forwards"), True) as bar:
         bar.show(Trial(0, {"a:0": 8}, Score(1.0), seconds=1.0, elapsed=1e300), None, 1e300, 1e-300, False)
     assert "1 trials" in terminal.getvalue() and "left" not in terminal.getvalue()
 
@@ -78,29 +78,39 @@ def test_a_rate_of_almost_nothing_has_no_time_left(monkeypatch: pytest.MonkeyPat
 def test_the_most_important_texts_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
     trial = Trial(122, {"a:0": 8}, Score(-34.71234567))
-    also = ["123.4 MB", "1234/1234 forwards", "100 % cached", "front 12"]
-    with Progress(Budget.parse("9999 trials, 1h"), 122, True) as bar:
+    also = ["123.4 MB", "1234 forwards", "100 % cached", "front 12"]
+    with Progress(Budget.parse("9999 trials, 1h"), True) as bar:
         bar.show(trial, trial, 10.0, 10.0, False, also)
-    line = terminal.getvalue().split("\r")[-1].split("cached")[0] + "cached"
-    assert len(line) <= 80 and "123/9999 trials" in line and "best -34.7123" in line
-
-
-def test_steps_of_the_preparation_are_shown_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with Preliminaries(True) as doing:
-        doing("calibrating")
-    assert "search: calibrating" in terminal.getvalue() and terminal.getvalue().split("\r")[-2].strip() == ""
-    before = len(terminal.getvalue())
-    with Preliminaries(False) as doing:
-        doing("calibrating")
-    assert len(terminal.getvalue()) == before
+    line = max((part.strip() for part in terminal.getvalue().split("\r")), key=len)
+    assert len(line) < 80
+    assert line.startswith("search: 123 of 9999 trials, best -34.7123, 13m23s left, 123.4 MB, 1234 forwards")
 
 
 def test_without_a_budget_no_time_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with Progress(Budget(), 0, True) as bar:
+    with Progress(Budget(), True) as bar:
         bar.show(Trial(0, {"a:0": 8}, Score(1.0)), None, 10.0, 10.0, False)
     assert "left" not in terminal.getvalue()
+
+
+def test_a_total_that_is_exceeded_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that is continued with a smaller budget holds more trials than that."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress(Budget.parse("45 trials"), True) as bar:
+        bar.show(Trial(163, {"a:0": 8}, Score(1.0)), None, 10.0, 10.0, True)
+    assert "reading the log: 164 trials" in terminal.getvalue() and "45" not in terminal.getvalue()
+
+
+def test_trials_away_from_a_terminal_leave_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = itertools.count(0.0, 10.0)
+    with Progress(Budget.parse("9 trials"), True, lambda trial: "sqnr 30 dB", clock=lambda: next(seconds)) as bar:
+        for index in range(8):
+            trial = Trial(index, {"a:0": 8}, Score(1.0))
+            bar.show(trial, trial, 10.0 * index, 10.0, False)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"hago: search: {n} of 9 trials" for n in (3, 6)]
+    assert all("best sqnr 30 dB" in line for line in lines)

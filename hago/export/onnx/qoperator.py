@@ -3,8 +3,8 @@
 A node whose requantization is that of a QLinear operator is written as one. Any other is written as an exact sum and
 the requantization of the Plan after it. The sum is in int32 where both factors have at most 8 bits (ConvInteger,
 MatMulInteger), in int64 for means, sums and averages, and else on centered integers in float32, where
-`export.check_plan` refuses sums from 2**24 on. A lookup table is a Gather. The file thus computes every integer of the
-Plan, whatever the hardware.
+`refusals.check_plan` refuses sums from 2**24 on. A lookup table is a Gather. The file thus computes every integer of
+the Plan, whatever the hardware.
 """
 
 from __future__ import annotations

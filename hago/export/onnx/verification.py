@@ -13,7 +13,7 @@ from torch import Tensor
 from hago.arithmetic.equality import differences, to_quanta
 from hago.arithmetic.types import Edge
 from hago.export.onnx.builder import OnnxFile, remove_padding
-from hago.export.onnx.engines import SATURATES, Run, onnxruntime, saturates_pairs
+from hago.export.onnx.engines import ENGINES, SATURATES, Run, onnxruntime, saturates_pairs
 from hago.export.onnx.values import Value, element_type_of, numpy_dtype
 from hago.export.onnx.writer import GraphWriter, load_onnx
 from hago.graph import Node
@@ -91,6 +91,14 @@ class SubmodelExtractor:
 # model, so that a difference is due to that node and not to its inputs.
 
 Array = np.ndarray[Any, Any]
+#: Ops that add products of bytes, which some CPUs add in saturating pairs.
+_ADDS_PRODUCTS: Final = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "linear", "matmul")
+#: Why the check finds differences although it keeps sums exact, and what helps.
+_REFUSES_PRECISE: Final = (
+    "this CPU has no VNNI, and ONNX Runtime refuses the option that keeps sums of products of bytes exact for some "
+    "files with signed activations, so it adds them in pairs that saturate at 16 bits. Give weights 7 bits "
+    "(fix_bits={'*:1': 7}), with which no pair saturates, or run the file on a CPU with VNNI"
+)
 #: The fraction of values that may differ by one quantum, as they do in engines where scales are arbitrary floats.
 TOLERATED: Final = 1e-4
 
@@ -161,11 +169,36 @@ class OnnxCheck:
     def tolerable(self) -> bool:
         return all(p.tolerable for p in self.places)
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the check failed: what differs by more than is tolerated, the known reason, and what to do; empty where
+        it passed."""
+        failed = [p for p in self.places if not p.tolerable]
+        if not failed:
+            return ()
+        worst = max(failed, key=lambda p: (p.largest, p.differing / p.compared))
+        count = sum(p.integer for p in self.places)
+        found = (
+            f"the check FAILED: {len(failed)} of {count} tensors of integers differ by more than one quantum, or in "
+            f"more than {100 * TOLERATED:.2g} % of their values; the worst is {worst.place} ({worst.op}), where "
+            f"{worst.differing} of {worst.compared} differ, by at most {worst.largest:.6g} quanta"
+        )
+        if self.by_default is not None and any(p.op in _ADDS_PRODUCTS for p in failed):
+            return (found, f"the likely reason: {_REFUSES_PRECISE}")
+        others = " or ".join(f"--engine {name}" for name in ENGINES if name != self.engine)
+        return (
+            found,
+            "each node was fed the integers of hago's model, so the difference is made at these places. Check with "
+            f"{others}: where that passes, the file is right, and {self.engine} computes these nodes in another way; "
+            "keep them float (keep_float) for it",
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values."""
         return {
             "engine": self.engine,
             "same": self.same,
+            "reasons": list(self.reasons),
             "tolerable": self.tolerable,
             "compared": self.compared,
             "differing": self.differing,
@@ -190,7 +223,7 @@ class OnnxCheck:
                 sum(n) for n in zip(*((p.differing, p.compared) for p in self.by_default), strict=True)
             )
             lines.append(f"  by default {differ} of {all_outputs} outputs of the whole file differ: {SATURATES}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.reasons])
 
 
 def check_onnx(

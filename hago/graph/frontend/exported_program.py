@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +27,8 @@ from torch.utils import _pytree as pytree
 from hago.data import as_tensor
 from hago.errors import GraphError, as_strings
 from hago.graph.frontend.composites import Decompositions, any_short, decompositions
+from hago.graph.frontend.export_failure import first_line, quiet_on_failure, why_not_exported
+from hago.graph.frontend.input_diagnosis import check_runs
 from hago.graph.graph import CONST, INPUT, Graph, Node
 from hago.graph.nesting import write_tree
 from hago.graph.passes import PassOptions, apply_before_folding, apply_from_folding, import_versions
@@ -138,12 +139,6 @@ def _size(size: Any) -> int:
     return int(expr.subs(dict.fromkeys(expr.free_symbols, 1)))
 
 
-def first_line(error: Exception) -> str:
-    """What a long message of torch says first."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
-
-
 def check_finite(name: str, tensor: Tensor) -> None:
     """Refuse weights that are NaN or infinite.
 
@@ -227,7 +222,10 @@ class Importer:
             elif fx.op == "output":
                 outputs = self._outputs(fx)
             elif fx.op == "get_attr":
-                raise GraphError(f"the model branches or loops on values ({fx.target}); hago imports no control flow")
+                raise GraphError(
+                    f"the model branches or loops on values ({fx.target}); hago imports no control flow: choose "
+                    "between values with torch.where(condition, a, b)"
+                )
             elif fx.op != "placeholder":
                 raise GraphError(f"{fx.name} ({fx.op} {fx.target}) cannot be imported; only ATen calls can")
         kept = _reachable(self.nodes, outputs, inputs)
@@ -511,6 +509,7 @@ def from_torch(
     Raises:
         GraphError: the model is in training mode, cannot be exported, is not float32, or holds NaN
             or infinite parameters.
+        DataError: the model fails on the example inputs.
     """
     made_for = as_strings(made_for, "made_for")
     if isinstance(model, Graph):
@@ -538,35 +537,19 @@ def from_torch(
 
 
 def _export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> ExportedProgram:
-    if not isinstance(model, nn.Module):
-        raise GraphError(f"expected an nn.Module, ExportedProgram or Graph, got {type(model).__name__}")
-    if model.training:
-        raise GraphError("the model is in training mode; call model.eval() first")
-    _check_parameters(model)
+    check_exportable(model)
     if not args and not kwargs:
         raise GraphError("example_inputs are needed to export an nn.Module; pass one batch")
     args, kwargs = pytree.tree_map(_example, (tuple(args), dict(kwargs or {})))
     dynamic = pytree.tree_map(_open_batch, (tuple(args), dict(kwargs)))
     shapes = {**_positional(model, dynamic[0]), **dynamic[1]}
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), quiet_on_failure():
             warnings.simplefilter("ignore")
             return torch.export.export(model, tuple(args), dict(kwargs), dynamic_shapes=shapes)
     except Exception as error:
-        raise GraphError(f"torch.export cannot export {type(model).__name__}: {_why(error)}") from error
-
-
-def _why(error: Exception) -> str:
-    """What torch.export said, and what helps."""
-    unknown = re.search(r"Found <class '([\w.]+)'> in output", str(error))
-    if unknown is None:
-        said = first_line(error)
-        return f"{said}. See that torch.export.export(model, example_inputs) works, or pass an ExportedProgram"
-    return (
-        f"it returns a {unknown[1].rpartition('.')[2]}. Let it return tensors alone (a model of transformers does with "
-        "use_cache=False in its config or its arguments), or pass a module that calls it and returns the tensors, e.g. "
-        "`return self.model(x).logits`"
-    )
+        check_runs(model, args, kwargs)
+        raise GraphError(f"torch.export cannot export {type(model).__name__}: {why_not_exported(error)}") from error
 
 
 def _positional(model: nn.Module, shapes: Sequence[Any]) -> dict[str, Any]:
@@ -594,7 +577,16 @@ def _open_batch(x: Any) -> Any:
     return {0: Dim.AUTO} if isinstance(x, Tensor) and x.ndim > 0 else None
 
 
-def _check_parameters(model: nn.Module) -> None:
+def check_exportable(model: nn.Module) -> None:
+    """Check that a model can be exported on any inputs.
+
+    Raises:
+        GraphError: it is no nn.Module in eval mode whose parameters are float32, finite and on the CPU.
+    """
+    if not isinstance(model, nn.Module):
+        raise GraphError(f"expected an nn.Module, ExportedProgram or Graph, got {type(model).__name__}")
+    if model.training:
+        raise GraphError("the model is in training mode; call model.eval() first")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
             raise GraphError(f"{name!r} is {tensor.dtype}; hago imports float32 models: call model.float()")

@@ -1,6 +1,7 @@
 """The integer model on the fastest kernels that are exact on this machine: selection, lowering, code and execution."""
 
 from hago.runtime.native.executor import ENGINES, Executor, FastModel, named_engine
+from hago.runtime.native.library import cache_folder, find_compiler
 from hago.runtime.native.lowering import conversion
 from hago.runtime.native.self_test import ExactKernels, exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
@@ -11,7 +12,9 @@ __all__ = [
     "Executor",
     "FastModel",
     "KernelConstantCache",
+    "cache_folder",
     "conversion",
     "exact_kernels",
+    "find_compiler",
     "named_engine",
 ]

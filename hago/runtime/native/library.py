@@ -246,6 +246,11 @@ def library() -> Library:
     return Library(calls, "built from source on this machine")
 
 
+def find_compiler() -> str | None:
+    """The path of the C++ compiler that builds the library; None if there is none."""
+    return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+
+
 def build() -> Path:
     """The path of the built library.
 
@@ -256,7 +261,7 @@ def build() -> Path:
     """
     if os.environ.get("HAGO_NATIVE") == "0":
         raise OSError("switched off by HAGO_NATIVE=0")
-    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    compiler = find_compiler()
     if compiler is None:
         raise OSError("no C++ compiler on this machine (c++, g++ or clang++)")
     folder = cache_folder()

@@ -78,13 +78,17 @@ class ExactKernels:
         """
         return self.passes.exact and self.conv.exact
 
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """The verdict of every kind of kernels, by name."""
+        return {
+            **{"native passes": self.passes, "native products": self.products, "native convolution": self.conv},
+            **{"native convolution, AMX": self.tiles, "native convolution, int16": self.words},
+            **{"oneDNN": self.onednn, "oneDNN, fused": self.fused},
+        }
+
     def __str__(self) -> str:
-        named = (
-            *(("native passes", self.passes), ("native products", self.products), ("native convolution", self.conv)),
-            *(("on matrix tiles", self.tiles), ("of words", self.words)),
-            *(("oneDNN", self.onednn), ("fused", self.fused)),
-        )
-        parts = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in named]
+        parts = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in self.verdicts.items()]
         return "; ".join(parts)
 
 

@@ -1,0 +1,508 @@
+"""The answer that a command ends with: the float model, one-shot quantization and the strategy that was found, side by
+side on the calibration data and on held-out data, and in words what stays float and where accumulators may overflow.
+
+One-shot quantization is what `hago.quantize` gives. A search has the calibration to make it from; for a stored strategy
+it is made again, if the data is that of the strategy's calibration. Every model runs on the same samples, so their
+differences have paired intervals. Of a pass over the data, the outputs of the float model and a few numbers per sample
+are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+
+from hago.analysis.strategy_report import StrategyReport, figure_cells, report_on
+from hago.arithmetic.types import Edge
+from hago.calibration import named_estimator
+from hago.cost import amount_text, float_cost, plan_cost
+from hago.data import Batches, JobProgress
+from hago.errors import HagoError, InfeasibleBits
+from hago.graph import CONST, INPUT, Graph, ModelLike
+from hago.hardware import Hardware
+from hago.importing import HardwareLike, as_hardware, import_with_data
+from hago.plan import Plan, Resolver, Strategy, Topology
+from hago.search import (
+    Evaluator,
+    Measurement,
+    Prepared,
+    QuantizationOptions,
+    SearchOutcome,
+    held_out_batches,
+    paired_interval,
+    prepare,
+    quantize_in_one_shot,
+    quick_interval,
+    stored_resolver,
+)
+from hago.search.objective import OBJECTIVES, Objective, named_objective
+from hago.serialization.text_table import table, wrapped
+
+Row = Literal["float", "one shot", "found"]
+
+#: The most names that a line lists, and the most reasons that are listed.
+LISTED: Final = 5
+
+
+# ---------------------------------------------------------------- values
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """By how much the found strategy is better than another model on the same samples.
+
+    Args:
+        minus: the other model.
+        measure: `accuracy` where the data has labels, else `agreement`.
+        points: its mean difference and the ends of the 95 % interval, as shares of the samples.
+        decibels: the same of the SQNR; None where the other model is the float model.
+    """
+
+    minus: Row
+    measure: str
+    points: tuple[float, float, float]
+    decibels: tuple[float, float, float] | None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; the ends of intervals that a single sample leaves open are None."""
+        document: dict[str, Any] = {"minus": self.minus, "measure": self.measure, "points": _finite(self.points)}
+        return document if self.decibels is None else {**document, "decibels": _finite(self.decibels)}
+
+    def __str__(self) -> str:
+        text = f"found minus {self.minus}: {self.measure} {_span(self.points, 100.0, 'points')}"
+        return text if self.decibels is None else f"{text}; SQNR {_span(self.decibels, 1.0, 'dB')}"
+
+
+@dataclass(frozen=True, slots=True)
+class DataAnswer:
+    """The models side by side on one data set.
+
+    Args:
+        data: which data it is, in words.
+        samples: number of samples.
+        figures: the measures of every model, as `Evaluator.summary` gives them.
+        differences: of the found strategy; none where only one strategy is shown.
+        overflows: by node, the number of accumulators of the last model that left their register.
+    """
+
+    data: str
+    samples: int
+    figures: Mapping[Row, Mapping[str, Any]]
+    differences: tuple[PairedDifference, ...]
+    overflows: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "data": self.data,
+            "samples": self.samples,
+            "models": {row: dict(figures) for row, figures in self.figures.items()},
+            "differences": [d.to_json() for d in self.differences],
+            "overflows": dict(self.overflows),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FloatNodes:
+    """Nodes that stay float for one reason."""
+
+    op: str
+    reason: str
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if len(self.names) == 1:
+            return f"{self.names[0]} ({self.op}): {self.reason}"
+        return f"{len(self.names)} x {self.op} ({_listed(self.names)}): {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command found, made by `answer_for` and `answer_for_stored`; prints as tables and a few sentences.
+
+    Args:
+        weight_bytes: bytes of the constants of every model, packed to their bits.
+        parts: one per data set.
+        nodes: number of computed nodes.
+        floats: the nodes that stay float, by reason.
+        possible: the nodes whose accumulators are not proved to hold every input.
+        remedy: how to rule the overflow out, in words; empty where there is none, or nothing helps.
+        note: why the one-shot quantization is missing, or equals what was found; else empty.
+    """
+
+    weight_bytes: Mapping[Row, float]
+    parts: tuple[DataAnswer, ...]
+    nodes: int
+    floats: tuple[FloatNodes, ...]
+    possible: tuple[str, ...]
+    remedy: str = ""
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "weight_bytes": dict(self.weight_bytes),
+            "data": [part.to_json() for part in self.parts],
+            "stays_float": [{"op": f.op, "reason": f.reason, "nodes": list(f.names)} for f in self.floats],
+            "may_overflow": list(self.possible),
+            "remedy": self.remedy,
+            "note": self.note,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*self.table_lines(), "", *self.float_lines(), *self.overflow_lines()])
+
+    def table_lines(self) -> list[str]:
+        """The tables, and the differences of the found strategy."""
+        lines: list[str] = []
+        for part in self.parts:
+            lines += [*([""] if lines else []), f"{part.data}, {part.samples} samples", *self._table(part)]
+            if part.differences:
+                lines += ["  sample by sample, with 95 % intervals:", *(f"    {d}" for d in part.differences)]
+        return [*lines, *([self.note] if self.note else [])]
+
+    def _table(self, part: DataAnswer) -> list[str]:
+        own = {n: None for figures in part.figures.values() for n, v in figures.items() if _is_own(n, v)}
+        rows = []
+        for row, figures in part.figures.items():
+            size = amount_text("weight_bytes", self.weight_bytes[row])
+            others = (f"{figures[name]:.6g}" for name in own)
+            rows.append((f"  {row}", *figure_cells(figures), *others, size))
+        titles = ("  model", "accuracy", "95 % interval", "agreement", "SQNR dB", *own, "weights")
+        if all(row[1] == "-" for row in rows):  # without labels
+            titles, rows = (titles[0], *titles[3:]), [(row[0], *row[3:]) for row in rows]
+        return table(titles, rows, right=("accuracy", "agreement", "SQNR dB", *own, "weights"))
+
+    def float_lines(self) -> list[str]:
+        """What stays float, and why."""
+        count = sum(len(f.names) for f in self.floats)
+        if not count:
+            return ["no node stays float"]
+        lines = [f"{count} of {self.nodes} nodes stay{'s' if count == 1 else ''} float:"]
+        for nodes in self.floats[:LISTED]:
+            lines += wrapped(f"  {nodes}", indent=" " * 6)
+        more = sum(len(f.names) for f in self.floats[LISTED:])
+        return [*lines, *([f"  and {more} more, see hago explain"] if more else [])]
+
+    def overflow_lines(self) -> list[str]:
+        """Where accumulators may overflow, or did, and what to do about it."""
+        integers = self.nodes - sum(len(f.names) for f in self.floats)
+        seen = {part.data: part.overflows for part in self.parts if part.overflows}
+        lines = [
+            f"OVERFLOWS on the {data}: " + _listed([f"{node} {n} times" for node, n in overflows.items()])
+            for data, overflows in seen.items()
+        ]
+        if not self.possible:
+            return [f"no accumulator can overflow: proved at all {integers} integer nodes"] if integers else lines
+        silent = "" if seen else f", though none did on {_samples(self.parts)}"
+        lines.append(
+            f"{len(self.possible)} of {integers} integer nodes may overflow on other inputs{silent}: "
+            f"{_listed(self.possible)}"
+        )
+        return [line for text in [*lines, *([self.remedy] if self.remedy else [])] for line in wrapped(text)]
+
+
+def _samples(parts: Sequence[DataAnswer]) -> str:
+    return f"these {sum(part.samples for part in parts)} samples"
+
+
+def _is_own(name: str, value: Any) -> bool:
+    """Whether a figure is of an objective that has no column of its own."""
+    return name not in ("samples", "sqnr", "agreement", "sim_acc") and not isinstance(value, list)
+
+
+def _finite(span: tuple[float, float, float]) -> list[float | None]:
+    return [x if math.isfinite(x) else None for x in span]
+
+
+def _span(span: tuple[float, float, float], factor: float, unit: str) -> str:
+    mean, low, high = (factor * x for x in span)
+    if low == mean == high:
+        return "is the same on every sample" if mean == 0.0 else f"{mean:+.2f} {unit} on every sample"
+    if math.isinf(low):
+        return f"{mean:+.2f} {unit} on a single sample"
+    return f"{mean:+.2f} {unit} ({low:+.2f} to {high:+.2f}{', which may be chance' if low <= 0.0 <= high else ''})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The names, shortened to a few of many."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+# ---------------------------------------------------------------- measuring
+def answer_for(
+    resolver: Resolver,
+    strategy: Strategy,
+    one_shot: Plan | str,
+    data: Mapping[str, Batches],
+    steps: JobProgress,
+    objective: Objective | None = None,
+    known: Mapping[str, tuple[Evaluator, Measurement]] | None = None,
+) -> Answer:
+    """Measure the models on every data set.
+
+    Args:
+        resolver: of the strategy, as `stored_resolver` makes it.
+        one_shot: its Plan; or why there is none, in words.
+        data: the data sets by what they are, in words.
+        steps: shows the progress.
+        objective: a further measure to show.
+        known: by data set, the Evaluator and what it measured of the strategy, where a caller has that already.
+    """
+    plan, plans, note = resolver(strategy.bits), dict[Row, Plan](), ""
+    if is_one_shot(strategy):
+        plans["one shot"] = plan
+    elif isinstance(one_shot, str):
+        plans["found"], note = plan, one_shot
+    else:
+        plans["one shot"] = one_shot
+        if one_shot.key == plan.key:
+            note = "what was found is what one shot gives"
+        else:
+            plans["found"] = plan
+    weights: dict[Row, float] = {"float": float_cost(plan).figures["weight_bytes"]}
+    weights |= {row: plan_cost(p).figures["weight_bytes"] for row, p in plans.items()}
+    parts = tuple(
+        _answer_on(name, batches, plans, objective or named_objective("sqnr"), (known or {}).get(name), steps)
+        for name, batches in data.items()
+    )
+    possible = tuple(name for name, verdict in plan.verdicts.items() if verdict != "proved")
+    graph = plan.graph
+    return Answer(
+        weights,
+        parts,
+        nodes=sum(node.op not in (INPUT, CONST) for node in graph),
+        floats=_float_nodes(graph, resolver.topology, plan),
+        possible=possible,
+        remedy=_overflow_remedy(resolver, strategy, possible[0]) if possible else "",
+        note=note,
+    )
+
+
+def _answer_on(
+    name: str,
+    batches: Batches,
+    plans: Mapping[Row, Plan],
+    objective: Objective,
+    known: tuple[Evaluator, Measurement] | None,
+    steps: JobProgress,
+) -> DataAnswer:
+    last = list(plans)[-1]
+    steps(f"measuring on the {name}")
+    if known is None:
+        plan = plans[last]
+        evaluator = Evaluator(plan.graph, batches.observed(steps.on_batch), objective, plan.ops, cache_bytes=0)
+        measured: dict[Row, Measurement] = {}
+    else:
+        evaluator, measured = known[0], {last: known[1]}
+    measured = {row: measured.get(row) or evaluator.measure(plan) for row, plan in plans.items()}
+    contributions: dict[Row, Mapping[str, Tensor]] = {"float": evaluator.float_contributions()}
+    contributions |= {row: m.contributions for row, m in measured.items()}
+    differences = () if "found" not in plans else tuple(_differences(contributions))
+    figures = {row: evaluator.summary(c) for row, c in contributions.items()}
+    return DataAnswer(name, batches.samples, figures, differences, measured[last].extremes.overflows)
+
+
+def _differences(contributions: dict[Row, Mapping[str, Tensor]]) -> Iterable[PairedDifference]:
+    found = contributions["found"]
+    measure = "accuracy" if "accuracy" in found else "agreement"
+    for row, other in reversed(contributions.items()):
+        if row == "found":
+            continue
+        points = paired_interval(found[measure].mean(1) - other[measure].mean(1))
+        decibels = None if row == "float" else _paired_decibels(found["sqnr"], other["sqnr"])
+        yield PairedDifference(row, measure, points, decibels)
+
+
+def _paired_decibels(found: Tensor, other: Tensor) -> tuple[float, float, float]:
+    """The difference of two SQNRs of the same samples, with its interval."""
+    width, finish = found.shape[1], OBJECTIVES["sqnr"].finish
+
+    def difference(mean: Tensor) -> float:
+        return finish(mean[:width]) - finish(mean[width:])
+
+    both = torch.cat([found, other], 1)
+    low, high = quick_interval(both, difference)
+    return difference(both.to(torch.float64).mean(0)), low, high
+
+
+def _float_nodes(graph: Graph, topology: Topology, plan: Plan) -> tuple[FloatNodes, ...]:
+    names: dict[tuple[str, str], list[str]] = {}
+    for node in graph:
+        if node.op not in (INPUT, CONST) and node.name not in plan.nodes:
+            op = str(node.attrs["target"]) if node.op == "opaque" else node.op
+            names.setdefault((op, topology.reasons[node.name]), []).append(node.name)
+    groups = [FloatNodes(op, reason, tuple(each)) for (op, reason), each in names.items()]
+    return tuple(sorted(groups, key=lambda g: -len(g.names)))
+
+
+# ---------------------------------------------------------------- overflow
+def _overflow_remedy(resolver: Resolver, strategy: Strategy, name: str) -> str:
+    """How to rule the overflow of a node out: bits of its operands that were tried, or the node in float if the
+    hardware takes that. Empty where neither is possible."""
+    graph, hardware = resolver.graph, resolver.hardware
+    remedies = []
+    if fewer := _proved_bits(resolver, strategy, name):
+        remedies.append(" ".join(f"--fix-bits '{edge}={bits}'" for edge, bits in fewer.items()))
+    if hardware.float_descs(graph[name].op, integer_fits=True):
+        remedies.append(f"--keep-float '{name}'")
+    return (
+        f"to rule that out at {name}, quantize or search again with {', or with '.join(remedies)}" if remedies else ""
+    )
+
+
+def _proved_bits(resolver: Resolver, strategy: Strategy, name: str) -> dict[Edge, int]:
+    """The most bits of a node's operands, all lowered alike, with which its accumulator is proved to hold every input;
+    empty where there are none."""
+    groups = {
+        edge: resolver.space.groups[key]
+        for edge in resolver.graph[name].edges
+        if (key := resolver.group_of.get(edge)) is not None
+    }
+    bits = dict(strategy.bits)
+    while lowerable := [g for g in groups.values() if any(c < bits[g.key] for c in g.choices)]:
+        bits |= {g.key: max(c for c in g.choices if c < bits[g.key]) for g in lowerable}
+        try:
+            plan = resolver(bits)
+        except HagoError:
+            continue  # no signature has these bits, or the strategy holds no thresholds for them
+        if name in plan.nodes and plan.nodes[name].proved:
+            return {e: bits[g.key] for e, g in groups.items() if bits[g.key] != strategy.bits[g.key]}
+    return {}
+
+
+# ---------------------------------------------------------------- stored strategies
+def is_one_shot(strategy: Strategy) -> bool:
+    """Whether a strategy is that of `hago.quantize`, so that it is no better than one shot."""
+    return "estimator" in strategy.made_by and {"searcher", "finetuned", "scheme"}.isdisjoint(strategy.made_by)
+
+
+def one_shot_plan(graph: Graph, hardware: Hardware, strategy: Strategy, batches: Batches) -> Plan | str:
+    """The Plan of one-shot quantization with the estimator and the patterns of a strategy; or why there is none.
+
+    Args:
+        batches: the data that the strategy was calibrated on.
+    """
+    made_by = strategy.made_by
+    if made_by.get("data_hash") != batches.sha256:
+        return (
+            "one shot is not shown, since it needs the calibration data: give that as --data, and other data as "
+            "--held-out"
+        )
+    if "estimated" in made_by:
+        return "one shot is not shown, since the thresholds were given by a table"
+    if made_by.get("topology") == "searched" and made_by.get("keep_float"):
+        return "one shot is not shown, since the search chose which nodes are float"
+    try:
+        estimator = named_estimator(str(made_by["estimator"]))
+        options = QuantizationOptions(
+            estimator,
+            keep_float=[str(pattern) for pattern in made_by.get("keep_float", ())],
+            fix_bits={str(k): int(v) for k, v in made_by.get("fix_bits", {}).items()},
+        )
+        return quantize_in_one_shot(prepare(graph, hardware, batches, options)).plan
+    except (HagoError, KeyError) as error:
+        return f"one shot is not shown, since it cannot be made again: {error}"
+
+
+def answer_for_search(outcome: SearchOutcome, steps: JobProgress, objective: Objective | None = None) -> Answer:
+    """Measure what a search found, and the models that it is compared with, on its own data.
+
+    Args:
+        steps: shows the progress.
+        objective: of the search.
+    """
+    prepared = replace(outcome.prepared, batches=outcome.prepared.batches.observed(steps.on_batch))
+    steps("quantizing in one shot")
+    resolver = stored_resolver(prepared.graph, prepared.hardware, outcome.strategy)
+    try:
+        one_shot: Plan | str = quantize_in_one_shot(prepared).plan
+    except InfeasibleBits as error:
+        one_shot = f"one shot finds no strategy: {error}"
+    data = data_sets(prepared.batches, outcome.held_out)
+    return answer_for(resolver, outcome.strategy, one_shot, data, steps, objective)
+
+
+def answer_for_one_shot(prepared: Prepared, strategy: Strategy, held_out: Batches | None, steps: JobProgress) -> Answer:
+    """Measure a strategy that `quantize_in_one_shot` made on the calibration data and on held-out data."""
+    resolver = stored_resolver(prepared.graph, prepared.hardware, strategy)
+    return answer_for(resolver, strategy, "", data_sets(prepared.batches, held_out), steps)
+
+
+def data_sets(calibration: Batches, held_out: Batches | None) -> dict[str, Batches]:
+    """The data sets by what they are, in words."""
+    return {"calibration data": calibration, **({} if held_out is None else {"held-out data": held_out})}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStrategy:
+    """A stored strategy with its model and the data to measure it on; made by `load_stored`.
+
+    Args:
+        batches: calibration data or other data.
+        held_out: further data.
+    """
+
+    strategy: Strategy
+    resolver: Resolver
+    batches: Batches
+    held_out: Batches | None
+
+    @property
+    def plan(self) -> Plan:
+        return self.resolver(self.strategy.bits)
+
+
+def load_stored(
+    model: ModelLike,
+    hardware: HardwareLike,
+    strategy: Strategy,
+    dataset: Iterable[Any],
+    held_out: Iterable[Any] | None,
+    steps: JobProgress,
+) -> LoadedStrategy:
+    """A stored strategy with its model and the data to measure it on.
+
+    Args:
+        steps: shows the progress, also that of later passes over the data.
+
+    Raises:
+        HagoError: the strategy is for another model or hardware, or the data does not fit the model.
+    """
+    chip = as_hardware(hardware)
+    steps("reading the data and importing the model")
+    graph, batches = import_with_data(model, dataset, chip, made_for=[strategy.model_hash], on_batch=steps.on_batch)
+    further = None if held_out is None else held_out_batches(model, batches, held_out, labels=False)
+    return LoadedStrategy(strategy, stored_resolver(graph, chip, strategy), batches, further)
+
+
+def answer_for_stored(
+    loaded: LoadedStrategy, steps: JobProgress, *, integer: bool = False
+) -> tuple[StrategyReport, Answer]:
+    """Measure a stored strategy, and the models that it is compared with.
+
+    Args:
+        steps: shows the progress.
+        integer: run the integer model on the batches, too, and compare it with the simulator.
+
+    Returns:
+        The report on the batches, and the answer on these and on the held-out data.
+    """
+    strategy, resolver, batches, plan = loaded.strategy, loaded.resolver, loaded.batches, loaded.plan
+    steps(f"running the float model, the simulation{' and the integer model' if integer else ''}")
+    # the simulator itself, not the integer engine that replaces it in searches
+    evaluator = Evaluator(plan.graph, batches, named_objective("sqnr"), plan.ops, engine="float")
+    report, measured = report_on(evaluator, plan, integer=integer)
+    data = data_sets(batches, loaded.held_out)
+    one_shot: Plan | str = ""
+    if not is_one_shot(strategy):
+        steps("quantizing in one shot")
+        one_shot = one_shot_plan(resolver.graph, resolver.hardware, strategy, batches)
+    if strategy.made_by.get("data_hash") != batches.sha256:
+        data = {"data": batches, **{name: each for name, each in data.items() if each is not batches}}
+    known = {next(iter(data)): (evaluator, measured)}
+    return report, answer_for(resolver, strategy, one_shot, data, steps, known=known)

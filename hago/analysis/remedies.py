@@ -1,0 +1,352 @@
+"""Remedies for the errors that an inspection finds: changes of a strategy that the hardware allows, tried on a few
+samples.
+
+`find_remedies` takes the nodes that add most of the error, and tries for each to keep it float and to give its worst
+edge other bits; it also tries the other estimators. Every change is resolved to a Plan and simulated, so what is
+reported is legal and its gain is measured. All thresholds that a change does not concern stay those of the strategy.
+"""
+
+from __future__ import annotations
+
+import glob
+import shlex
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from torch import Tensor
+
+from hago.analysis.error_causes import Cause
+from hago.arithmetic.schemes import Grid
+from hago.calibration import named_estimator
+from hago.cost import amount_text, plan_cost
+from hago.data import Batch, Batches
+from hago.errors import HagoError, HagoWarning
+from hago.plan import Plan, Resolver, StoredThresholds, Strategy, ThresholdSource, estimated_resolver
+from hago.plan.feasibility import nearest_feasible
+from hago.search import Evaluator, Prepared, QuantizationOptions, make_strategy, plan_of, prepare
+from hago.search.objective import named_objective
+from hago.serialization.text_table import wrapped
+from hago.study import Score
+
+#: The most samples that changes are tried on, and the most nodes that they are tried for.
+TRIED_SAMPLES: Final = 32
+TRIED_NODES: Final = 3
+#: The smallest gain that is reported, in dB.
+LEAST_GAIN: Final = 0.05
+#: The estimators that are tried.
+_TRIED_ESTIMATORS: Final = ("mse", "max_range", "percentile", "power2_range")
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A node whose error is to be made smaller.
+
+    Args:
+        node, op: its name and operator.
+        cause: the main cause of the error that it adds.
+        edges: the keys of its edges through which the cause acts, the worst first.
+        narrow_channels: whether channels of its weight have few bits, since all have one scale.
+    """
+
+    node: str
+    op: str
+    cause: Cause
+    edges: tuple[str, ...]
+    narrow_channels: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Options of `hago.quantize` and of a search that are added to those with which a strategy was made.
+
+    Args:
+        keep_float: a pattern of nodes that stay float.
+        fix_bits: bits by pattern of edges; they precede the strategy's own.
+        estimator: the name of an estimator.
+    """
+
+    keep_float: str | None = None
+    fix_bits: Mapping[str, int] = field(default_factory=dict)
+    estimator: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The options as keyword arguments."""
+        given = {"keep_float": self.keep_float, "fix_bits": dict(self.fix_bits), "estimator": self.estimator}
+        return {name: value for name, value in given.items() if value}
+
+    def __str__(self) -> str:
+        """The options as words of the command line."""
+        words = [] if self.keep_float is None else ["--keep-float", self.keep_float]
+        for pattern, bits in self.fix_bits.items():
+            words += ["--fix-bits", f"{pattern}={bits}"]
+        return shlex.join(words if self.estimator is None else [*words, "--estimator", self.estimator])
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change that was tried and makes the error at the outputs smaller.
+
+    Args:
+        node: the node that it is for; None if it is for all.
+        change: the options that make it.
+        gain: dB that the SQNR of the outputs gains on the samples.
+        bytes: bytes of constants that it costs.
+        strategy: the strategy with this change, on which the gain was measured.
+    """
+
+    node: str | None
+    change: Change
+    gain: float
+    bytes: int
+    strategy: Strategy
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values, without the strategy."""
+        options = {"options": self.change.to_json(), "command": str(self.change)}
+        return {"node": self.node, **options, "gain_db": self.gain, "bytes": self.bytes}
+
+    def __str__(self) -> str:
+        size = amount_text("weight_bytes", abs(self.bytes))
+        costs = (
+            f"costs {size} and" if self.bytes > 0 else f"saves {size} and" if self.bytes < 0 else "costs no bytes and"
+        )
+        return f"{self.change} {costs} gains {self.gain:.1f} dB"
+
+
+@dataclass(frozen=True, slots=True)
+class Remedies:
+    """The changes that help, made by `find_remedies`; prints a line for each.
+
+    Args:
+        samples: number of samples that they were tried on, the first of the data.
+        sqnr: dB of the outputs on these samples without a change.
+        found: the changes, by node in the order of the suspects.
+        impossible: by node, what would help and is not possible on the hardware.
+        tried: number of changes that were tried.
+    """
+
+    samples: int
+    sqnr: float
+    found: tuple[Remedy, ...]
+    impossible: Mapping[str, tuple[str, ...]]
+    tried: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {
+            "samples": self.samples,
+            "sqnr": self.sqnr,
+            "tried": self.tried,
+            "found": [r.to_json() for r in self.found],
+            "impossible": {node: list(words) for node, words in self.impossible.items()},
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The remedies in words."""
+        if not self.found:
+            yield f"{self.tried} changes were tried on {self.samples} samples, and none gains {LEAST_GAIN} dB"
+        else:
+            yield f"try (measured on {self.samples} samples, on which the outputs have {self.sqnr:.1f} dB):"
+        for remedy in self.found:
+            yield from wrapped(f"  {remedy.node or 'all nodes'}: {remedy}", " " * 4)
+        for node, words in self.impossible.items():
+            yield from wrapped(f"  {node}: {'; '.join(words)}", " " * 4)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def find_remedies(plan: Plan, strategy: Strategy, batches: Batches, suspects: Sequence[Suspect]) -> Remedies:
+    """Try changes of a strategy that make the error of some nodes smaller.
+
+    Args:
+        plan: the Plan of the strategy.
+        batches: the data, of which the first `TRIED_SAMPLES` samples are used.
+        suspects: the nodes, of which the first `TRIED_NODES` are taken.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HagoWarning)
+        return _Trials(plan, strategy, batches).run(suspects[:TRIED_NODES])
+
+
+def first_samples(plan: Plan, batches: Batches, count: int = TRIED_SAMPLES) -> Batches:
+    """The first samples of the data of a Plan."""
+    kept: list[Batch] = []
+    for batch in batches:
+        kept.append(batch.rows(0, count).copy())
+        count -= kept[-1].size
+        if count <= 0:
+            break
+    return Batches(kept, plan.graph.inputs, like=batches)
+
+
+class _KeptThresholds:
+    """A ThresholdSource with the thresholds of a strategy where a change leaves them, else estimated ones."""
+
+    def __init__(self, stored: ThresholdSource, estimated: ThresholdSource, kept: Collection[str]) -> None:
+        self._stored, self._estimated, self._kept = stored, estimated, kept
+
+    def signed(self, key: str, source: str) -> bool:
+        return self._source(key).signed(key, source)
+
+    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
+        return self._source(key)(key, source, grid, channel_axis)
+
+    def _source(self, key: str) -> ThresholdSource:
+        return self._stored if key in self._kept else self._estimated
+
+
+class _Trials:
+    """The trials of one inspection; lives for one call of `find_remedies`."""
+
+    def __init__(self, plan: Plan, strategy: Strategy, batches: Batches) -> None:
+        self.plan, self.strategy = plan, strategy
+        self.batches = first_samples(plan, batches)
+        self.evaluator = Evaluator(
+            plan.graph, self.batches, named_objective("sqnr"), plan.ops, engine="float", quiet=True
+        )
+        self.base = self.evaluator.score(plan, strategy.bits)
+        self.bytes = plan_cost(plan)["weight_bytes"]
+        self.keep_float = tuple(str(p) for p in strategy.made_by.get("keep_float", ()))
+        self.estimator = _estimator_of(strategy)
+        self.prepared = self._prepare(self.keep_float)
+        self.tried = 0
+
+    def run(self, suspects: Sequence[Suspect]) -> Remedies:
+        found: list[Remedy] = []
+        impossible: dict[str, tuple[str, ...]] = {}
+        for suspect in suspects:
+            if self.plan.hardware.float_descs(suspect.op):
+                found += self._best(suspect.node, [Change(keep_float=glob.escape(suspect.node))])
+            changes = list(self._other_bits(suspect))
+            found += self._best(suspect.node, changes)
+            if words := tuple(self._impossible(suspect, bool(changes))):
+                impossible[suspect.node] = words
+        if suspects:
+            others = [Change(estimator=e) for e in _TRIED_ESTIMATORS if e != self.estimator.partition(":")[0]]
+            found += self._best(None, others)
+        return Remedies(self.batches.samples, self.base.results["sqnr"], tuple(found), impossible, self.tried)
+
+    def _best(self, node: str | None, changes: Sequence[Change]) -> list[Remedy]:
+        """The change with the largest gain, if there is one that helps."""
+        tried = [remedy for change in changes if (remedy := self._try(node, change)) is not None]
+        helpful = [remedy for remedy in tried if remedy.gain >= LEAST_GAIN]
+        return [max(helpful, key=lambda remedy: remedy.gain)] if helpful else []
+
+    # ------------------------------------------------------------ changes
+    def _other_bits(self, suspect: Suspect) -> Iterator[Change]:
+        """The next and the most bits on the worst edge that may have more; fewer where accumulators overflow."""
+        groups, bits = self.prepared.space.groups, self.strategy.bits
+        for key in dict.fromkeys(self._group_of(edge) for edge in suspect.edges):
+            if key not in groups or key not in bits:
+                continue
+            if suspect.cause == "overflow":
+                others = [b for b in groups[key].choices if b < bits[key]][:2]
+            else:
+                wider = sorted(b for b in groups[key].choices if b > bits[key])
+                others = list(dict.fromkeys([*wider[:1], *wider[-1:]]))
+            yield from (Change(fix_bits={glob.escape(key): b}) for b in others)
+            if others:
+                return
+
+    def _group_of(self, edge: str) -> str:
+        groups = self.prepared.space.groups
+        return next((key for key, group in groups.items() if edge in map(str, group.edges)), edge)
+
+    def _impossible(self, suspect: Suspect, has_bits: bool) -> Iterator[str]:
+        hardware = self.plan.hardware
+        if suspect.narrow_channels and hardware.weight.granularity != "per_channel":
+            yield f"weights per channel are not possible on {hardware.name}"
+        if not has_bits and suspect.cause != "overflow" and suspect.edges:
+            yield f"{hardware.name} takes no more bits on {suspect.edges[0]}"
+        if not hardware.float_descs(suspect.op):
+            yield f"{hardware.name} does not compute {suspect.op} in float"
+
+    # ------------------------------------------------------------ trials
+    def _try(self, node: str | None, change: Change) -> Remedy | None:
+        """The change as a remedy; None if the hardware does not allow it, or accumulators overflow more often."""
+        self.tried += 1
+        try:
+            strategy = self._apply(change)
+            plan = plan_of(self.plan.graph, self.plan.hardware, strategy)
+            score = self.evaluator.score(plan, strategy.bits)
+        except HagoError:
+            return None
+        if _overflows(score) > _overflows(self.base):
+            return None
+        gain = float(score.results["sqnr"]) - float(self.base.results["sqnr"])
+        return Remedy(node, change, gain, int(plan_cost(plan)["weight_bytes"] - self.bytes), strategy)
+
+    def _apply(self, change: Change) -> Strategy:
+        """The strategy with a change.
+
+        Raises:
+            HagoError: the hardware does not allow it.
+        """
+        prepared, keep_float = self.prepared, self.keep_float
+        if change.keep_float is not None:
+            keep_float = (*keep_float, change.keep_float)
+            prepared = self._prepare(keep_float)
+        changed = {key for key in self.strategy.bits if glob.escape(key) in change.fix_bits}
+        resolver = self._resolver(prepared, changed, change.estimator)
+        groups = resolver.space.groups
+        bits = {key: _choice(group.choices, self.strategy.bits.get(key)) for key, group in groups.items()}
+        bits |= {key: change.fix_bits[glob.escape(key)] for key in changed}
+        point = nearest_feasible(resolver, bits, changed)
+        if point is None:
+            raise HagoError("no bits were found that fit every node")
+        # the first pattern that matches counts
+        fixed = self.strategy.made_by.get("fix_bits", {})
+        made_by = {
+            **self.strategy.made_by,
+            "keep_float": list(keep_float),
+            "fix_bits": {**change.fix_bits, **{k: b for k, b in fixed.items() if k not in change.fix_bits}},
+            **({} if change.estimator is None else {"estimator": change.estimator}),
+        }
+        strategy = make_strategy(replace(prepared, resolver=resolver), point.plan, point.bits, made_by)
+        return strategy
+
+    def _resolver(self, prepared: Prepared, changed: Collection[str], estimator: str | None) -> Resolver:
+        """A Resolver with the strategy's thresholds where they still hold; with estimated ones only for another
+        estimator."""
+        graph, hardware, ops = prepared.graph, prepared.hardware, prepared.hardware.known_ops
+        if estimator is not None:
+            named, calibration = named_estimator(estimator), prepared.calibration
+            return estimated_resolver(graph, hardware, prepared.topology, prepared.space, calibration, named, ops)
+        before, now = self.prepared.space.groups, prepared.space.groups
+        kept = {
+            key
+            for key in self.strategy.thresholds
+            if key not in changed and _source_of(before, key) == _source_of(now, key)
+        }
+        stored = StoredThresholds(graph, self.strategy)
+        thresholds = _KeptThresholds(stored, prepared.resolver.thresholds, kept)
+        constants = prepared.resolver.constants
+        return Resolver(graph, hardware, prepared.topology, prepared.space, thresholds, ops, constants=constants)
+
+    def _prepare(self, keep_float: Sequence[str]) -> Prepared:
+        options = QuantizationOptions(estimator=self.estimator, keep_float=keep_float)
+        return prepare(self.plan.graph, self.plan.hardware, self.batches, options)
+
+
+def _overflows(score: Score) -> int:
+    return sum(score.overflows.values())
+
+
+def _choice(choices: Sequence[int], bits: int | None) -> int:
+    """The bits if they are a choice, else the most."""
+    return choices[0] if bits is None or bits not in choices else bits
+
+
+def _source_of(groups: Mapping[str, Any], key: str) -> str | None:
+    return groups[key].source if key in groups else None
+
+
+def _estimator_of(strategy: Strategy) -> str:
+    """The estimator with which a strategy was made; mse where that is one of the user's own."""
+    try:
+        return named_estimator(str(strategy.made_by.get("estimator", "mse"))).name
+    except HagoError:
+        return "mse"

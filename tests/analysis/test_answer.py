@@ -1,0 +1,144 @@
+"""The answer that commands end with: figures, paired differences, what stays float, and remedies that are tried."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hago
+from hago.analysis.answer import Answer, answer_for_search, answer_for_stored, load_stored
+from hago.data.progress import JobProgress
+from hago.plan.strategy import Strategy
+from hago.search.objective import named_objective
+from hago.search.session import SearchOptions, SearchOutcome, run_search
+
+CHIP = "int16_accumulator"
+QUIET = JobProgress("test", shown=False)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 5)).eval()
+
+
+def data(seed: int = 1, labelled: bool = True) -> list[Any]:
+    generator = torch.Generator().manual_seed(seed)
+    images = [torch.randn(20, 2, 6, 6, generator=generator) for _ in range(2)]
+    return [(x, model()(x).argmax(1)) for x in images] if labelled else images
+
+
+@pytest.fixture(scope="module")
+def outcome() -> SearchOutcome:
+    options = SearchOptions.of(
+        minimize="weight_bytes", keep="agreement >= 50 %", budget=4, held_out=data(2), progress=False
+    )
+    return run_search(model(), CHIP, data(), options)
+
+
+@pytest.fixture(scope="module")
+def found(outcome: SearchOutcome) -> Answer:
+    return answer_for_search(outcome, QUIET)
+
+
+def stored(strategy: Strategy, batches: Any, held_out: Any = None, chip: str = CHIP) -> Answer:
+    return answer_for_stored(load_stored(model(), chip, strategy, batches, held_out, QUIET), QUIET)[1]
+
+
+def test_the_figures_are_those_of_the_search(outcome: SearchOutcome, found: Answer) -> None:
+    calibration, held_out = found.parts
+    results = dict(outcome.strategy.made_by["results"])
+    assert {name: results[name] for name in calibration.figures["found"]} == calibration.figures["found"]
+    assert held_out.figures["found"].items() <= dict(outcome.strategy.made_by["held_out"]).items()
+    one_shot = hago.quantize(model(), CHIP, data()).strategy.made_by["results"]
+    assert calibration.figures["one shot"] == one_shot
+    assert calibration.figures["float"]["sim_acc"] == 1.0
+
+
+def test_differences_are_paired(outcome: SearchOutcome, found: Answer) -> None:
+    for part in found.parts:
+        assert [d.minus for d in part.differences] == ["one shot", "float"]
+        for difference in part.differences:
+            mean, low, high = difference.points
+            gap = part.figures["found"]["sim_acc"] - part.figures[difference.minus]["sim_acc"]
+            assert difference.measure == "accuracy" and mean == pytest.approx(gap) and low <= mean <= high
+        decibels = part.differences[0].decibels
+        assert decibels is not None and part.differences[1].decibels is None
+        assert decibels[0] == pytest.approx(part.figures["found"]["sqnr"] - part.figures["one shot"]["sqnr"])
+        assert decibels[1] < decibels[0] < decibels[2]
+
+
+def test_a_difference_without_spread_or_of_one_sample_is_said_so(found: Answer) -> None:
+    difference = found.parts[0].differences[0]
+    assert "the same on every sample" in str(replace(difference, points=(0.0, 0.0, 0.0)))
+    assert "may be chance" in str(replace(difference, points=(0.1, -0.1, 0.3), decibels=None))
+    assert "may be chance" not in str(replace(difference, points=(0.1, 0.05, 0.3), decibels=None))
+    single = replace(difference, points=(0.1, -math.inf, math.inf))
+    assert "on a single sample" in str(single) and single.to_json()["points"] == [0.1, None, None]
+
+
+def test_without_labels_agreement_is_compared_and_no_accuracy_is_shown() -> None:
+    options = SearchOptions.of(minimize="weight_bytes", keep="agreement >= 50 %", budget=2, progress=False)
+    answer = answer_for_search(run_search(model(), CHIP, data(labelled=False), options), QUIET)
+    assert answer.parts[0].differences[0].measure == "agreement" and "accuracy" not in str(answer)
+
+
+def test_an_objective_of_its_own_has_a_column(outcome: SearchOutcome) -> None:
+    answer = answer_for_search(outcome, QUIET, named_objective("cosine"))
+    assert "cosine" in str(answer).splitlines()[1] and "cosine" in answer.parts[0].figures["one shot"]
+
+
+def test_a_strategy_of_one_shot_is_compared_with_float_alone() -> None:
+    strategy = hago.quantize(model(), CHIP, data()).strategy
+    answer = stored(strategy, data(), data(2))
+    assert list(answer.weight_bytes) == ["float", "one shot"] and not any(p.differences for p in answer.parts)
+
+
+def test_one_shot_is_made_again_from_the_calibration_alone(outcome: SearchOutcome, found: Answer) -> None:
+    assert stored(outcome.strategy, data(), data(2)) == found
+    other = stored(outcome.strategy, data(2))
+    assert list(other.weight_bytes) == ["float", "found"] and "--held-out" in other.note
+    assert other.parts[0].data == "data"
+    for made_by, why in (
+        ({"estimator": "halved"}, "cannot be made again: unknown estimator 'halved'"),
+        ({"estimated": []}, "given by a table"),
+        ({"topology": "searched", "keep_float": ["0"]}, "which nodes are float"),
+    ):
+        changed = replace(outcome.strategy, made_by={**outcome.strategy.made_by, **made_by})
+        loaded = load_stored(model(), CHIP, outcome.strategy, data(), None, QUIET)
+        assert why in answer_for_stored(replace(loaded, strategy=changed), QUIET)[1].note
+
+
+def test_what_stays_float_is_listed_by_reason() -> None:
+    quantizer = hago.quantize(model(), "x86_vnni", data(), keep_float="0")
+    answer = stored(quantizer.strategy, data(), chip="x86_vnni")
+    listed = {name for nodes in answer.floats for name in nodes.names}
+    computed = {n.name for n in quantizer.plan.graph if n.op not in ("input", "const")}
+    assert listed == computed - set(quantizer.plan.nodes) and len(computed) == answer.nodes
+    assert "0 (conv2d): kept float by the user" in str(answer)
+    assert f"{len(listed)} of {answer.nodes} nodes stay" in str(answer)
+    integers = stored(hago.quantize(model(), "x86_vnni", data()).strategy, data(), chip="x86_vnni")
+    assert "no node stays float" in str(integers) and "no accumulator can overflow" in str(integers)
+
+
+def test_the_remedy_of_an_overflow_rules_it_out(found: Answer) -> None:
+    strategy = hago.quantize(model(), CHIP, data()).strategy
+    answer = stored(strategy, data())
+    words = shlex.split(answer.remedy)
+    fixed = dict(word.rsplit("=", 1) for option, word in itertools.pairwise(words) if option == "--fix-bits")
+    assert fixed and answer.possible[0] in answer.remedy
+    again = hago.quantize(model(), CHIP, data(), fix_bits={edge: int(bits) for edge, bits in fixed.items()})
+    assert again.plan.nodes[answer.possible[0]].proved
+
+
+def test_overflow_that_was_seen_is_said_first() -> None:
+    strategy = hago.quantize(model(), CHIP, data()).strategy
+    wide = replace(strategy, bits=dict.fromkeys(strategy.bits, 8))
+    lines = stored(wide, [x * 50 for x in data(labelled=False)]).overflow_lines()
+    assert lines[0].startswith("OVERFLOWS on the data: 0 ") and "though none did" not in lines[1]

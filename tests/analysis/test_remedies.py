@@ -1,0 +1,241 @@
+"""Remedies of an inspection: each is legal on the chip, and gains what it says."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+import torch
+from networks import ResNet, Small, images, randomized
+from plans import points
+from products import some, whole
+from random_graphs import random_graph, random_inputs
+from specs import EVERY
+from torch import Tensor, nn
+
+import hago
+from hago.analysis.graph_statistic import GraphStatistic
+from hago.analysis.remedies import LEAST_GAIN, TRIED_NODES, TRIED_SAMPLES, Change, Remedy
+from hago.cli.arguments import build_parser
+from hago.errors import HagoError
+from hago.plan.strategy import Strategy
+from hago.search.preparation import QuantizationOptions, prepare
+from hago.search.stored_strategy import make_strategy
+
+CHIPS: Final = (
+    "x86_vnni", "vta", "cmsis_nn", "cmsis_nn_int16", "tflite_int16", "int16_accumulator", "ethos_u", "onnxruntime_cpu",
+)  # fmt: skip
+
+
+class Uneven(nn.Module):
+    """A first layer with one large channel, and a head whose weights have outliers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.relu(self.conv(x)).flatten(1))
+
+
+class Drawn(nn.Module):
+    """Layers that a seed chooses."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(seed)
+        layers: list[nn.Module] = []
+        channels = 1
+        for _ in range(3):
+            kind = int(torch.randint(4, (), generator=draw))
+            width = int(torch.randint(1, 5, (), generator=draw))
+            if kind < 2:
+                layers += [nn.Conv2d(channels, width, 3, padding=1)]
+                channels = width
+            else:
+                layers += [nn.ReLU(), nn.Sigmoid()][kind - 2 :][:1]
+        self.body, self.fc = nn.Sequential(*layers), nn.Linear(36 * channels, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.body(x).flatten(1) + 0.1)
+
+
+def uneven() -> nn.Module:
+    model = randomized(Uneven())
+    with torch.no_grad():
+        model.conv.weight[0] *= 50  # type: ignore[operator, union-attr, index]
+        model.fc.weight[0, 0] = 40.0  # type: ignore[operator, union-attr, index]
+    return model
+
+
+NETWORKS: Final[Mapping[str, Any]] = {
+    "small": lambda: randomized(Small()),
+    "uneven": uneven,
+    "sigmoid": lambda: randomized(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(64, 3))),
+    **{f"drawn {seed}": lambda seed=seed: randomized(Drawn(seed)) for seed in range(4)},
+}
+DATA: Final = [images(20, 1, 6, 6), images(20, 1, 6, 6, seed=1)]
+#: The samples on which changes are tried.
+TRIED: Final = [DATA[0], DATA[1][: TRIED_SAMPLES - 20]]
+_INSPECTED: dict[tuple[str, str], tuple[nn.Module, Strategy, GraphStatistic]] = {}
+
+
+def inspected(name: str, chip: str) -> tuple[nn.Module, Strategy, GraphStatistic]:
+    if (name, chip) not in _INSPECTED:
+        model = NETWORKS[name]()
+        strategy = hago.quantize(model, chip, DATA).strategy
+        _INSPECTED[name, chip] = model, strategy, hago.inspect_graph_statistic(model, chip, strategy, DATA)
+    return _INSPECTED[name, chip]
+
+
+def sqnr(model: nn.Module, chip: Any, strategy: Strategy) -> float:
+    return float(hago.evaluate_strategy(model, chip, strategy, TRIED).results["sqnr"])
+
+
+def gains(model: nn.Module, chip: Any, strategy: Strategy, remedy: Remedy) -> bool:
+    """Whether a strategy with a remedy, stored and evaluated anew, gains what the remedy says."""
+    stored = Strategy.from_json(json.loads(json.dumps(remedy.strategy.to_json())))
+    return sqnr(model, chip, stored) - sqnr(model, chip, strategy) == remedy.gain
+
+
+CASES: Final = some(3, CHIPS, tuple(NETWORKS))
+
+
+@pytest.mark.parametrize(("chip", "name"), CASES)
+def test_remedies_are_legal_and_gain_what_they_say(chip: str, name: str) -> None:
+    model, strategy, statistic = inspected(name, chip)
+    assert statistic.remedies is not None and statistic.remedies.samples == TRIED_SAMPLES
+    assert statistic.remedies.sqnr == sqnr(model, chip, strategy)
+    for remedy in statistic.remedies.found:
+        assert remedy.gain >= LEAST_GAIN
+        assert gains(model, chip, strategy, remedy), str(remedy)
+        hago.quantize(model, chip, DATA, **remedy.change.to_json())
+        quantizer = hago.create_quantizer(model, chip, remedy.strategy)
+        assert torch.equal(quantizer.simulate()(TRIED[0]), quantizer.quantize()(TRIED[0]))
+        before, after = (hago.estimate_cost(model, chip, s)["weight_bytes"] for s in (strategy, remedy.strategy))
+        assert after - before == remedy.bytes
+
+
+@pytest.mark.parametrize(("chip", "name"), CASES)
+def test_the_command_is_the_change(chip: str, name: str) -> None:
+    _, _, statistic = inspected(name, chip)
+    assert statistic.remedies is not None
+    for remedy in statistic.remedies.found:
+        words = ["quantize", "m:n", "--hardware", chip, "--data", "d.npz", *shlex.split(str(remedy.change))]
+        args = build_parser().parse_args(words)
+        assert args.estimator == remedy.change.estimator
+        assert args.keep_float == ([] if remedy.change.keep_float is None else [remedy.change.keep_float])
+        assert dict(args.fix_bits) == remedy.change.fix_bits
+
+
+@pytest.mark.parametrize(("chip", "name"), CASES)
+def test_what_is_called_impossible_is_refused(chip: str, name: str) -> None:
+    model, _, statistic = inspected(name, chip)
+    assert statistic.remedies is not None
+    hardware = hago.load_hardware(chip)
+    for node, words in statistic.remedies.impossible.items():
+        for said in words:
+            if "per channel" in said:
+                assert hardware.weight.granularity == "per_tensor"
+            elif "in float" in said:
+                with pytest.raises(HagoError):
+                    hago.quantize(model, chip, DATA, keep_float=node)
+            else:
+                edge = said.rpartition(" ")[2]
+                bits = next(e.bits for e in statistic[node].edges if e.edge == edge)
+                for more in (bits + 1, bits + 2, bits + 4, bits + 8):
+                    with pytest.raises(HagoError):
+                        hago.quantize(model, chip, DATA, fix_bits={edge: more})
+
+
+def test_all_kinds_of_remedies_are_found() -> None:
+    of_all = [r for chip, name in (*CASES, ("vta", "uneven")) if (r := inspected(name, chip)[2].remedies) is not None]
+    found = [remedy for remedies in of_all for remedy in remedies.found]
+    options = {option for remedy in found for option in remedy.change.to_json()}
+    assert options >= {"keep_float", "estimator"} and len(found) > 10
+    impossible = [word for remedies in of_all for words in remedies.impossible.values() for word in words]
+    assert any("weights per channel are not possible" in w for w in impossible)
+    assert any("takes no more bits" in w for w in impossible)
+    assert any("in float" in w for w in impossible)
+
+
+def test_the_law_of_gains_notices_another_gain() -> None:
+    model, strategy, statistic = inspected("uneven", "vta")
+    assert statistic.remedies is not None
+    remedy = statistic.remedies.found[0]
+    assert gains(model, "vta", strategy, remedy)
+    assert not gains(model, "vta", strategy, replace(remedy, gain=remedy.gain + 0.001))
+    assert not gains(model, "vta", strategy, replace(remedy, strategy=strategy))
+
+
+@pytest.mark.parametrize("chip", ["x86_vnni", "vta", "cmsis_nn_int16"])
+def test_more_bits_are_found_where_a_strategy_has_few(chip: str) -> None:
+    model = NETWORKS["small"]()
+    strategy = hago.quantize(model, chip, DATA, fix_bits={"fc:1": 4}).strategy
+    statistic = hago.inspect_graph_statistic(model, chip, strategy, DATA)
+    assert statistic.remedies is not None
+    remedy = next(r for r in statistic.remedies.found if r.change.fix_bits)
+    assert set(remedy.change.fix_bits) == {"fc:1"} and gains(model, chip, strategy, remedy)
+    assert remedy.bytes > 0
+    assert f"fc: --fix-bits fc:1={remedy.change.fix_bits['fc:1']} costs {remedy.bytes} B and gains" in str(statistic)
+
+
+def test_a_searched_strategy_with_float_nodes_gets_remedies() -> None:
+    model = NETWORKS["small"]()
+    strategy, _ = hago.search_quantize_strategy(
+        model, "x86_vnni", DATA, keep_float="fc", searcher="random", budget=3, progress=False
+    )
+    statistic = hago.inspect_graph_statistic(model, "x86_vnni", strategy, DATA)
+    assert statistic.remedies is not None and statistic.remedies.found
+    for remedy in statistic.remedies.found:
+        assert gains(model, "x86_vnni", strategy, remedy)
+        assert not remedy.strategy.topology.node_conds["fc"]
+
+
+def test_remedies_can_be_left_out() -> None:
+    model, strategy, statistic = inspected("uneven", "vta")
+    without = hago.inspect_graph_statistic(model, "vta", strategy, DATA, remedies=False)
+    assert without.remedies is None and without.to_json()["remedies"] is None
+    assert "what may help" not in str(statistic)
+    assert replace(statistic, remedies=None) == without
+    assert statistic.remedies is not None
+    document = statistic.to_json()["remedies"]
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["found"][0]["options"] == statistic.remedies.found[0].change.to_json()
+
+
+def test_few_nodes_and_samples_are_tried() -> None:
+    model = randomized(ResNet((4, 4), 1))
+    data = [images(64, 3, 8, 8)]
+    statistic = hago.inspect_graph_statistic(model, "x86_vnni", hago.quantize(model, "x86_vnni", data).strategy, data)
+    assert statistic.remedies is not None
+    assert statistic.remedies.samples == TRIED_SAMPLES and len(statistic.suspects) > TRIED_NODES
+    assert statistic.remedies.tried <= 3 * TRIED_NODES + 3
+
+
+@pytest.mark.parametrize("seed", range(8 if whole() else 4))
+def test_random_networks_get_legal_remedies(seed: int) -> None:
+    graph, rng = random_graph(seed), random.Random(seed)
+    data = [tuple(random_inputs(graph, 10 * seed + i)) for i in range(2)]
+    chip = EVERY[rng.choice(sorted(EVERY))]
+    prepared = prepare(graph, chip, data, QuantizationOptions(estimator="max_range"))
+    bits = next(iter(points(prepared.space, seed)))
+    strategy = make_strategy(prepared, prepared.resolver(bits), bits, {"estimator": "max_range"})
+    remedies = hago.inspect_graph_statistic(graph, chip, strategy, data).remedies
+    assert remedies is not None
+    before = hago.evaluate_strategy(graph, chip, strategy, data)
+    for remedy in remedies.found:
+        stored = Strategy.from_json(json.loads(json.dumps(remedy.strategy.to_json())))
+        after = hago.evaluate_strategy(graph, chip, stored, data)
+        assert after.results["sqnr"] - before.results["sqnr"] == remedy.gain
+        assert sum(after.overflows.values()) <= sum(before.overflows.values())
+        hago.create_quantizer(graph, chip, stored).quantize()
+
+
+def test_names_with_brackets_are_escaped() -> None:
+    assert str(Change(keep_float="a[[]0]", fix_bits={"b:1": 8})) == "--keep-float 'a[[]0]' --fix-bits b:1=8"

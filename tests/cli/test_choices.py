@@ -1,0 +1,64 @@
+"""The names and defaults that help texts show are those of hago."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from hago.analysis.comparison import REALIZATIONS
+from hago.calibration import ESTIMATORS
+from hago.cli import choices
+from hago.cost import METRICS
+from hago.data import BATCH_SIZE, EXPECTED_DATA, ImageShape
+from hago.demo import HARDWARE
+from hago.emulation.dorefa import DOREFAS
+from hago.export import FORMATS
+from hago.qat import LOSSES, TRAINING_SCHEMES, FinetuneOptions
+from hago.runtime.native import ENGINES
+from hago.search.objective import OBJECTIVES
+from hago.searchers import AUTO, SEARCHERS
+
+#: The value of every constant of `hago.cli.choices`.
+EXPECTED: dict[str, Any] = {
+    "AUTO": AUTO,
+    "SEARCHERS": tuple(SEARCHERS),
+    "OBJECTIVES": tuple(OBJECTIVES),
+    "ESTIMATORS": tuple(ESTIMATORS),
+    "DOREFAS": tuple(DOREFAS),
+    "METRICS": tuple(METRICS),
+    "FLOAT_METRICS": tuple(name for name, metric in METRICS.items() if metric.depends_on_float),
+    "BATCH_SIZE": BATCH_SIZE,
+    "EXPECTED_DATA": EXPECTED_DATA,
+    "NO_MEAN": tuple(ImageShape().mean),
+    "UNIT_STD": tuple(ImageShape().std),
+    "REALIZATIONS": tuple(REALIZATIONS),
+    "ENGINES": tuple(ENGINES),
+    "LOSSES": tuple(LOSSES),
+    "TRAINING_SCHEMES": tuple(TRAINING_SCHEMES),
+    "DEMO_HARDWARE": HARDWARE,
+    "EXPORT_FORMATS": {
+        name: choices.ExportChoices(form.text, {option.name: option.choices for option in form.options})
+        for name, form in FORMATS.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_choices_are_those_of_hago(name: str) -> None:
+    assert getattr(choices, name) == EXPECTED[name], f"hago/cli/choices.py: {name}"
+
+
+def test_every_constant_is_compared() -> None:
+    assert {name for name in vars(choices) if name.isupper()} == set(EXPECTED)
+
+
+def test_defaults_of_training() -> None:
+    defaults = asdict(choices.TrainingDefaults())
+    assert defaults == {name: getattr(FinetuneOptions(), name) for name in defaults}
+
+
+def test_options_of_formats_have_no_texts_of_their_own() -> None:
+    # the command line would show them, if hago/cli/choices.py had a place for them
+    assert {option.text for form in FORMATS.values() for option in form.options} == {"default: %(default)s"}

@@ -1,0 +1,289 @@
+"""Kinds of wrong data: each gives one message that says which batch, what was got and expected, and what to do."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hago
+from hago.cli import main
+from hago.errors import DataError, GraphError
+
+CHIP: Final = "x86_vnni"
+#: The longest message, a few lines of a terminal.
+LONGEST: Final = 600
+
+
+class Net(nn.Module):
+    """Two layers with a classifier of a fixed size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.fc = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 64, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(torch.relu(self.conv(images)).flatten(1))
+
+
+def net() -> nn.Module:
+    return Net().eval()
+
+
+class Mean(Net):
+    """A network that takes images of any size."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.conv(images).mean((2, 3))
+
+
+def images(*shape: int) -> Tensor:
+    return torch.rand(*(shape or (4, 3, 8, 8)), generator=torch.Generator().manual_seed(1))
+
+
+def read_already() -> Any:
+    generator = (x for x in [images()])
+    list(generator)
+    return generator
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """Data that the network does not take.
+
+    Args:
+        data: makes it.
+        says: parts of the message, in order.
+        mended: the data after the advice is taken.
+    """
+
+    data: Callable[[], Any]
+    says: tuple[str, ...]
+    mended: Callable[[], Any]
+
+
+def bytes_of(x: Tensor) -> Tensor:
+    return (x * 255).to(torch.uint8)
+
+
+HWC: Final = images(4, 8, 8, 3)
+WRONG: Final = {
+    "channels": Wrong(
+        lambda: [images(4, 1, 8, 8)],
+        ("batch 0 has shape (4, 1, 8, 8) and dtype float32; the model fails on it: RuntimeError: ", "have 3 channels",
+         "its Conv2d 'conv' takes (batch, 3, height, width)", "It runs on images.repeat(1, 3, 1, 1)"),
+        lambda: [images(4, 1, 8, 8).repeat(1, 3, 1, 1)],
+    ),
+    "bytes": Wrong(
+        lambda: [bytes_of(images())],
+        ("batch 0 has shape (4, 3, 8, 8) and dtype uint8", "It runs on images.float() / 255, of shape (batch, 3, 8, "),
+        lambda: [bytes_of(images()).float() / 255],
+    ),
+    "channels last": Wrong(
+        lambda: [HWC],
+        ("batch 0 has shape (4, 8, 8, 3) and dtype float32", "It runs on images.permute(0, 3, 1, 2)"),
+        lambda: [HWC.permute(0, 3, 1, 2)],
+    ),
+    "bytes with channels last": Wrong(
+        lambda: [bytes_of(HWC)],
+        ("batch 0 has shape (4, 8, 8, 3) and dtype uint8", "It runs on (images.float() / 255).permute(0, 3, 1, 2)"),
+        lambda: [(bytes_of(HWC).float() / 255).permute(0, 3, 1, 2)],
+    ),
+    "no batch axis": Wrong(
+        lambda: list(images()),
+        ("batch 0 has shape (3, 8, 8)", "its Linear 'fc' takes 256 values on the last axis", "It runs on images[None]"),
+        lambda: [x[None] for x in images()],
+    ),
+    "labels first": Wrong(
+        lambda: [(torch.arange(4), images())],
+        ("batch 0 has shape (4,) and dtype int64", "It runs on what was taken for the labels, of shape (4, 3, 8, 8)",
+         "a batch is (inputs, labels); change their order"),
+        lambda: [(images(), torch.arange(4))],
+    ),
+    "NaN": Wrong(
+        lambda: [images(), images() * float("nan")],
+        ("batch 1, input 0: sample 0 holds NaN or infinite values; remove it",),
+        lambda: [images()],
+    ),
+    "nothing": Wrong(lambda: [], ("the data set is empty; pass at least one batch",), lambda: [images()]),
+    "dict": Wrong(
+        lambda: [{"pixels": images()}],
+        ("batch 0 has shape (4, 3, 8, 8) and dtype float32, in a dict with the keys 'pixels'",
+         "It runs on the tensor under 'pixels': name that key 'images', or pass the tensor alone"),
+        lambda: [{"images": images()}],
+    ),
+    "dict of all": Wrong(
+        lambda: {"images": images()},
+        (" is a dict with the keys 'images'; expected batches: pass one batch as [batch]",),
+        lambda: [{"images": images()}],
+    ),
+    "texts": Wrong(
+        lambda: ["a.png", "b.png"],
+        ("batch 0 holds the text 'a.png'; expected numbers: convert texts and files first",),
+        lambda: [images(1, 3, 8, 8), images(1, 3, 8, 8)],
+    ),
+    "ragged batches": Wrong(
+        lambda: [images(), images(4, 3, 6, 6)],
+        ("batch 1 has sample shapes [(3, 6, 6)]; batch 0 has [(3, 8, 8)]; resize or pad all to one shape",),
+        lambda: [images(), nn.functional.interpolate(images(4, 3, 6, 6), (8, 8))],
+    ),
+    "size": Wrong(
+        lambda: [images(4, 3, 9, 9)],
+        ("batch 0 has shape (4, 3, 9, 9)", "its Linear 'fc' takes 256 values on the last axis and got float32 of shape "
+         "(4, 324)", "It runs on torch.nn.functional.interpolate(images, (8, 8)), of shape (batch, 3, 8, 8)"),
+        lambda: [nn.functional.interpolate(images(4, 3, 9, 9), (8, 8))],
+    ),
+    "bytes of a wrong size": Wrong(
+        lambda: [bytes_of(images(4, 3, 9, 9))],
+        ("It runs on torch.nn.functional.interpolate(images.float() / 255, (8, 8))",),
+        lambda: [nn.functional.interpolate(bytes_of(images(4, 3, 9, 9)).float() / 255, (8, 8))],
+    ),
+    "lists of samples": Wrong(
+        lambda: [list(images())],
+        ("batch 0 holds 4 inputs; the model takes 1: images; make one tensor of several samples with torch.stack",),
+        lambda: [torch.stack(list(images()))],
+    ),
+    "samples with labels": Wrong(
+        lambda: [(x, 1) for x in images()],
+        ("batch 0 has 3 samples but labels of shape (); if it is one sample, pass a torch.utils.data.DataLoader",),
+        lambda: torch.utils.data.DataLoader([(x, 1) for x in images()], batch_size=2),
+    ),
+}  # fmt: skip
+
+#: Data that only Python can pass.
+OF_PYTHON: Final = {
+    "read already": Wrong(
+        read_already,
+        ("the data set is empty; an iterator is read only once: pass a new one, or a list",),
+        lambda: (x for x in [images()]),
+    ),
+    "a path": Wrong(
+        lambda: "data.npz",
+        ("the data set is 'data.npz'; expected batches: read it with hago.data.load_data",),
+        lambda: [images()],
+    ),
+}
+
+
+def in_order(parts: tuple[str, ...]) -> str:
+    return ".*".join(map(re.escape, parts))
+
+
+@pytest.mark.parametrize("kind", [*WRONG, *OF_PYTHON])
+def test_wrong_data_is_explained(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    wrong = (WRONG | OF_PYTHON)[kind]
+    with pytest.raises(DataError) as caught:
+        hago.quantize(net(), CHIP, wrong.data())
+    assert re.search(in_order(wrong.says), str(caught.value)), str(caught.value)
+    assert len(str(caught.value)) <= LONGEST and "\n" not in str(caught.value)
+    assert not re.search(r"\bs\d+\b|torch\.export", str(caught.value)), "symbols of torch.export"
+    assert capfd.readouterr() == ("", "")
+    hago.quantize(net(), CHIP, wrong.mended())
+
+
+def test_float64_is_taken() -> None:
+    found = hago.quantize(net(), CHIP, [images().double()])
+    assert found.strategy == hago.quantize(net(), CHIP, [images()]).strategy
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_the_command_line_explains_wrong_data(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrong_data.py").write_text(
+        f"from {__name__} import WRONG, net\n\ndef data():\n    return WRONG[{kind!r}].data()\n", "utf-8"
+    )
+    monkeypatch.delitem(sys.modules, "wrong_data", raising=False)
+    assert main(["quantize", "wrong_data:net", "--hardware", CHIP, "--data", "wrong_data:data"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert re.fullmatch(f"hago: error: .*{in_order(WRONG[kind].says)}.*\n", err), err
+
+
+# ---------------------------------------------------------------- models of other kinds
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.fc = nn.Embedding(10, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.fc(self.words(ids).mean(1))
+
+
+def test_indices_are_explained() -> None:
+    model, ids = Words().eval(), torch.arange(8).reshape(2, 4)
+    with pytest.raises(DataError, match=r"'words' takes integers from 0 to 9 and got integers from 5 to 12"):
+        hago.quantize(model, CHIP, [ids + 5])
+    with pytest.raises(DataError, match=r"It runs on ids.long\(\), of shape \(batch, 4\)"):
+        hago.quantize(model, CHIP, [ids.float()])
+
+
+def test_a_missing_batch_axis_is_found_where_the_model_takes_one_sample() -> None:
+    model = Mean().eval()
+    model.forward = lambda images: model.conv(images)  # type: ignore[method-assign]
+    with pytest.raises(DataError, match=r"runs on it, but fails on its first 2 samples.*It runs on images\[None\]"):
+        hago.quantize(model, CHIP, list(images()))
+
+
+def test_a_model_without_a_conversion_is_told_what_its_layer_takes() -> None:
+    with pytest.raises(DataError, match=r"takes \(batch, 3, height, width\). Pass the inputs that"):
+        hago.quantize(Mean().eval(), CHIP, [images(2, 5, 7, 11)])
+
+
+def test_models_are_left_as_they_were() -> None:
+    model = net()
+    with pytest.raises(DataError):
+        hago.quantize(model, CHIP, [images(4, 1, 8, 8)])
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+class Choosing(Net):
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.by == "where":
+            return super().forward(torch.where(images.sum() > 0, images * 2, images))
+        if self.by == "if" and images.sum() > 0:
+            images = images * 2
+        if self.by == "item":
+            images = images[:, :, : int(images.max().item())]
+        return super().forward(images)
+
+
+@pytest.mark.parametrize(("by", "line"), [("if", 'if self.by == "if" and images'), ("item", "images = images[:, :,")])
+def test_control_flow_by_values_names_the_line(by: str, line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    says = rf"test_wrong_data.py:\d+ `{re.escape(line)}.*` depends on the values of the data.*torch.where"
+    with pytest.raises(GraphError, match=says):
+        hago.from_torch(Choosing(by).eval(), (images() + 8,))
+    assert capfd.readouterr() == ("", "")
+    hago.quantize(Choosing("where").eval(), CHIP, [images()])
+
+
+class Talking(Net):
+    def forward(self, images: Tensor) -> Tensor:
+        print("the model runs", file=sys.stderr)
+        logging.getLogger("torch.export").warning("a warning of torch")
+        return super().forward(images)
+
+
+def test_what_models_say_is_kept_where_they_are_exported(capfd: pytest.CaptureFixture[str]) -> None:
+    handler, logger = logging.StreamHandler(sys.stderr), logging.getLogger("torch.export")
+    logger.addHandler(handler)
+    try:
+        hago.from_torch(Talking().eval(), (images(),))
+    finally:
+        logger.removeHandler(handler)
+    said = capfd.readouterr().err
+    assert "the model runs" in said and "a warning of torch" in said

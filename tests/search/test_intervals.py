@@ -1,0 +1,41 @@
+"""Quantiles and intervals equal those of scipy.stats, which takes too long to import, to the last bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from hago.search.confirmation import _t_quantile
+from hago.search.intervals import _normal_quantile, wilson_interval
+
+PROBABILITIES = st.floats(0.5, 1.0)
+
+
+@given(PROBABILITIES)
+def test_the_normal_quantile(probability: float) -> None:
+    assert _normal_quantile(probability) == float(stats.norm.ppf(probability))
+
+
+@given(PROBABILITIES, st.integers(1, 500))
+def test_the_quantile_of_students_t(probability: float, freedom: int) -> None:
+    assert _t_quantile(probability, freedom) == float(stats.t.ppf(probability, freedom))
+
+
+def test_quantiles_of_certainty() -> None:
+    assert _normal_quantile(1.0) == _t_quantile(1.0, 3) == math.inf
+
+
+@given(st.data(), st.integers(1, 5000), st.floats(0.5, 0.999))
+def test_the_interval_of_a_proportion(data: st.DataObject, samples: int, confidence: float) -> None:
+    right = data.draw(st.integers(0, samples))
+    scipys = stats.binomtest(right, samples).proportion_ci(confidence, method="wilson")
+    assert wilson_interval(float(right), samples, confidence) == (float(scipys.low), float(scipys.high))
+
+
+@pytest.mark.parametrize("right", [0, 7])
+def test_an_interval_ends_where_proportions_do(right: int) -> None:
+    assert wilson_interval(right, 7)[right // 7] == right / 7

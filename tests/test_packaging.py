@@ -1,0 +1,160 @@
+"""hago as people install it: a wheel, built from the source distribution, in an environment outside the repository."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+#: What the source distribution is built from.
+SOURCES = ("hago", "hardware_specs", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+BUILD = "import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
+#: A search of a tiny network, on a chip that ships, with a check by the integer model.
+ZOO = """
+import torch
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64, 3))
+
+def batches():
+    return [torch.randn(8, 1, 6, 6, generator=torch.Generator().manual_seed(1))]
+"""
+MODEL = ["zoo:net", "--hardware", "x86_vnni", "--data", "zoo:batches"]
+WHERE = """
+import json, sys
+from importlib.resources import files
+import hago
+native = files("hago.runtime.native") / "cpp"
+print(json.dumps({"file": hago.__file__, "cpp": sorted(f.name for f in native.iterdir() if f.is_file())}))
+"""
+
+
+def run(command: Sequence[str], folder: Path) -> str:
+    """The standard output of a command that succeeds, without this repository on the path of Python."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def build(kind: str, source: Path, target: Path) -> Path:
+    """Build an sdist or a wheel of a folder, as `pip install` does, but with the setuptools that are installed here."""
+    target.mkdir()
+    run([sys.executable, "-c", BUILD.format(kind=kind), str(target)], source)
+    (made,) = target.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def source_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    source = folder / "source"
+    source.mkdir()
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        else:
+            shutil.copy(ROOT / name, source / name)
+    return build("sdist", source, folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel that is built from the source distribution alone."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(source_distribution) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
+    return build("wheel", source, folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the commands of a new environment with the wheel, and the packages of this one but hago."""
+    folder = tmp_path_factory.mktemp("environment")
+    run([sys.executable, "-m", "venv", str(folder)], folder)
+    python = folder / "bin" / "python"
+    run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)], folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # a .pth file adds these folders alone, not what their own .pth files add, such as an editable hago
+    here = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    (packages / "reused.pth").write_text("\n".join(sorted(here)), "utf-8")
+    return python.parent
+
+
+def sources() -> set[str]:
+    """The files that hago needs, by their paths in a wheel."""
+    hago = {p.relative_to(ROOT).as_posix() for p in (ROOT / "hago").rglob("*") if p.is_file()}
+    chips = {f"hago/hardware_specs/{p.name}" for p in (ROOT / "hardware_specs").glob("*.json")}
+    return {p for p in hago if "__pycache__" not in p} | chips
+
+
+def test_the_source_distribution_holds_what_a_build_needs(source_distribution: Path) -> None:
+    with tarfile.open(source_distribution) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"setup.cfg", "pyproject.toml", "README.md", "LICENSE"} <= names
+    assert {f"hardware_specs/{p.name}" for p in (ROOT / "hardware_specs").glob("*.json")} <= names
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_no_other(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if not re.match(r"hago-[^/]*\.dist-info/", name)}
+    assert held == sources()
+    assert len(held) > 300
+
+
+def test_an_installed_hago_works_in_another_folder(installed: Path, tmp_path: Path) -> None:
+    hago = str(installed / "hago")
+    (tmp_path / "zoo.py").write_text(ZOO, "utf-8")
+    found = json.loads(run([str(installed / "python"), "-c", WHERE], tmp_path))
+    assert Path(found["file"]).is_relative_to(installed.parent) and "conv.cpp" in found["cpp"]
+    assert run([hago, "--version"], tmp_path).startswith("hago ")
+    chips = {row["name"] for row in json.loads(run([hago, "hardware", "list", "--json"], tmp_path))}
+    assert chips == {p.stem for p in (ROOT / "hardware_specs").glob("*.json")}
+    quantized = json.loads(run([hago, "quantize", *MODEL, "--json"], tmp_path))
+    assert (tmp_path / quantized["strategy"]).exists()
+
+
+# ---------------------------------------------------------------- extras
+def extras() -> dict[str, list[str]]:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", "utf-8")
+    return {name: lines.split() for name, lines in config["options.extras_require"].items()}
+
+
+def test_the_extra_all_names_every_optional_one() -> None:
+    (own,) = extras()["all"]
+    match = re.fullmatch(r"hago\[(.*)\]", own)
+    assert match and match[1].split(",") == sorted(extras().keys() - {"all", "test"})
+
+
+def test_the_guide_explains_every_extra() -> None:
+    page = (ROOT / "docs" / "installing.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.M))
+    assert set(rows) == extras().keys() - {"all", "test"}
+    for name, packages in rows.items():
+        assert re.findall(r"`([^`]+)`", packages) == [re.split(r"[>\[]", line)[0] for line in extras()[name]], name
+
+
+def test_the_guide_names_the_oldest_versions() -> None:
+    page = (ROOT / "docs" / "installing.md").read_text("utf-8")
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", "utf-8")
+    oldest = config["options"]["install_requires"].split()
+    assert f"Python {config['options']['python_requires'].removeprefix('>=')}" in page
+    assert [line.replace(">=", " ") for line in oldest if line.replace(">=", " ") not in page] == []
