@@ -416,6 +416,11 @@ CASES: Final = (
     ),
     Case(
         "this search has {}; search with the same model, data and settings, or give another log",
+        lambda p: logged(p, data=[DATA[0] + 1]),
+        lambda p: [logged(p), logged(p, data=[DATA[0] + 1], log=p / "other")],
+    ),
+    Case(
+        "cannot be continued: {}; use {} again, or give another {}",
         lambda p: logged(p, seed=1),
         lambda p: [logged(p), logged(p, seed=1, log=p / "other")],
     ),
@@ -1210,6 +1215,14 @@ ELSEWHERE: Final = {
     "was replaced by another file while": (
         "study/test_log_faults.py",
         "test_a_log_that_another_process_changes_ends",
+    ),
+    "leave --no-resume out to continue it, or give another --log": (
+        "cli/test_output_files.py",
+        "test_a_log_is_not_continued_if_the_user_says_so",
+    ),
+    "cannot write {}: {} is {}; give another path": (
+        "cli/test_output_files.py",
+        "test_a_folder_that_cannot_be_made_is_refused_before_any_work",
     ),
     "was made for hardware {}, which does not": ("cli/test_cli.py", "test_hardware_of_the_user_must_be_given_again"),
     "is of objective {}, which is none of hago's own": (

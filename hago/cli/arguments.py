@@ -47,11 +47,11 @@ start with:
 EXAMPLES: Final = {
     "search": """
 examples:
-  hago search zoo:net --weights net.safetensors --hardware x86_vnni --data calibration.npz
+  hago search zoo:net --hardware x86_vnni --data calibration.npz --save strategies/net-x86_vnni.json
   hago search zoo:net --hardware my_chip.json --data images/ --size 224 --budget 10m --held-out test.npz
   hago search zoo:net --hardware vta --data data:calibration --keep-float 'head.*' --fix-bits 'conv1:1=8'
   hago search zoo:net --hardware vta --data calibration.npz --minimize weight_bytes --keep 'agreement >= 99 %'
-  hago search zoo:net --hardware vta --data calibration.npz --maximize sqnr --budget-cost 'weight_bytes <= 4 MB'
+  hago search zoo:net --weights net.pt --hardware vta --data calibration.npz --budget-cost 'weight_bytes <= 4 MB'
   hago search zoo:net --hardware x86_vnni --data calibration.npz --finetune budget=5m
 
 After Ctrl-C, the log and the best strategy so far are kept. The same command continues the search, also with a
@@ -249,7 +249,12 @@ def _course(group: argparse._ArgumentGroup) -> None:
     """Add the options of the length of a search, its log, and the choices that it makes."""
     group.add_argument("--budget", metavar="LIMIT", help="'200 trials', '10m', '50 forwards'; default: none")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all randomness; default: %(default)s")
-    group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE.jsonl; an existing log is continued")
+    group.add_argument(
+        "--log",
+        metavar="FILE",
+        help="an existing log is continued; default: logs/MODEL-HARDWARE-SEARCHER-HASH.jsonl, where HASH is of all "
+        "options on which the trials depend, so that the same command continues and another begins its own",
+    )
     group.add_argument(
         "--reuse", action="append", metavar="LOG", help="take the scores of equal plans from this log; may be repeated"
     )
@@ -397,7 +402,7 @@ def _data(parser: argparse.ArgumentParser, required: bool = True) -> None:
 
 
 def _quantization(
-    parser: argparse.ArgumentParser, saves: str = "the strategy; default: strategies/MODEL-HARDWARE.json"
+    parser: argparse.ArgumentParser, saves: str = "the strategy; default: strategies/MODEL-HARDWARE-SEARCHER-HASH.json"
 ) -> None:
     _model(parser)
     _chip(parser, required=True)
@@ -458,7 +463,7 @@ def _search(commands: Any) -> None:
 
 def _quantize(commands: Any) -> None:
     parser = _add(commands, "quantize", "quantize without a search: the widest bits that do not overflow")
-    _quantization(parser)
+    _quantization(parser, "the strategy; default: strategies/MODEL-HARDWARE-one_shot-HASH.json")
     table_options(parser)
 
 

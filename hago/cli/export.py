@@ -8,7 +8,8 @@ from typing import Any
 
 from hago import api
 from hago.analysis.comparison import REALIZATIONS, compare_realizations
-from hago.cli.options import NO, OK, Console, Outcome, default_path, load_batches, load_strategy, make_folder_of, named
+from hago.cli.options import NO, OK, Console, Outcome, load_batches, load_strategy, make_folder_of, named
+from hago.cli.output_files import default_stem
 from hago.cli.stored_model import stored_quantizer
 from hago.data import Batches
 from hago.errors import HagoError
@@ -49,7 +50,9 @@ def export_options(parser: Any) -> None:
     parser.add_argument(
         "--format", required=True, metavar="NAME|MODULE:NAME", help=f"{texts}; or an ExportFormat of your own"
     )
-    parser.add_argument("--save", metavar="PATH", help="the format adds its endings; default: exports/MODEL-HARDWARE")
+    parser.add_argument(
+        "--save", metavar="PATH", help="the format adds its endings; default: exports/MODEL-HARDWARE-FORMAT-HASH"
+    )
     parser.add_argument(
         "--check", action="store_true", help="run the files on --data and compare with the integer model"
     )
@@ -80,7 +83,8 @@ def export_command(args: Namespace, console: Console) -> Outcome:
 def _quantizer_of_strategy(args: Namespace) -> tuple[Quantizer, Batches | None, Path]:
     """The quantizer of MODEL and STRATEGY, the batches of `--data`, and the path to write to."""
     strategy, hardware, model = load_strategy(args)
-    path = Path(args.save or default_path(args, hardware, "exports", ""))
+    stem = default_stem(args, hardware, args.format, strategy.to_json())
+    path = Path(args.save or Path("exports") / stem)
     if args.data is None:
         return api.create_quantizer(model, hardware, strategy), None, path
     graph, batches = import_with_data(model, load_batches(args), hardware, made_for=[strategy.model_hash])

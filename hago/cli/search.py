@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,18 +17,17 @@ from hago.cli.options import (
     Console,
     Outcome,
     check_command,
-    default_path,
     estimator_argument,
     load_batches,
     load_chip,
     load_held_out,
-    make_folder_of,
     named,
     resumable,
     searcher_argument,
     stamp,
     training_so_far,
 )
+from hago.cli.output_files import check_folder_of, default_stem, digest, folders_of
 from hago.cost import METRICS, amount_text
 from hago.data import Batches
 from hago.errors import HagoError, did_you_mean
@@ -38,8 +36,16 @@ from hago.hardware import Hardware
 from hago.importing import input_names
 from hago.plan import Strategy
 from hago.qat import FinetuneOptions, Tuned, finetune_after_search
-from hago.search import GoalOptions, QuantizationOptions, RunOptions, SearchOptions, SearchOutcome, run_search
-from hago.serialization.json_text import canonical, check_distinct
+from hago.search import (
+    GoalOptions,
+    QuantizationOptions,
+    RunOptions,
+    SearchOptions,
+    SearchOutcome,
+    continued,
+    run_search,
+)
+from hago.serialization.json_text import check_distinct
 from hago.study import Trial, read_log
 
 #: The most nodes that a line lists.
@@ -81,12 +87,15 @@ def tune(
     args: Namespace, console: Console, model: Any, hardware: Hardware, data: Any, outcome: SearchOutcome, saved: Path
 ) -> Tuned:
     """Train the strategy that a search found. A killed run continues from the checkpoint of the same strategy."""
-    mark = hashlib.sha256(canonical(outcome.strategy.to_json()).encode()).hexdigest()[:12]
-    checkpoint = make_folder_of(default_path(args, hardware, "logs", f"-finetune-{mark}.safetensors"))
-    log = default_path(args, hardware, "logs", "-finetune.jsonl")
+    stem = default_stem(args, hardware, "finetune", outcome.strategy.to_json())
+    checkpoint, log = Path("logs") / f"{stem}.safetensors", Path("logs") / f"{stem}.jsonl"
     console.note(f"{'training on from' if checkpoint.exists() else 'training; checkpoints go to'} {checkpoint}")
     options = FinetuneOptions(log=log, checkpoint=checkpoint, **tuning_options(args.finetune))
-    with resumable(lambda: f"{training_so_far(checkpoint)}; the best of the search is {saved}".lstrip("; ")):
+
+    def so_far() -> str:
+        return f"{training_so_far(checkpoint)}; the best of the search is {saved}".lstrip("; ")
+
+    with folders_of(checkpoint), resumable(so_far):
         return finetune_after_search(
             model,
             hardware,
@@ -143,46 +152,81 @@ def search_command(args: Namespace, console: Console) -> Outcome:
     """Search, and report the best strategy, the files written, and the command that checks it."""
     hardware = load_chip(args, args.hardware)
     tuning_options(args.finetune or "")
+    files = search_files(args, hardware)
+    log, saved = files.log, files.strategy
+    options = search_options(args, files)
+    if args.no_resume and log.exists() and log.stat().st_size:
+        raise HagoError(f"--no-resume: log {log} exists; leave --no-resume out to continue it, or give another --log")
+    continued(options, hardware, option_of)
+    earlier = len(read_log(log).trials) if log.exists() else 0
     model, data = load_model(args.model, args.weights), load_batches(args)
-    held_out = load_held_out(args)
-    log = make_folder_of(Path(args.log or default_path(args, hardware, "logs", ".jsonl")))
-    saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
-    front = make_folder_of(Path(args.front or saved.with_suffix(".front.json")))
-    weights = None if args.finetune is None else weights_of(saved)
-    check_distinct({"--log": log, "--save": saved, "--front": front, "the trained weights beside --save": weights})
-    earlier = len(read_log(log).trials) if os.path.exists(log) and not args.no_resume else 0
+    options = replace(options, held_out=load_held_out(args))
     console.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
     before = stamp(saved)
 
     def so_far() -> str:
-        trials = len(read_log(log).trials) if os.path.exists(log) else 0
+        trials = len(read_log(log).trials) if log.exists() else 0
         if not trials:
             return "before the first trial"
         best = f"; the best so far is {saved}" if earlier or stamp(saved) != before else ""
         return f"after {trials} trials, which are in {log}{best}"
 
-    options = SearchOptions(
+    with folders_of(log, saved, files.front), resumable(so_far):
+        outcome = run_search(model, hardware, data, options)
+    tuned = None if args.finetune is None else tune(args, console, model, hardware, data, outcome, saved)
+    return _outcome(args, console, outcome, files, tuned, _took(args, outcome, earlier))
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFiles:
+    """The files that a search writes."""
+
+    log: Path
+    strategy: Path
+    front: Path
+
+
+def search_files(args: Namespace, hardware: Hardware) -> SearchFiles:
+    """The files that the user named, and default ones for those without a name.
+
+    Raises:
+        HagoError: one cannot be written, or two are the same.
+    """
+    stem = default_stem(args, hardware, args.searcher.partition(":")[0])
+    # the trained strategy takes the place of the one that was searched
+    tuned = "" if args.finetune is None else f"-finetuned-{digest(args.finetune)}"
+    log = check_folder_of(Path(args.log or Path("logs") / f"{stem}.jsonl"))
+    saved = check_folder_of(Path(args.save or Path("strategies") / f"{stem}{tuned}.json"))
+    front = check_folder_of(Path(args.front or saved.with_suffix(".front.json")))
+    weights = None if args.finetune is None else weights_of(saved)
+    check_distinct({"--log": log, "--save": saved, "--front": front, "the trained weights beside --save": weights})
+    return SearchFiles(log, saved, front)
+
+
+def search_options(args: Namespace, files: SearchFiles) -> SearchOptions:
+    """The options of the search, without the held-out data, which is not read yet."""
+    return SearchOptions(
         searcher=searcher_argument(args.searcher),
         seed=args.seed,
         budget=args.budget,
         race=args.race if args.race is not None else False,
-        held_out=held_out,
         quantization=QuantizationOptions(**quantization_arguments(args), search_topology=args.search_topology),
         goal=goal_options(args),
         run=RunOptions(
-            log=log,
+            log=files.log,
             resume=not args.no_resume,
             reuse=args.reuse,
-            save=saved,
-            front=front,
+            save=files.strategy,
+            front=files.front,
             executor=args.executor,
             cache_bytes=args.cache,
         ),
     )
-    with resumable(so_far):
-        outcome = run_search(model, hardware, data, options)
-    tuned = None if args.finetune is None else tune(args, console, model, hardware, data, outcome, saved)
-    return _outcome(args, console, outcome, log, saved, tuned, _took(args, outcome, earlier))
+
+
+def option_of(keyword: str) -> str:
+    """The option of the command line that stands for a keyword of `hago.search_quantize_strategy`."""
+    return f"--{keyword.replace('_', '-')}"
 
 
 def goal_options(args: Namespace) -> GoalOptions:
@@ -208,8 +252,9 @@ def _took(args: Namespace, outcome: SearchOutcome, earlier: int) -> str:
 
 
 def _outcome(
-    args: Namespace, console: Console, outcome: SearchOutcome, log: Path, saved: Path, tuned: Tuned | None, took: str
+    args: Namespace, console: Console, outcome: SearchOutcome, files: SearchFiles, tuned: Tuned | None, took: str
 ) -> Outcome:
+    log, saved = files.log, files.strategy
     strategy = outcome.strategy if tuned is None else tuned.strategy
     trials, best = outcome.result.trials, outcome.result.best
     held_out = strategy.made_by.get("held_out")
@@ -224,7 +269,7 @@ def _outcome(
         *([] if held_out is None else [f"  held out: {_figures(held_out)}"]),
         f"log       {log}",
         f"strategy  {saved}",
-        f"front     {args.front or saved.with_suffix('.front.json')}",
+        f"front     {files.front}",
         f"check it  {check_command(args, saved, weights_of(saved) if tuned and tuned.better else args.weights)}",
     ]
     values = {
@@ -310,11 +355,12 @@ def _overflow(best: Trial) -> str:
 def quantize_command(args: Namespace, console: Console) -> Outcome:
     """Quantize without a search, and save the strategy."""
     hardware = load_chip(args, args.hardware)
-    saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
+    saved = check_folder_of(Path(args.save or Path("strategies") / f"{default_stem(args, hardware, 'one_shot')}.json"))
     model, data = load_model(args.model, args.weights), load_batches(args)
     quantizer = api.quantize(model, hardware, data, **quantization_arguments(args))
     strategy = quantizer.strategy
-    strategy.save(saved)
+    with folders_of(saved):
+        strategy.save(saved)
     lines = ["the widest bits that do not overflow on the data:", *_strategy_lines(strategy), f"strategy  {saved}"]
     values = {
         "model": args.model,

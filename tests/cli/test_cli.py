@@ -66,7 +66,9 @@ def defective(reference, outputs, labels):
     raise ZeroDivisionError("a defect")
 """
 MODEL, DATA = "cli_zoo:net", "cli_zoo:batches"
-SEARCH = ["search", MODEL, "--hardware", "int16_accumulator", "--data", DATA, "--searcher", "greedy"]
+STRATEGY, LOG = "strategies/net-int16_accumulator.json", "logs/net-int16_accumulator.jsonl"
+UNNAMED = ["search", MODEL, "--hardware", "int16_accumulator", "--data", DATA, "--searcher", "greedy"]
+SEARCH = [*UNNAMED, "--log", LOG, "--save", STRATEGY]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,6 @@ def hago(search_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     sys.modules.pop("cli_zoo", None)
 
 
-STRATEGY, LOG = "strategies/net-int16_accumulator.json", "logs/net-int16_accumulator.jsonl"
 EVERY = {
     "search": [*SEARCH, "--budget", "6 trials"],
     "quantize": ["quantize", MODEL, "--hardware", "vta", "--data", DATA],
@@ -414,7 +415,7 @@ def test_hardware_of_the_user_must_be_given_again(hago: Run, search_folder: Path
     chip = json.loads(Path(__file__).parents[2].joinpath("hardware_specs/vta.json").read_text("utf-8"))
     (search_folder / "mine.json").write_text(json.dumps({**chip, "name": "mine"}), "utf-8")
     made = ["search", MODEL, "--hardware", "mine.json", "--data", DATA, "--budget", "2 trials"]
-    run = hago(*made)
+    run = hago(*made, "--save", "strategies/net-mine.json")
     assert run.code == 0, run.err
     assert "--hardware mine.json" in run.out
     without = hago("simulate", MODEL, "strategies/net-mine.json", "--data", DATA)
