@@ -70,8 +70,8 @@ def _normal(value: Any) -> Any:
 
 @contextlib.contextmanager
 def folders_of(*paths: Path) -> Iterator[None]:
-    """Make the folders of output files. When the context closes, those of them that it made and that are empty, as after
-    an error, are removed.
+    """Make the folders of output files. When the context closes, those that it made and that are empty, as after an
+    error, are removed.
 
     Raises:
         HagoError: a folder cannot be made.
