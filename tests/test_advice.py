@@ -420,6 +420,11 @@ CASES: Final = (
         lambda p: [logged(p), logged(p, data=[DATA[0] + 1], log=p / "other")],
     ),
     Case(
+        "{}; give {} as a number",
+        lambda _: search(keep="sqnr >= float - 3 dB"),
+        lambda _: search(keep="sqnr >= 3 dB"),
+    ),
+    Case(
         "cannot be continued: {}; use {} again, or give another {}",
         lambda p: logged(p, seed=1),
         lambda p: [logged(p), logged(p, seed=1, log=p / "other")],

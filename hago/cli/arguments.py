@@ -50,8 +50,8 @@ examples:
   hago search zoo:net --hardware x86_vnni --data calibration.npz --save strategies/net-x86_vnni.json
   hago search zoo:net --hardware my_chip.json --data images/ --size 224 --budget 10m --held-out test.npz
   hago search zoo:net --hardware vta --data data:calibration --keep-float 'head.*' --fix-bits 'conv1:1=8'
-  hago search zoo:net --hardware vta --data calibration.npz --minimize weight_bytes --keep 'agreement >= 99 %'
-  hago search zoo:net --weights net.pt --hardware vta --data calibration.npz --budget-cost 'weight_bytes <= 4 MB'
+  hago search zoo:net --hardware vta --data calibration.npz --minimize size --keep 'accuracy >= float - 0.5 %'
+  hago search zoo:net --weights net.pt --hardware vta --data calibration.npz --budget-cost 'size <= 60 %'
   hago search zoo:net --hardware x86_vnni --data calibration.npz --finetune budget=5m
 
 After Ctrl-C, the log and the best strategy so far are kept. The same command continues the search, also with a
@@ -309,10 +309,10 @@ def _machine(group: argparse._ArgumentGroup) -> None:
 def _goal(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("goal")
     group.add_argument("--maximize", metavar="NAME", help="the same as --objective")
-    group.add_argument("--minimize", metavar="COST", help=f"minimize a cost instead: {', '.join(METRICS)}")
+    group.add_argument("--minimize", metavar="COST", help=f"minimize a cost instead: size or {', '.join(METRICS)}")
     for option, figure, example in (
-        ("--keep", "measure", "'agreement >= 99 %%'"),
-        ("--budget-cost", "cost", "'weight_bytes <= 4 MB'"),
+        ("--keep", "measure", "'agreement >= 99 %%' or 'accuracy >= float - 0.5 %%'"),
+        ("--budget-cost", "cost", "'size <= 4 MB', or 'size <= 60 %%' or 'latency <= 0.8x' of the widest bits"),
     ):
         text = f"a limit on a {figure}, e.g. {example}; may be repeated"
         group.add_argument(option, action="append", metavar="LIMIT", help=text)

@@ -263,6 +263,7 @@ def _outcome(
         f"searched {len(trials)} trials ({repeats} repeats) in {took}; the best is trial {best.index}",
         *_strategy_lines(outcome.strategy),
         f"  {_costs(best)}",
+        *_limit_lines(strategy.made_by.get("goal", {})),
         f"  {_overflow(best)}",
         *_confirmed_lines(outcome.strategy),
         *([] if tuned is None else tuned_lines(tuned, saved)),
@@ -280,6 +281,7 @@ def _outcome(
         "results": dict(strategy.made_by["results"]),
         "held_out": held_out,
         "confirmed": strategy.made_by.get("confirmed"),
+        "goal": strategy.made_by.get("goal", {}),
         "bits": dict(strategy.bits),
         "trials": len(trials),
         "best_trial": best.index,
@@ -343,6 +345,12 @@ def _costs(best: Trial) -> str:
         for name, value in best.score.costs.items()
         if name in METRICS
     )
+
+
+def _limit_lines(goal: Mapping[str, Any]) -> list[str]:
+    """Lines that say what relative limits came to."""
+    limits = zip(goal.get("limits_given", ()), goal.get("limits", ()), strict=False)
+    return [f"  {given!r} came to {text}" for given, text in limits if given != text]
 
 
 def _overflow(best: Trial) -> str:

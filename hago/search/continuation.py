@@ -65,7 +65,7 @@ def check_same_options(
 def changed_options(options: Any, hardware: Hardware, logged: Header) -> Iterator[ChangedOption]:
     """Yield the options that differ from those with which a log was begun."""
     goal, settings = make_goal(options.goal), logged.settings
-    same_goal = goal.to_json() == {k: v for k, v in settings.items() if k in ("minimize", "limits")}
+    same_goal = goal.minimize == settings.get("minimize") and _limits(settings) == [x.text for x in goal.limits]
     if hardware_hash(hardware) != logged.hardware.hash:
         now = hardware.name if hardware.name != logged.hardware.name else f"{hardware.name} with other content"
         yield ChangedOption("hardware", logged.hardware.name, now)
@@ -98,8 +98,13 @@ def _changed_searcher(searcher: Any, logged: Mapping[str, Any]) -> Iterator[Chan
             yield ChangedOption("searcher", was, searcher_text(name, {k: now.get(k) for k in keys}))
 
 
+def _limits(settings: Mapping[str, Any]) -> list[str]:
+    """The limits of a log as the user wrote them."""
+    return list(settings.get("limits_given", settings.get("limits", ())))
+
+
 def _changed_limits(goal: Goal, settings: Mapping[str, Any]) -> Iterator[ChangedOption]:
-    before, now = list(settings.get("limits", ())), [x.text for x in goal.limits]
+    before, now = _limits(settings), [x.text for x in goal.limits]
     if before != now:
         kinds = {x.is_cost for x in goal.limits if x.text not in before}
         yield ChangedOption("keep" if kinds == {False} else "budget_cost", _text(before), _text(now))

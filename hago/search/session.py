@@ -36,6 +36,7 @@ from hago.search.preparation import (
 from hago.search.racing import RaceOptions, as_race
 from hago.search.reachability import check_costs_reachable, check_measures_reachable, explain_missed_limits
 from hago.search.redundancy import prune_redundant_choices
+from hago.search.relative_limits import resolve_limits
 from hago.search.scoring import GoalScorer
 from hago.search.searcher_choice import (
     build_searcher,
@@ -177,7 +178,7 @@ def run_search(
         if options.held_out is not None:
             held_out = held_out_batches(model, prepared, options.held_out, goal.objective.needs_labels)
             options = replace(options, held_out=held_out)
-        choices = prepared.space.size
+        choices, whole = prepared.space.size, prepared
         prepared = prune_redundant_choices(prepared, costs)
         scorer = GoalScorer(
             goal,
@@ -187,6 +188,8 @@ def run_search(
             seed=options.seed,
             known=known_scores(options.run.reuse, prepared, goal),
         )
+        goal = resolve_limits(goal, whole, scorer.evaluator)
+        scorer = scorer.with_goal(goal)
         announce("finding thresholds and what every choice may lose")
         searcher, refines = choose_searcher(options.searcher, scorer, options.quantization)
         check_costs_reachable(goal, prepared)
