@@ -44,8 +44,18 @@ start with:
 {NAMED}
 {EXIT}"""
 
+_WHEN: Final = "\n  ".join(
+    f"{name:11}  {when}"
+    for name, when in (
+        (AUTO, "unless you know better: limited if a cost is minimized or limited, else gradient"),
+        *((name, entry.when) for name, entry in SEARCHERS.items()),
+    )
+)
 EXAMPLES: Final = {
-    "search": """
+    "search": f"""
+searchers, and when to take which:
+  {_WHEN}
+
 examples:
   hago search zoo:net --hardware x86_vnni --data calibration.npz --save strategies/net-x86_vnni.json
   hago search zoo:net --hardware my_chip.json --data images/ --size 224 --budget 10m --held-out test.npz

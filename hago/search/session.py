@@ -165,7 +165,6 @@ def run_search(
         HagoError: as `hago.search_quantize_strategy` does.
     """
     started = time.monotonic()
-    check_options(options)
     chip = as_hardware(hardware)
     options, logged = continued(options, chip)
     goal = make_goal(options.goal)
@@ -226,6 +225,7 @@ def check_options(options: SearchOptions) -> None:
     Raises:
         HagoError: which option, and what is expected.
     """
+    make_goal(options.goal)
     check_seed(options.seed)
     check_distinct({"log": options.run.log, "save": options.run.save, "front": options.run.front})
     if as_race(options.race) is not None and isinstance(options.searcher, str):
@@ -243,9 +243,11 @@ def continued(
         spell: how the user writes an option, given the keyword of `hago.search_quantize_strategy`.
 
     Raises:
+        HagoError: of `check_options`.
         LogError: the log was begun with other options, or exists and may not be continued.
         StrategyMismatch: it is of other hardware.
     """
+    check_options(options)
     path = None if options.run.log is None else Path(options.run.log)
     logged = None if path is None else read_header(path)
     if logged is None:

@@ -28,6 +28,7 @@ from hago.cli.options import check_command
 from hago.hardware.file import load_hardware, save_hardware
 from hago.plan.strategy import Strategy
 from hago.runtime.reference import IntegerModel
+from hago.searchers.registry import SEARCHERS
 from hago.study.log import read_log
 
 ZOO = """
@@ -178,6 +179,14 @@ def examples() -> list[str]:
 @pytest.mark.parametrize("line", examples())
 def test_every_example_is_a_command(line: str) -> None:
     build_parser().parse_args(shlex.split(line)[1:])
+
+
+def test_the_help_of_a_search_says_when_to_take_which_searcher(hago: Run) -> None:
+    text = hago("search", "--help").out
+    for name, entry in SEARCHERS.items():
+        assert re.search(rf"^  {name} +{re.escape(entry.when)}$", text, re.MULTILINE)
+        assert 20 < len(entry.when) < 86
+    assert len({entry.when for entry in SEARCHERS.values()}) == len(SEARCHERS)
 
 
 def test_there_are_examples() -> None:
