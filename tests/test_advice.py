@@ -1221,6 +1221,14 @@ ELSEWHERE: Final = {
         "study/test_log_faults.py",
         "test_a_log_that_another_process_changes_ends",
     ),
+    "--objective compares two strategies; give a second STRATEGY": (
+        "cli/test_cli.py",
+        "test_options_of_a_comparison_fit_the_number_of_strategies",
+    ),
+    "compare realizations of one strategy; give one STRATEGY": (
+        "cli/test_cli.py",
+        "test_options_of_a_comparison_fit_the_number_of_strategies",
+    ),
     "leave --no-resume out to continue it, or give another --log": (
         "cli/test_output_files.py",
         "test_a_log_is_not_continued_if_the_user_says_so",

@@ -17,5 +17,6 @@ __all__ = [
     "inspect_plan",
     "measure_hardware",
     "stored_run",
+    "strategy_comparison",
     "strategy_report",
 ]

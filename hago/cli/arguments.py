@@ -117,10 +117,13 @@ examples:
 Exit code 1 means that a figure differs, if only in its last bit.""",
     "compare": """
 examples:
+  hago compare zoo:net strategies/8_bits.json strategies/mixed.json --data test.npz
   hago compare zoo:net strategies/net-onnxruntime_cpu.json --data test.npz --samples 64
   hago compare zoo:net strategies/net-x86_vnni.json --data test.npz --realizations fast,onnxruntime --json
 
-Exit code 1 means that the simulator or the fast engine differs from the reference, which would be a defect of hago.""",
+Two strategies are measured sample by sample, with paired intervals; their bits and costs are listed side by side. Of
+one strategy, realizations are compared: exit code 1 means that the simulator or the fast engine differs from the
+reference, which would be a defect of hago.""",
     "export": """
 examples:
   hago export zoo:net strategies/net-x86_vnni.json --format tpu-mlir --data calibration.npz
@@ -154,7 +157,7 @@ USAGE: Final = {
     "realize": ON_STRATEGY,
     "run": "FILE --data DATA",
     "inspect": ON_STRATEGY,
-    "compare": ON_STRATEGY,
+    "compare": "MODEL STRATEGY [STRATEGY] --data DATA",
     "finetune": ON_STRATEGY,
     "export": "(MODEL STRATEGY | FILE) --format NAME",
     "replay": "MODEL LOG|STRATEGY --data DATA",
@@ -357,7 +360,7 @@ def build_parser() -> argparse.ArgumentParser:
     _on_record(commands, "simulate", "measure a strategy on data: the simulation against the float model")
     _realize(commands)
     _inspect(commands)
-    compared = "compare realizations of a strategy on data, node by node: hago's engines, ONNX engines, float"
+    compared = "compare two strategies on data, or realizations of one: hago's engines, ONNX engines, float"
     compare_options(_on_record(commands, "compare", compared))
     trained = "train a strategy further on data without labels; continues after an interruption"
     finetune_options(_on_record(commands, "finetune", trained))

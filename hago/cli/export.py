@@ -8,13 +8,16 @@ from typing import Any
 
 from hago import api
 from hago.analysis.comparison import REALIZATIONS, compare_realizations
-from hago.cli.options import NO, OK, Console, Outcome, load_batches, load_strategy, make_folder_of, named
+from hago.analysis.strategy_comparison import NAMES, compare_strategies
+from hago.cli.options import NO, OK, Console, Outcome, hardware_of, load_batches, load_strategy, make_folder_of, named
 from hago.cli.output_files import default_stem
 from hago.cli.stored_model import stored_quantizer
 from hago.data import Batches
 from hago.errors import HagoError
 from hago.export import FORMATS, check_files, find_format, request_export, write_files
+from hago.graph.model_source import load_model
 from hago.importing import import_with_data
+from hago.plan import Strategy
 from hago.runtime import is_stored
 from hago.search import Quantizer
 
@@ -23,24 +26,51 @@ _EXACT = ("fast", "simulated")
 
 
 def compare_options(parser: Any) -> None:
-    """Add the options of the command."""
+    """Add the second strategy, and the options of the command."""
     names = ",".join(REALIZATIONS)
     parser.add_argument(
-        "--realizations", default=names, metavar="NAME,...", help=f"some of {names}; what cannot run here is skipped"
+        "other", metavar="STRATEGY", nargs="?", help="compare the first strategy with this one, not its realizations"
     )
-    parser.add_argument("--base", default="reference", metavar="NAME", help="compare with this; default: %(default)s")
+    group = parser.add_argument_group("of one strategy")
+    group.add_argument(
+        "--realizations", metavar="NAME,...", help=f"some of {names}, which is the default; what cannot run is skipped"
+    )
+    group.add_argument("--base", metavar="NAME", help="compare with this; default: reference")
+    group = parser.add_argument_group("of two strategies")
+    group.add_argument(
+        "--objective", metavar="NAME", help="compare it, too; default: what the strategies were searched for"
+    )
 
 
 def compare_command(args: Namespace, console: Console) -> Outcome:
-    """Compare realizations on the same data, node by node; exit code 1 if those of hago itself differ."""
+    """Compare two strategies, or realizations of one node by node; exit code 1 if those of hago itself differ."""
+    if args.other is not None:
+        return _compare_strategies(args)
+    if args.objective is not None:
+        raise HagoError("--objective compares two strategies; give a second STRATEGY")
     strategy, hardware, model = load_strategy(args)
-    names = [n.strip() for n in args.realizations.split(",") if n.strip()]
+    given = ",".join(REALIZATIONS) if args.realizations is None else args.realizations
+    names = [n.strip() for n in given.split(",") if n.strip()]
     if not names:
         raise HagoError("--realizations is empty; expected names such as reference,fast")
-    comparison = compare_realizations(model, hardware, strategy, load_batches(args), names, args.base)
+    comparison = compare_realizations(model, hardware, strategy, load_batches(args), names, args.base or "reference")
     ours = [a for a in comparison.against if a.name in _EXACT and comparison.base in ("reference", *_EXACT)]
     wrong = any(p.differing for a in ours for p in (*a.integers, *a.outputs))
     return Outcome(str(comparison), comparison.to_json(), NO if wrong else OK)
+
+
+def _compare_strategies(args: Namespace) -> Outcome:
+    """Compare two strategies of one model, each on its own hardware unless `--hardware` is given."""
+    if args.realizations is not None or args.base is not None:
+        raise HagoError("--realizations and --base compare realizations of one strategy; give one STRATEGY with them")
+    strategies = [Strategy.load(args.record), Strategy.load(args.other)]
+    chips = [hardware_of(args, strategy) for strategy in strategies]
+    model = load_model(args.model, args.weights)
+    objective = None if args.objective is None else named(args.objective, "objective")
+    comparison = compare_strategies(model, chips, strategies, load_batches(args), objective)
+    paths = dict(zip(NAMES, (args.record, args.other), strict=True))
+    head = "\n".join(f"{name}  {path}" for name, path in paths.items())
+    return Outcome(f"{head}\n{comparison}", {"strategies": paths, **comparison.to_json()})
 
 
 # ---------------------------------------------------------------- export

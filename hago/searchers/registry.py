@@ -112,7 +112,7 @@ SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
         "pareto": SearcherEntry(
             pareto_search,
             ParetoOptions,
-            "to choose a limit afterwards: finds the front of the objective and a cost",
+            "if no limit is known yet: finds the front of the objective and a cost",
             guided=True,
             refines="every_choice",
             front=True,
@@ -131,7 +131,7 @@ SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
             front=True,
         ),
         "gp": SearcherEntry(
-            gp, OptunaOptions, "for few values to choose and slow trials: a Gaussian process (Optuna)", guided=True
+            gp, OptunaOptions, "for few groups of bits and slow trials: a Gaussian process (Optuna)", guided=True
         ),
         "rfc_greedy": SearcherEntry(
             rfc_greedy_search,

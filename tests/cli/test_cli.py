@@ -69,6 +69,7 @@ def defective(reference, outputs, labels):
 MODEL, DATA = "cli_zoo:net", "cli_zoo:batches"
 STRATEGY, LOG = "strategies/net-int16_accumulator.json", "logs/net-int16_accumulator.jsonl"
 UNNAMED = ["search", MODEL, "--hardware", "int16_accumulator", "--data", DATA, "--searcher", "greedy"]
+OTHER = "strategies/other.json"
 SEARCH = [*UNNAMED, "--log", LOG, "--save", STRATEGY]
 
 
@@ -80,6 +81,8 @@ def search_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main([*SEARCH, "--budget", "6 trials"]) == 0
+        quantize = ["quantize", MODEL, "--hardware", "vta", "--data", DATA, "--keep-float", "4*"]
+        assert main([*quantize, "--save", OTHER]) == 0
         assert main(["realize", MODEL, STRATEGY, "--data", DATA, "--save", "net.safetensors"]) == 0
         sys.modules.pop("cli_zoo")
         yield folder
@@ -105,6 +108,7 @@ EVERY = {
     "cost": ["cost", MODEL, STRATEGY, "--batch", "4"],
     "sensitivity": ["sensitivity", MODEL, "--hardware", "vta", "--data", DATA],
     "compare": ["compare", MODEL, STRATEGY, "--data", DATA, "--realizations", "fast,simulated,float"],
+    "compare two": ["compare", MODEL, STRATEGY, OTHER, "--data", DATA],
     "inspect": ["inspect", MODEL, STRATEGY, "--data", DATA],
     "replay": ["replay", MODEL, LOG, "--data", DATA],
     "finetune": ["finetune", MODEL, STRATEGY, "--data", DATA, "--steps", "2"],
@@ -361,6 +365,23 @@ def test_interrupted_before_the_first_trial(hago: Run, monkeypatch: pytest.Monke
 
 
 # ---------------------------------------------------------------- the other commands
+def test_options_of_a_comparison_fit_the_number_of_strategies(hago: Run) -> None:
+    one, two = ["compare", MODEL, STRATEGY, "--data", DATA], ["compare", MODEL, STRATEGY, OTHER, "--data", DATA]
+    run = hago(*one, "--objective", "kl")
+    assert run.code == 2 and "--objective compares two strategies; give a second STRATEGY" in run.err
+    assert "kl" in hago(*two, "--objective", "kl", "--json").json["measures"]
+    for option in (["--base", "fast"], ["--realizations", "fast"]):
+        run = hago(*two, *option)
+        assert run.code == 2 and "give one STRATEGY with them" in run.err
+        assert hago(*one, *option, "--realizations", "fast").code == 0
+
+
+def test_two_strategies_side_by_side(hago: Run) -> None:
+    run = hago("compare", MODEL, STRATEGY, OTHER, "--data", DATA)
+    assert run.out.startswith(f"A  {STRATEGY}\nB  {OTHER}\non int16_accumulator and vta, 32 samples")
+    assert "surely better" in run.out and "weight_bytes" in run.out and "float" in run.out
+
+
 def test_quantize_saves_what_can_be_realized(hago: Run) -> None:
     result = hago("quantize", MODEL, "--hardware", "x86_vnni", "--data", DATA, "--save", "q.json", "--json").json
     assert result["strategy"] == "q.json" and result["results"]["sqnr"] > 0
