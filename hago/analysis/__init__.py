@@ -16,6 +16,7 @@ __all__ = [
     "explain_topology",
     "inspect_plan",
     "measure_hardware",
+    "speed",
     "stored_run",
     "strategy_comparison",
     "strategy_report",

@@ -466,7 +466,7 @@ def _copy(document: Mapping[str, Any], given: Hardware, figures: tuple[Figure, .
     software = versions(torch.get_num_threads())
     del software["machine"], software["threads"]
     source = (
-        f"measured by hago hardware measure on {_machine()}, {datetime.now(timezone.utc):%Y-%m-%d}, "
+        f"measured by hago hardware measure on {machine_name()}, {datetime.now(timezone.utc):%Y-%m-%d}, "
         f"{torch.get_num_threads()} threads, {', '.join(f'{k} {v}' for k, v in software.items())}"
     )
     notes = [f"{f.of}, {f.key}: {f.said}." for f in figures]
@@ -497,7 +497,7 @@ def _clock_hz(chip: Mapping[str, float]) -> tuple[float, str]:
     return NOMINAL_HZ, "a cycle is taken as a nanosecond: the system does not say"
 
 
-def _machine() -> str:
+def machine_name() -> str:
     """The name of the processor, if the system gives it, and its architecture."""
     names = [line.partition(":")[2].strip() for line in _cpu_lines() if line.startswith("model name")]
     return f"{names[0]} ({platform.machine()})" if names else platform.machine()

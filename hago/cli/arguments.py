@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NoReturn
 
+from hago.analysis.speed import BATCH_SIZES, ROUNDS
 from hago.calibration import ESTIMATORS
 from hago.cli.export import compare_options, export_options
 from hago.cli.finetune import finetune_options
@@ -101,6 +102,13 @@ example:
   hago cost zoo:net strategies/net-vta.json --batch 32
 
 Costs for which the hardware file gives no figures are left out and listed; see docs/cost.md.""",
+    "bench": """
+examples:
+  hago bench zoo:net strategies/net-x86_vnni.json --data test.npz
+  hago bench zoo:net strategies/net-x86_vnni.json --data test.npz --batches 1,8,64 --rounds 21
+
+The float model is the imported network in eager torch, in float32. Both run with the threads that OMP_NUM_THREADS
+sets, in interleaved rounds; 'hago realize --explain' says which kernel runs each node, and why.""",
     "run": """
 example:
   hago run net.safetensors --data test.npz --save outputs.npz
@@ -155,6 +163,7 @@ USAGE: Final = {
     "sensitivity": "MODEL --hardware NAME|FILE --data DATA",
     "simulate": ON_STRATEGY,
     "realize": ON_STRATEGY,
+    "bench": ON_STRATEGY,
     "run": "FILE --data DATA",
     "inspect": ON_STRATEGY,
     "compare": "MODEL STRATEGY [STRATEGY] --data DATA",
@@ -179,6 +188,14 @@ def numbers(text: str) -> tuple[float, ...]:
     except ValueError:
         fail(f"got {text!r}, expected numbers separated by commas, e.g. 0.485,0.456,0.406")
     return values if all(map(math.isfinite, values)) else fail(f"got {text!r}, expected finite numbers")
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Parse positive integers that are separated by commas."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        fail(f"got {text!r}, expected positive integers separated by commas, e.g. 1,32")
+    return tuple(map(int, parts))
 
 
 def size(text: str) -> tuple[int, int]:
@@ -359,6 +376,7 @@ def build_parser() -> argparse.ArgumentParser:
     _sensitivity(commands)
     _on_record(commands, "simulate", "measure a strategy on data: the simulation against the float model")
     _realize(commands)
+    _bench(commands)
     _inspect(commands)
     compared = "compare two strategies on data, or realizations of one: hago's engines, ONNX engines, float"
     compare_options(_on_record(commands, "compare", compared))
@@ -535,6 +553,17 @@ def _realize(commands: Any) -> None:
     parser = _on_record(commands, "realize", text)
     parser.add_argument("--save", metavar="FILE", help="the integer model, for 'hago run' and other processes")
     parser.add_argument("--explain", action="store_true", help="show which kernel runs each node here, and why")
+
+
+def _bench(commands: Any) -> None:
+    parser = _on_record(commands, "bench", "time the integer model against the float model on this machine")
+    sizes = ",".join(map(str, BATCH_SIZES))
+    parser.add_argument(
+        "--batches", type=counts, default=BATCH_SIZES, metavar="N,...", help=f"batch sizes; default: {sizes}"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, metavar="N", help="default: %(default)s, or what 20 s allow"
+    )
 
 
 def _inspect(commands: Any) -> None:

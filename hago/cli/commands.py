@@ -11,6 +11,7 @@ import torch
 
 from hago import api
 from hago.analysis import measure_hardware
+from hago.analysis.speed import time_against_float
 from hago.analysis.strategy_report import report_plan
 from hago.arithmetic.types import TORCH_DTYPES
 from hago.cli.export import compare_command, export_command
@@ -97,6 +98,15 @@ def realize_command(args: Namespace, console: Console) -> Outcome:
     if args.save is None or outcome.code != OK:
         return outcome
     return store_model(outcome, args.save, plan, strategy)
+
+
+def bench_command(args: Namespace, console: Console) -> Outcome:
+    """Time the integer model against the float model."""
+    strategy, hardware, model = load_strategy(args)
+    plan, batches = plan_and_batches(model, hardware, strategy, load_batches(args))
+    console.note(f"timing batches of {', '.join(map(str, args.batches))} on {torch.get_num_threads()} threads")
+    report = time_against_float(plan, batches, args.batches, args.rounds)
+    return Outcome(str(report), report.to_json())
 
 
 def cost_command(args: Namespace, console: Console) -> Outcome:
@@ -228,6 +238,7 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Console], Outcome]]] = {
     "simulate": simulate_command,
     "realize": realize_command,
     "run": run_command,
+    "bench": bench_command,
     "cost": cost_command,
     "sensitivity": sensitivity_command,
     "compare": compare_command,

@@ -106,6 +106,7 @@ EVERY = {
     "simulate": ["simulate", MODEL, STRATEGY, "--data", DATA],
     "realize": ["realize", MODEL, STRATEGY, "--data", DATA],
     "cost": ["cost", MODEL, STRATEGY, "--batch", "4"],
+    "bench": ["bench", MODEL, STRATEGY, "--data", DATA, "--batches", "1,40", "--rounds", "2"],
     "sensitivity": ["sensitivity", MODEL, "--hardware", "vta", "--data", DATA],
     "compare": ["compare", MODEL, STRATEGY, "--data", DATA, "--realizations", "fast,simulated,float"],
     "compare two": ["compare", MODEL, STRATEGY, OTHER, "--data", DATA],
