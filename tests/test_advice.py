@@ -1221,6 +1221,11 @@ ELSEWHERE: Final = {
         "study/test_log_faults.py",
         "test_a_log_that_another_process_changes_ends",
     ),
+    "{} exists; give another file with --output": ("cli/test_cli.py", "test_a_new_chip_is_edited_and_checked"),
+    "ships with hago; give the new one another name": (
+        "hardware/test_common_ops.py",
+        "test_names_that_are_taken_or_none",
+    ),
     "--objective compares two strategies; give a second STRATEGY": (
         "cli/test_cli.py",
         "test_options_of_a_comparison_fit_the_number_of_strategies",
@@ -1285,6 +1290,9 @@ UNTRIED: Final = {
 #: Texts that only look like advice.
 NO_ADVICE: Final = (
     "; continue with:",
+    "with notes on what to change",
+    "Begun as a copy of {}",
+    "cost: no figures are given",
     "values to quantize hold NaN",
     "operators not in INT8",
     "read with several ranges here",

@@ -18,9 +18,7 @@ from hago.errors import StrategyMismatch
 from hago.graph import ModelLike
 from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.plan import Plan, Strategy
-from hago.search import Evaluator, plan_and_batches
-from hago.search.evaluate import Measurement
-from hago.search.intervals import quick_interval
+from hago.search import Evaluator, Measurement, plan_and_batches, quick_interval
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
 from hago.serialization.text_table import table
 

@@ -143,6 +143,7 @@ more than one of 10,000 values of a node.""",
 examples:
   hago hardware list
   hago hardware show x86_vnni
+  hago hardware new my_chip --from cmsis_nn
   hago hardware check my_chip.json
   hago hardware measure x86_vnni --output this_machine.json
 
@@ -599,16 +600,27 @@ def _export(commands: Any) -> None:
 
 
 def _hardware(commands: Any) -> None:
-    text = "list, show, check or measure hardware"
+    text = "list, show, check or measure hardware, or begin a file for a new chip"
     actions = _add(commands, "hardware", text).add_subparsers(dest="action", required=True, metavar="action")
     _add(actions, "list", "list the hardware that ships with hago")
     for name, what in (
         ("show", "show every op with its dtypes, register and overflow"),
-        ("check", "check a hardware file, and list every mistake"),
+        ("check", "check a hardware file: every mistake, and which common ops it does not run in integers"),
     ):
         parser = _add(actions, name, what)
         parser.add_argument("hardware", metavar="NAME|FILE")
         _ops(parser)
+    parser = _add(actions, "new", "write the start of a hardware file for a new chip, with notes on what to change")
+    parser.add_argument("name", metavar="NAME", help="of the new chip")
+    parser.add_argument(
+        "--from",
+        dest="base",
+        default="cmsis_nn",
+        metavar="NAME|FILE",
+        help=f"the most similar hardware; default: %(default)s; {', '.join(available_hardware())}",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="default: NAME.json in the current folder")
+    _ops(parser)
     parser = _add(actions, "measure", "write a copy of a CPU's hardware file with the costs of this machine")
     parser.add_argument("hardware", metavar="NAME|FILE")
     parser.add_argument("--output", required=True, metavar="FILE", help="the measured copy (.json)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +38,14 @@ from hago.data import Batches
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
 from hago.errors import HagoError, HardwareError
 from hago.graph.model_source import load_model
-from hago.hardware import available_hardware, explain_hardware, load_hardware, save_hardware
+from hago.hardware import (
+    available_hardware,
+    explain_hardware,
+    load_hardware,
+    missing_common_ops,
+    save_hardware,
+    start_hardware,
+)
 from hago.importing import input_names
 from hago.plan import Plan, Strategy
 from hago.runtime.native import Executor
@@ -167,7 +175,9 @@ def replay_command(args: Namespace, console: Console) -> Outcome:
 
 # ---------------------------------------------------------------- hardware and demo
 def hardware_command(args: Namespace, console: Console) -> Outcome:
-    """List, show, check or measure hardware."""
+    """List, show, check, measure or begin hardware."""
+    if args.action == "new":
+        return _new_hardware(args)
     if args.action == "list":
         return _list_hardware()
     if args.action == "show":
@@ -182,7 +192,25 @@ def hardware_command(args: Namespace, console: Console) -> Outcome:
     except HardwareError as error:
         first, *mistakes = [line.strip() for line in str(error).splitlines()]
         return Outcome(str(error), {"ok": False, "mistakes": mistakes or [first]}, NO)
-    return Outcome(f"{args.hardware} is valid: {len(chip.ops)} ops", {"ok": True, "mistakes": [], "ops": len(chip.ops)})
+    missing = missing_common_ops(chip)
+    values = {"ok": True, "mistakes": [], "ops": len(chip.ops), **asdict(missing)}
+    return Outcome(f"{args.hardware} is valid: {len(chip.ops)} ops\n{missing}", values)
+
+
+def _new_hardware(args: Namespace) -> Outcome:
+    """Write the start of a hardware file."""
+    chip = start_hardware(args.name, load_chip(args, args.base))
+    saved = Path(args.output or f"{args.name}.json")
+    if saved.suffix != ".json":
+        raise HagoError(f"--output {args.output}: expected a path that ends in .json")
+    if saved.exists():
+        raise HagoError(f"{saved} exists; give another file with --output")
+    save_hardware(chip, make_folder_of(saved))
+    lines = [
+        f"wrote {saved}: the arithmetic and the {len(chip.ops)} ops of {args.base}, with notes on what to change",
+        f"edit it, then  {command_line('hardware', 'check', str(saved))}",
+    ]
+    return Outcome("\n".join(lines), {"hardware": str(saved), "name": chip.name, "ops": len(chip.ops)})
 
 
 def _list_hardware() -> Outcome:

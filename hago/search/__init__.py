@@ -2,9 +2,9 @@
 
 from hago.search import objective
 from hago.search.earlier_logs import LogPath
-from hago.search.evaluate import Evaluator, held_out_figures
+from hago.search.evaluate import Evaluator, Measurement, held_out_figures
 from hago.search.goal import GoalOptions
-from hago.search.intervals import wilson_interval
+from hago.search.intervals import quick_interval, wilson_interval
 from hago.search.one_shot import quantize_in_one_shot
 from hago.search.pareto_front import load_front
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
@@ -19,6 +19,7 @@ __all__ = [
     "Evaluator",
     "GoalOptions",
     "LogPath",
+    "Measurement",
     "Prepared",
     "QuantizationOptions",
     "Quantizer",
@@ -37,6 +38,7 @@ __all__ = [
     "plan_of",
     "prepare",
     "quantize_in_one_shot",
+    "quick_interval",
     "replay_log",
     "replay_strategy",
     "run_search",

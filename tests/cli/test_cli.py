@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,8 +92,9 @@ def search_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def hago(search_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs a command in that folder; the model is imported anew by every test."""
+    """Runs a command in that folder; the model is imported anew by every test, and files in `new` are removed."""
     monkeypatch.chdir(search_folder)
+    shutil.rmtree("new", ignore_errors=True)
 
     yield runner(capsys)
     sys.modules.pop("cli_zoo", None)
@@ -118,6 +120,7 @@ EVERY = {
     "hardware list": ["hardware", "list"],
     "hardware show": ["hardware", "show", "vta"],
     "hardware check": ["hardware", "check", "vta"],
+    "hardware new": ["hardware", "new", "my_dsp", "--from", "cmsis_nn", "-o", "new/my_dsp.json"],
     "demo": ["demo", "--budget", "1 trials", "--hardware", "sample", "--out", "demo_out"],
 }
 
@@ -366,6 +369,21 @@ def test_interrupted_before_the_first_trial(hago: Run, monkeypatch: pytest.Monke
 
 
 # ---------------------------------------------------------------- the other commands
+def test_a_new_chip_is_edited_and_checked(hago: Run) -> None:
+    run = hago("hardware", "new", "my_dsp", "--from", "vta", "-o", "new/my_dsp.json")
+    assert run.code == 0 and hago(*after_hago(run.out.splitlines()[-1].removeprefix("edit it, then"))).code == 0
+    again = hago("hardware", "new", "my_dsp", "-o", "new/my_dsp.json")
+    assert again.code == 2 and "new/my_dsp.json exists; give another file with --output" in again.err
+    assert hago("hardware", "new", "my_dsp", "-o", "new/other.json").code == 0
+    path = Path("new/my_dsp.json")
+    document = json.loads(path.read_text("utf-8"))
+    del document["ops"]["relu"]
+    path.write_text(json.dumps(document), "utf-8")
+    checked = hago("hardware", "check", str(path), "--json").json
+    assert checked["ok"] and any("relu" in ops for ops in checked["unlisted"].values())
+    assert "float islands" in hago("hardware", "check", str(path)).out
+
+
 def test_options_of_a_comparison_fit_the_number_of_strategies(hago: Run) -> None:
     one, two = ["compare", MODEL, STRATEGY, "--data", DATA], ["compare", MODEL, STRATEGY, OTHER, "--data", DATA]
     run = hago(*one, "--objective", "kl")
