@@ -117,9 +117,12 @@ def search_quantize_strategy(
         save: a path that always holds the best strategy so far.
         allow_overflow: whether to return a strategy that overflowed on the data if all did.
         maximize: the same as `objective`.
-        minimize: a cost to minimize instead, e.g. "cycles" or "weight_bytes"; the objective breaks ties.
-        keep: limits on measures, e.g. "agreement >= 99 %" or ["accuracy >= 0.9", "sqnr >= 20 dB"].
-        budget_cost: limits on costs, e.g. "weight_bytes <= 4 MB, cycles <= 2M"; docs/cost.md lists all costs.
+        minimize: a cost to minimize instead, e.g. "cycles" or "weight_bytes" (also called "size"); the objective breaks
+            ties.
+        keep: limits on measures, e.g. "agreement >= 99 %" or ["accuracy >= 0.9", "sqnr >= 20 dB"]. A share may be
+            limited relative to the float model's on the same data: "accuracy >= float - 0.5 %".
+        budget_cost: limits on costs, e.g. "weight_bytes <= 4 MB, cycles <= 2M"; docs/cost.md lists all costs. They may
+            be relative to the cost of the widest bits: "size <= 60 %", "latency <= 0.8x".
         executor: where the points that a searcher asks for together are scored: "processes:8", "threads:4",
             "dask://host:port", or any concurrent.futures.Executor. The log is the same on all of them.
         cache_bytes: the bytes of values of earlier trials that each process keeps, so that a trial computes only

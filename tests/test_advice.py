@@ -416,6 +416,16 @@ CASES: Final = (
     ),
     Case(
         "this search has {}; search with the same model, data and settings, or give another log",
+        lambda p: logged(p, data=[DATA[0] + 1]),
+        lambda p: [logged(p), logged(p, data=[DATA[0] + 1], log=p / "other")],
+    ),
+    Case(
+        "{}; give {} as a number",
+        lambda _: search(keep="sqnr >= float - 3 dB"),
+        lambda _: search(keep="sqnr >= 3 dB"),
+    ),
+    Case(
+        "cannot be continued: {}; use {} again, or give another {}",
         lambda p: logged(p, seed=1),
         lambda p: [logged(p), logged(p, seed=1, log=p / "other")],
     ),
@@ -1217,6 +1227,27 @@ ELSEWHERE: Final = {
         "study/test_log_faults.py",
         "test_a_log_that_another_process_changes_ends",
     ),
+    "{} exists; give another file with --output": ("cli/test_cli.py", "test_a_new_chip_is_edited_and_checked"),
+    "ships with hago; give the new one another name": (
+        "hardware/test_common_ops.py",
+        "test_names_that_are_taken_or_none",
+    ),
+    "--objective compares two strategies; give a second STRATEGY": (
+        "cli/test_cli.py",
+        "test_options_of_a_comparison_fit_the_number_of_strategies",
+    ),
+    "compare realizations of one strategy; give one STRATEGY": (
+        "cli/test_cli.py",
+        "test_options_of_a_comparison_fit_the_number_of_strategies",
+    ),
+    "leave --no-resume out to continue it, or give another --log": (
+        "cli/test_output_files.py",
+        "test_a_log_is_not_continued_if_the_user_says_so",
+    ),
+    "cannot write {}: {} is {}; give another path": (
+        "cli/test_output_files.py",
+        "test_a_folder_that_cannot_be_made_is_refused_before_any_work",
+    ),
     "was made for hardware {}, which does not": ("cli/test_cli.py", "test_hardware_of_the_user_must_be_given_again"),
     "is of objective {}, which is none of hago's own": (
         "cli/test_cli.py",
@@ -1298,6 +1329,9 @@ NO_ADVICE: Final = (
     "figures, see .missing; cycles and energy are lower bounds",
     "run in float32",
     "; continue with:",
+    "with notes on what to change",
+    "Begun as a copy of {}",
+    "cost: no figures are given",
     "values to quantize hold NaN",
     "operators not in INT8",
     "read with several ranges here",

@@ -22,6 +22,8 @@ __all__ = [
     "find_remedies",
     "inspect_plan",
     "measure_hardware",
+    "speed",
     "stored_run",
+    "strategy_comparison",
     "strategy_report",
 ]

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 from hago.cli.choices import (
     AUTO,
     BATCH_SIZE,
+    BATCH_SIZES,
     DEMO_HARDWARE,
     DOREFAS,
     ENGINES,
@@ -23,6 +24,7 @@ from hago.cli.choices import (
     NO_MEAN,
     OBJECTIVES,
     REALIZATIONS,
+    ROUNDS,
     SEARCHERS,
     TRAINING_SCHEMES,
     UNIT_STD,
@@ -52,14 +54,24 @@ start with:
 {NAMED}
 {EXIT}"""
 
+_WHEN: Final = "\n  ".join(
+    f"{name:11}  {when}"
+    for name, when in (
+        (AUTO, "unless you know better: limited if a cost is minimized or limited, else gradient"),
+        *SEARCHERS.items(),
+    )
+)
 EXAMPLES: Final = {
-    "search": """
+    "search": f"""
+searchers, and when to take which:
+  {_WHEN}
+
 examples:
-  hago search zoo:net --weights net.safetensors --hardware x86_vnni --data calibration.npz
+  hago search zoo:net --hardware x86_vnni --data calibration.npz --save strategies/net-x86_vnni.json
   hago search zoo:net --hardware my_chip.json --data images/ --size 224 --budget 10m --held-out test.npz
   hago search zoo:net --hardware vta --data data:calibration --keep-float 'head.*' --fix-bits 'conv1:1=8'
-  hago search zoo:net --hardware vta --data calibration.npz --minimize weight_bytes --keep 'agreement >= 99 %'
-  hago search zoo:net --hardware vta --data calibration.npz --maximize sqnr --budget-cost 'weight_bytes <= 4 MB'
+  hago search zoo:net --hardware vta --data calibration.npz --minimize size --keep 'accuracy >= float - 0.5 %'
+  hago search zoo:net --weights net.pt --hardware vta --data calibration.npz --budget-cost 'size <= 60 %'
   hago search zoo:net --hardware x86_vnni --data calibration.npz --finetune budget=5m
 
 After Ctrl-C, the log and the best strategy so far are kept. The same command continues the search, also with a
@@ -107,6 +119,13 @@ example:
   hago cost zoo:net strategies/net-vta.json --batch 32
 
 Costs for which the hardware file gives no figures are left out and listed; see docs/cost.md.""",
+    "bench": """
+examples:
+  hago bench zoo:net strategies/net-x86_vnni.json --data test.npz
+  hago bench zoo:net strategies/net-x86_vnni.json --data test.npz --batches 1,8,64 --rounds 21
+
+The float model is the imported network in eager torch, in float32. Both run with the threads that OMP_NUM_THREADS
+sets, in interleaved rounds; 'hago realize --explain' says which kernel runs each node, and why.""",
     "run": """
 example:
   hago run net.safetensors --data test.npz --save outputs.npz
@@ -123,10 +142,13 @@ examples:
 Exit code 1 means that a figure differs, if only in its last bit.""",
     "compare": """
 examples:
+  hago compare zoo:net strategies/8_bits.json strategies/mixed.json --data test.npz
   hago compare zoo:net strategies/net-onnxruntime_cpu.json --data test.npz --samples 64
   hago compare zoo:net strategies/net-x86_vnni.json --data test.npz --realizations fast,onnxruntime --json
 
-Exit code 1 means that the simulator or the fast engine differs from the reference, which would be a defect of hago.""",
+Two strategies are measured sample by sample, with paired intervals; their bits and costs are listed side by side. Of
+one strategy, realizations are compared: exit code 1 means that the simulator or the fast engine differs from the
+reference, which would be a defect of hago.""",
     "export": """
 examples:
   hago export zoo:net strategies/net-x86_vnni.json --format tpu-mlir --data calibration.npz
@@ -138,6 +160,7 @@ more than one of 10,000 values of a node.""",
 examples:
   hago hardware list
   hago hardware show x86_vnni
+  hago hardware new my_chip --from cmsis_nn
   hago hardware check my_chip.json
   hago hardware measure x86_vnni --output this_machine.json
 
@@ -164,9 +187,10 @@ USAGE: Final = {
     "evaluate": ON_STRATEGY,
     "simulate": ON_STRATEGY,
     "realize": ON_STRATEGY,
+    "bench": ON_STRATEGY,
     "run": "FILE --data DATA",
     "inspect": ON_STRATEGY,
-    "compare": ON_STRATEGY,
+    "compare": "MODEL STRATEGY [STRATEGY] --data DATA",
     "finetune": ON_STRATEGY,
     "export": "(MODEL STRATEGY | FILE) --format NAME",
     "replay": "MODEL LOG|STRATEGY --data DATA",
@@ -188,6 +212,14 @@ def numbers(text: str) -> tuple[float, ...]:
     except ValueError:
         fail(f"got {text!r}, expected numbers separated by commas, e.g. 0.485,0.456,0.406")
     return values if all(map(math.isfinite, values)) else fail(f"got {text!r}, expected finite numbers")
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Parse positive integers that are separated by commas."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        fail(f"got {text!r}, expected positive integers separated by commas, e.g. 1,32")
+    return tuple(map(int, parts))
 
 
 def size(text: str) -> tuple[int, int]:
@@ -271,7 +303,12 @@ def _course(group: argparse._ArgumentGroup) -> None:
     """Add the options of the length of a search, its log, and the choices that it makes."""
     group.add_argument("--budget", metavar="LIMIT", help="'200 trials', '10m', '50 forwards'; default: none")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all randomness; default: %(default)s")
-    group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE.jsonl; an existing log is continued")
+    group.add_argument(
+        "--log",
+        metavar="FILE",
+        help="an existing log is continued; default: logs/MODEL-HARDWARE-SEARCHER-HASH.jsonl, where HASH is of all "
+        "options on which the trials depend, so that the same command continues and another begins its own",
+    )
     group.add_argument(
         "--reuse", action="append", metavar="LOG", help="take the scores of equal plans from this log; may be repeated"
     )
@@ -333,10 +370,10 @@ def _machine(group: argparse._ArgumentGroup) -> None:
 def _goal(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("goal")
     group.add_argument("--maximize", metavar="NAME", help="the same as --objective")
-    group.add_argument("--minimize", metavar="COST", help=f"minimize a cost instead: {', '.join(METRICS)}")
+    group.add_argument("--minimize", metavar="COST", help=f"minimize a cost instead: size or {', '.join(METRICS)}")
     for option, figure, example in (
-        ("--keep", "measure", "'agreement >= 99 %%'"),
-        ("--budget-cost", "cost", "'weight_bytes <= 4 MB'"),
+        ("--keep", "measure", "'agreement >= 99 %%' or 'accuracy >= float - 0.5 %%'"),
+        ("--budget-cost", "cost", "'size <= 4 MB', or 'size <= 60 %%' or 'latency <= 0.8x' of the widest bits"),
     ):
         text = f"a limit on a {figure}, e.g. {example}; may be repeated"
         group.add_argument(option, action="append", metavar="LIMIT", help=text)
@@ -372,8 +409,9 @@ def build_parser() -> argparse.ArgumentParser:
     _held_out(_on_record(commands, "evaluate", measured))
     _held_out(_on_record(commands, "simulate", "the older name of 'evaluate'"))
     _realize(commands)
+    _bench(commands)
     _inspect(commands)
-    compared = "compare realizations of a strategy on data, node by node: hago's engines, ONNX engines, float"
+    compared = "compare two strategies on data, or realizations of one: hago's engines, ONNX engines, float"
     _comparison(_on_record(commands, "compare", compared))
     trained = "train a strategy further on data without labels; continues after an interruption"
     _training(_on_record(commands, "finetune", trained))
@@ -422,7 +460,7 @@ def _data(parser: argparse.ArgumentParser, required: bool = True) -> None:
 
 
 def _quantization(
-    parser: argparse.ArgumentParser, saves: str = "the strategy; default: strategies/MODEL-HARDWARE.json"
+    parser: argparse.ArgumentParser, saves: str = "the strategy; default: strategies/MODEL-HARDWARE-SEARCHER-HASH.json"
 ) -> None:
     _model(parser)
     _chip(parser, required=True)
@@ -476,12 +514,20 @@ def _chip(parser: argparse.ArgumentParser, required: bool) -> None:
 
 # ---------------------------------------------------------------- options of one command
 def _comparison(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only `hago compare` takes."""
+    """Add the second strategy, and the options that only `hago compare` takes."""
     names = ",".join(REALIZATIONS)
     parser.add_argument(
-        "--realizations", default=names, metavar="NAME,...", help=f"some of {names}; what cannot run here is skipped"
+        "other", metavar="STRATEGY", nargs="?", help="compare the first strategy with this one, not its realizations"
     )
-    parser.add_argument("--base", default="reference", metavar="NAME", help="compare with this; default: %(default)s")
+    group = parser.add_argument_group("of one strategy")
+    group.add_argument(
+        "--realizations", metavar="NAME,...", help=f"some of {names}, which is the default; what cannot run is skipped"
+    )
+    group.add_argument("--base", metavar="NAME", help="compare with this; default: reference")
+    group = parser.add_argument_group("of two strategies")
+    group.add_argument(
+        "--objective", metavar="NAME", help="compare it, too; default: what the strategies were searched for"
+    )
 
 
 def _exporting(parser: argparse.ArgumentParser) -> None:
@@ -490,7 +536,9 @@ def _exporting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", required=True, metavar="NAME|MODULE:NAME", help=f"{texts}; or an ExportFormat of your own"
     )
-    parser.add_argument("--save", metavar="PATH", help="the format adds its endings; default: exports/MODEL-HARDWARE")
+    parser.add_argument(
+        "--save", metavar="PATH", help="the format adds its endings; default: exports/MODEL-HARDWARE-FORMAT-HASH"
+    )
     parser.add_argument(
         "--check", action="store_true", help="run the files on --data and compare with the integer model"
     )
@@ -531,10 +579,12 @@ def _training(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=default.seed, metavar="N", help="of all randomness; default: %(default)s"
     )
     group.add_argument("--held-out", metavar="DATA", help="further data, to measure on before and after")
-    group.add_argument("--save", metavar="FILE", help="the strategy; default: strategies/MODEL-HARDWARE-finetuned.json")
+    group.add_argument(
+        "--save", metavar="FILE", help="the strategy; default: strategies/MODEL-HARDWARE-finetuned-HASH.json"
+    )
     group.add_argument("--save-weights", metavar="FILE", help="the trained weights; default: next to the strategy")
-    group.add_argument("--checkpoint", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetune.safetensors")
-    group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetune.jsonl")
+    group.add_argument("--checkpoint", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetuned-HASH.safetensors")
+    group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetuned-HASH.jsonl")
     group.add_argument("--no-resume", action="store_true", help="start anew even if a checkpoint exists")
 
 
@@ -554,7 +604,7 @@ def _search(commands: Any) -> None:
 
 def _quantize(commands: Any) -> None:
     parser = _add(commands, "quantize", "quantize without a search: the widest bits that do not overflow")
-    _quantization(parser)
+    _quantization(parser, "the strategy; default: strategies/MODEL-HARDWARE-one_shot-HASH.json")
     _held_out(parser)
     table_options(parser)
 
@@ -617,6 +667,17 @@ def _realize(commands: Any) -> None:
     parser.add_argument("--explain", action="store_true", help="show which kernel runs each node here, and why")
 
 
+def _bench(commands: Any) -> None:
+    parser = _on_record(commands, "bench", "time the integer model against the float model on this machine")
+    sizes = ",".join(map(str, BATCH_SIZES))
+    parser.add_argument(
+        "--batches", type=counts, default=BATCH_SIZES, metavar="N,...", help=f"batch sizes; default: {sizes}"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, metavar="N", help="default: %(default)s, or what 20 s allow"
+    )
+
+
 def _inspect(commands: Any) -> None:
     text = "compare float, simulated and integer values of every layer, and name the causes of errors"
     parser = _on_record(commands, "inspect", text)
@@ -653,16 +714,27 @@ def _export(commands: Any) -> None:
 
 
 def _hardware(commands: Any) -> None:
-    text = "list, show, check or measure hardware"
+    text = "list, show, check or measure hardware, or begin a file for a new chip"
     actions = _add(commands, "hardware", text).add_subparsers(dest="action", required=True, metavar="action")
     _add(actions, "list", "list the hardware that ships with hago")
     for name, what in (
         ("show", "show every op with its dtypes, register and overflow"),
-        ("check", "check a hardware file, and list every mistake"),
+        ("check", "check a hardware file: every mistake, and which common ops it does not run in integers"),
     ):
         parser = _add(actions, name, what)
         parser.add_argument("hardware", metavar="NAME|FILE")
         _ops(parser)
+    parser = _add(actions, "new", "write the start of a hardware file for a new chip, with notes on what to change")
+    parser.add_argument("name", metavar="NAME", help="of the new chip")
+    parser.add_argument(
+        "--from",
+        dest="base",
+        default="cmsis_nn",
+        metavar="NAME|FILE",
+        help=f"the most similar hardware; default: %(default)s; {', '.join(shipped_hardware())}",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="default: NAME.json in the current folder")
+    _ops(parser)
     parser = _add(actions, "measure", "write a copy of a CPU's hardware file with the costs of this machine")
     parser.add_argument("hardware", metavar="NAME|FILE")
     parser.add_argument("--output", required=True, metavar="FILE", help="the measured copy (.json)")

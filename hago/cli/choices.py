@@ -10,23 +10,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-#: `hago.searchers`.
+#: `hago.searchers`: their names, and when to take each.
 AUTO: Final = "auto"
-SEARCHERS: Final = (
-    "default",
-    "gradient",
-    "random",
-    "greedy",
-    "annealing",
-    "exhaustive",
-    "sensitivity",
-    "limited",
-    "pareto",
-    "tpe",
-    "nsga2",
-    "gp",
-    "rfc_greedy",
-)
+SEARCHERS: Final[Mapping[str, str]] = {
+    "default": "to measure the most bits with estimated thresholds, without a search",
+    "gradient": "for the best accuracy without limits: refines thresholds, then tries few points",
+    "random": "as a baseline for other searchers",
+    "greedy": "for an objective of your own: lowers one value's bits at a time, by measurements",
+    "annealing": "where greedy gets stuck and many trials are affordable",
+    "exhaustive": "for spaces of some hundred points: evaluates every one",
+    "sensitivity": "for a quick front with estimated thresholds",
+    "limited": "for limits on costs, or the least cost: refines thresholds, tries points near limits",
+    "pareto": "if no limit is known yet: finds the front of the objective and a cost",
+    "tpe": "for hundreds of trials, also by many machines on one storage (Optuna)",
+    "nsga2": "the same for a front: an evolutionary search (Optuna)",
+    "gp": "for few groups of bits and slow trials: a Gaussian process (Optuna)",
+    "rfc_greedy": "to compare with the greedy search of the HAGO RFC",
+}
 #: `hago.search.objective`.
 OBJECTIVES: Final = ("sqnr", "kl", "mse", "cosine", "agreement", "accuracy")
 #: `hago.calibration`.
@@ -55,6 +55,9 @@ NO_MEAN: Final = (0.0,)
 UNIT_STD: Final = (1.0,)
 #: `hago.analysis.comparison`.
 REALIZATIONS: Final = ("reference", "fast", "simulated", "onnxruntime", "openvino", "float")
+#: `hago.analysis.speed`.
+BATCH_SIZES: Final = (1, 32)
+ROUNDS: Final = 11
 #: `hago.runtime.native`.
 ENGINES: Final = ("auto", "reference")
 #: `hago.qat`: losses and schemes, and the defaults of `FinetuneOptions`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import torch
 from hago import api
 from hago.analysis import examine_machine, find_remedies, inspect_plan, measure_hardware
 from hago.analysis.answer import answer_for_stored, load_stored
+from hago.analysis.speed import time_against_float
 from hago.arithmetic.types import TORCH_DTYPES
 from hago.cli.console import NO, OK, Console, Outcome, command_line
 from hago.cli.export import compare_command, export_command
@@ -37,10 +38,11 @@ from hago.data import Batches
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
 from hago.errors import HagoError, HardwareError
 from hago.graph.model_source import load_model
-from hago.hardware import available_hardware, load_hardware, save_hardware
+from hago.hardware import available_hardware, load_hardware, missing_common_ops, save_hardware, start_hardware
 from hago.importing import input_names
 from hago.plan import Strategy
 from hago.runtime.native import Executor
+from hago.search import plan_and_batches
 from hago.serialization.json_text import is_file
 from hago.serialization.text_table import table
 from hago.study import interruptible_job, read_log
@@ -107,6 +109,15 @@ def realize_command(args: Namespace, console: Console) -> Outcome:
     stored = store_model(outcome, args.save, plan, strategy)
     console.written.append(args.save)
     return with_next(stored, command_line("run", args.save, "--data", args.data, *data_words(args, chip=False)))
+
+
+def bench_command(args: Namespace, console: Console) -> Outcome:
+    """Time the integer model against the float model."""
+    strategy, hardware, model = load_strategy(args)
+    plan, batches = plan_and_batches(model, hardware, strategy, load_batches(args))
+    console.note(f"timing batches of {', '.join(map(str, args.batches))} on {torch.get_num_threads()} threads")
+    report = time_against_float(plan, batches, args.batches, args.rounds)
+    return Outcome(str(report), report.to_json())
 
 
 def cost_command(args: Namespace, console: Console) -> Outcome:
@@ -180,7 +191,9 @@ def replay_command(args: Namespace, console: Console) -> Outcome:
 
 # ---------------------------------------------------------------- hardware and demo
 def hardware_command(args: Namespace, console: Console) -> Outcome:
-    """List, show, check or measure hardware."""
+    """List, show, check, measure or begin hardware."""
+    if args.action == "new":
+        return _new_hardware(args)
     if args.action == "list":
         return _list_hardware()
     if args.action == "show":
@@ -195,7 +208,25 @@ def hardware_command(args: Namespace, console: Console) -> Outcome:
     except HardwareError as error:
         first, *mistakes = [line.strip() for line in str(error).splitlines()]
         return Outcome(str(error), {"ok": False, "mistakes": mistakes or [first]}, NO)
-    return Outcome(f"{args.hardware} is valid: {len(chip.ops)} ops", {"ok": True, "mistakes": [], "ops": len(chip.ops)})
+    missing = missing_common_ops(chip)
+    values = {"ok": True, "mistakes": [], "ops": len(chip.ops), **asdict(missing)}
+    return Outcome(f"{args.hardware} is valid: {len(chip.ops)} ops\n{missing}", values)
+
+
+def _new_hardware(args: Namespace) -> Outcome:
+    """Write the start of a hardware file."""
+    chip = start_hardware(args.name, load_chip(args, args.base))
+    saved = Path(args.output or f"{args.name}.json")
+    if saved.suffix != ".json":
+        raise HagoError(f"--output {args.output}: expected a path that ends in .json")
+    if saved.exists():
+        raise HagoError(f"{saved} exists; give another file with --output")
+    save_hardware(chip, make_folder_of(saved))
+    lines = [
+        f"wrote {saved}: the arithmetic and the {len(chip.ops)} ops of {args.base}, with notes on what to change",
+        f"edit it, then  {command_line('hardware', 'check', str(saved))}",
+    ]
+    return Outcome("\n".join(lines), {"hardware": str(saved), "name": chip.name, "ops": len(chip.ops)})
 
 
 def _list_hardware() -> Outcome:
@@ -260,6 +291,7 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Console], Outcome]]] = {
     "simulate": evaluate_command,
     "realize": realize_command,
     "run": run_command,
+    "bench": bench_command,
     "cost": cost_command,
     "sensitivity": sensitivity_command,
     "compare": compare_command,

@@ -6,14 +6,18 @@ from argparse import Namespace
 from pathlib import Path
 
 from hago import api
-from hago.analysis.comparison import compare_realizations
+from hago.analysis.comparison import REALIZATIONS, compare_realizations
+from hago.analysis.strategy_comparison import NAMES, compare_strategies
 from hago.cli.console import NO, OK, Console, Outcome
-from hago.cli.options import default_path, load_batches, load_strategy, make_folder_of, named, resumable
+from hago.cli.options import hardware_of, load_batches, load_strategy, make_folder_of, named, resumable
+from hago.cli.output_files import default_stem
 from hago.cli.stored_model import stored_quantizer
 from hago.data import Batches
 from hago.errors import HagoError
 from hago.export import check_files, find_format, request_export, write_files
+from hago.graph.model_source import load_model
 from hago.importing import import_with_data
+from hago.plan import Strategy
 from hago.runtime import is_stored
 from hago.search import Quantizer
 
@@ -22,15 +26,34 @@ _EXACT = ("fast", "simulated")
 
 
 def compare_command(args: Namespace, console: Console) -> Outcome:
-    """Compare realizations on the same data, node by node; exit code 1 if those of hago itself differ."""
+    """Compare two strategies, or realizations of one node by node; exit code 1 if those of hago itself differ."""
+    if args.other is not None:
+        return _compare_strategies(args)
+    if args.objective is not None:
+        raise HagoError("--objective compares two strategies; give a second STRATEGY")
     strategy, hardware, model = load_strategy(args)
-    names = [n.strip() for n in args.realizations.split(",") if n.strip()]
+    given = ",".join(REALIZATIONS) if args.realizations is None else args.realizations
+    names = [n.strip() for n in given.split(",") if n.strip()]
     if not names:
         raise HagoError("--realizations is empty; expected names such as reference,fast")
-    comparison = compare_realizations(model, hardware, strategy, load_batches(args), names, args.base)
+    comparison = compare_realizations(model, hardware, strategy, load_batches(args), names, args.base or "reference")
     ours = [a for a in comparison.against if a.name in _EXACT and comparison.base in ("reference", *_EXACT)]
     wrong = any(p.differing for a in ours for p in (*a.integers, *a.outputs))
     return Outcome(str(comparison), comparison.to_json(), NO if wrong else OK)
+
+
+def _compare_strategies(args: Namespace) -> Outcome:
+    """Compare two strategies of one model, each on its own hardware unless `--hardware` is given."""
+    if args.realizations is not None or args.base is not None:
+        raise HagoError("--realizations and --base compare realizations of one strategy; give one STRATEGY with them")
+    strategies = [Strategy.load(args.record), Strategy.load(args.other)]
+    chips = [hardware_of(args, strategy) for strategy in strategies]
+    model = load_model(args.model, args.weights)
+    objective = None if args.objective is None else named(args.objective, "objective")
+    comparison = compare_strategies(model, chips, strategies, load_batches(args), objective)
+    paths = dict(zip(NAMES, (args.record, args.other), strict=True))
+    head = "\n".join(f"{name}  {path}" for name, path in paths.items())
+    return Outcome(f"{head}\n{comparison}", {"strategies": paths, **comparison.to_json()})
 
 
 # ---------------------------------------------------------------- export
@@ -57,7 +80,8 @@ def export_command(args: Namespace, console: Console) -> Outcome:
 def _quantizer_of_strategy(args: Namespace) -> tuple[Quantizer, Batches | None, Path]:
     """The quantizer of MODEL and STRATEGY, the batches of `--data`, and the path to write to."""
     strategy, hardware, model = load_strategy(args)
-    path = Path(args.save or default_path(args, hardware, "exports", ""))
+    stem = default_stem(args, hardware, args.format, strategy.to_json())
+    path = Path(args.save or Path("exports") / stem)
     if args.data is None:
         return api.create_quantizer(model, hardware, strategy), None, path
     graph, batches = import_with_data(model, load_batches(args), hardware, made_for=[strategy.model_hash])

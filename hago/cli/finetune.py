@@ -12,16 +12,14 @@ from hago.analysis.strategy_report import figures_in_words
 from hago.cli.console import OK, Console, Outcome
 from hago.cli.options import (
     check_command,
-    default_path,
     load_batches,
     load_held_out,
     load_strategy,
-    make_folder_of,
     named,
     resumable,
     training_so_far,
 )
-from hago.hardware import Hardware
+from hago.cli.output_files import check_folder_of, default_stem, folders_of
 from hago.qat import Finetuned, FinetuneOptions, finetune_with, save_state, trained_state
 from hago.serialization.json_text import check_distinct
 
@@ -29,14 +27,15 @@ from hago.serialization.json_text import check_distinct
 def finetune_command(args: Namespace, console: Console) -> Outcome:
     """Run the command: train, save the strategy and the weights, and report measures before and after."""
     strategy, hardware, model = load_strategy(args)
-    log = _path(args, args.log, hardware, "logs", "-finetune.jsonl")
-    checkpoint = _path(args, args.checkpoint, hardware, "logs", "-finetune.safetensors")
-    saved = _path(args, args.save, hardware, "strategies", "-finetuned.json")
-    weights = Path(args.save_weights or saved.with_suffix(".safetensors"))
+    stem = default_stem(args, hardware, "finetuned", strategy.to_json())
+    log = check_folder_of(Path(args.log or Path("logs") / f"{stem}.jsonl"))
+    checkpoint = check_folder_of(Path(args.checkpoint or Path("logs") / f"{stem}.safetensors"))
+    saved = check_folder_of(Path(args.save or Path("strategies") / f"{stem}.json"))
+    weights = check_folder_of(Path(args.save_weights or saved.with_suffix(".safetensors")))
     check_distinct({"--log": log, "--checkpoint": checkpoint, "--save": saved, "--save-weights": weights})
     continues = os.path.exists(checkpoint) and not args.no_resume
     console.note(f"{'continuing from' if continues else 'checkpoints go to'} {checkpoint}")
-    with resumable(lambda: training_so_far(checkpoint)):
+    with folders_of(log, checkpoint, saved, weights), resumable(lambda: training_so_far(checkpoint)):
         batches = load_batches(args)
         options = FinetuneOptions(
             steps=args.steps,
@@ -53,17 +52,14 @@ def finetune_command(args: Namespace, console: Console) -> Outcome:
             held_out=load_held_out(args),
         )
         tuned = finetune_with(model, hardware, strategy, batches, options)
-    tuned.quantizer.strategy.save(saved)
+        tuned.quantizer.strategy.save(saved)
+        if isinstance(model, nn.Module):
+            plan = tuned.quantizer.plan
+            save_state(trained_state(model, plan.graph, plan.ops), weights)
     if isinstance(model, nn.Module):
-        plan = tuned.quantizer.plan
-        save_state(trained_state(model, plan.graph, plan.ops), make_folder_of(weights))
         return _outcome(args, tuned, log, saved, weights)
     console.note("the model is not an nn.Module, so its trained weights cannot be written")
     return _outcome(args, tuned, log, saved, None)
-
-
-def _path(args: Namespace, given: str | None, hardware: Hardware, folder: str, suffix: str) -> Path:
-    return make_folder_of(Path(given or default_path(args, hardware, folder, suffix)))
 
 
 def before_and_after(run: Finetuned) -> list[str]:

@@ -175,12 +175,6 @@ def estimator_argument(spec: str | None) -> Any:
     return named_object() if isinstance(named_object, type) else named_object
 
 
-def default_path(args: Namespace, hardware: Hardware, folder: str, suffix: str) -> Path:
-    """The path FOLDER/MODEL-HARDWARE with a suffix, for a file that the user gave no name."""
-    model = args.model.rpartition(":")[2].replace(".", "-")
-    return Path(folder) / f"{model}-{hardware.name}{suffix}"
-
-
 def make_folder_of(path: Path) -> Path:
     """Make the folder of an output file, and return the file's path."""
     try:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,18 +16,17 @@ from hago.cli.console import OK, Console, Outcome
 from hago.cli.finetune import before_and_after
 from hago.cli.options import (
     check_command,
-    default_path,
     estimator_argument,
     load_batches,
     load_chip,
     load_held_out,
-    make_folder_of,
     named,
     resumable,
     searcher_argument,
     stamp,
     training_so_far,
 )
+from hago.cli.output_files import check_folder_of, default_stem, digest, folders_of
 from hago.cost import METRICS, amount_text
 from hago.data import Batches
 from hago.errors import HagoError, did_you_mean
@@ -44,13 +41,14 @@ from hago.search import (
     RunOptions,
     SearchOptions,
     SearchOutcome,
+    continued,
     held_out_batches,
     prepare,
     quantize_in_one_shot,
     run_search,
 )
 from hago.search.objective import named_objective
-from hago.serialization.json_text import canonical, check_distinct
+from hago.serialization.json_text import check_distinct
 from hago.study import Trial, interruptible_job, read_log
 
 #: The most nodes that a line lists.
@@ -92,12 +90,15 @@ def tune(
     args: Namespace, console: Console, model: Any, hardware: Hardware, data: Any, outcome: SearchOutcome, saved: Path
 ) -> Tuned:
     """Train the strategy that a search found. A killed run continues from the checkpoint of the same strategy."""
-    mark = hashlib.sha256(canonical(outcome.strategy.to_json()).encode()).hexdigest()[:12]
-    checkpoint = make_folder_of(default_path(args, hardware, "logs", f"-finetune-{mark}.safetensors"))
-    log = default_path(args, hardware, "logs", "-finetune.jsonl")
+    stem = default_stem(args, hardware, "finetune", outcome.strategy.to_json())
+    checkpoint, log = Path("logs") / f"{stem}.safetensors", Path("logs") / f"{stem}.jsonl"
     console.note(f"{'training on from' if checkpoint.exists() else 'training; checkpoints go to'} {checkpoint}")
     options = FinetuneOptions(log=log, checkpoint=checkpoint, **tuning_options(args.finetune))
-    with resumable(lambda: f"{training_so_far(checkpoint)}; the best of the search is {saved}".lstrip("; ")):
+
+    def so_far() -> str:
+        return f"{training_so_far(checkpoint)}; the best of the search is {saved}".lstrip("; ")
+
+    with folders_of(checkpoint), resumable(so_far):
         return finetune_after_search(
             model,
             hardware,
@@ -154,51 +155,81 @@ def search_command(args: Namespace, console: Console) -> Outcome:
     """Search, and report the best strategy, the files written, and the command that checks it."""
     hardware = load_chip(args, args.hardware)
     tuning_options(args.finetune or "")
+    files = search_files(args, hardware)
+    log, saved = files.log, files.strategy
+    options = search_options(args, files)
+    if args.no_resume and log.exists() and log.stat().st_size:
+        raise HagoError(f"--no-resume: log {log} exists; leave --no-resume out to continue it, or give another --log")
+    continued(options, hardware, option_of)
+    earlier = len(read_log(log).trials) if log.exists() else 0
     model, data = load_model(args.model, args.weights), load_batches(args)
-    held_out = load_held_out(args)
-    log = make_folder_of(Path(args.log or default_path(args, hardware, "logs", ".jsonl")))
-    saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
-    front = make_folder_of(Path(args.front or saved.with_suffix(".front.json")))
-    weights = None if args.finetune is None else weights_of(saved)
-    check_distinct({"--log": log, "--save": saved, "--front": front, "the trained weights beside --save": weights})
-    earlier = len(read_log(log).trials) if os.path.exists(log) and not args.no_resume else 0
+    options = replace(options, held_out=load_held_out(args))
     console.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
     before = stamp(saved)
 
     def so_far() -> str:
-        trials = len(read_log(log).trials) if os.path.exists(log) else 0
+        trials = len(read_log(log).trials) if log.exists() else 0
         if not trials:
             return "before the first trial"
         best = f"; the best so far is {saved}" if earlier or stamp(saved) != before else ""
         return f"after {trials} trials, which are in {log}{best}"
 
-    options = SearchOptions(
-        searcher=searcher_argument(args.searcher),
-        seed=args.seed,
-        budget=args.budget,
-        race=args.race if args.race is not None else False,
-        held_out=held_out,
-        quantization=QuantizationOptions(**quantization_arguments(args), search_topology=args.search_topology),
-        goal=goal_options(args),
-        run=RunOptions(
-            log=log,
-            resume=not args.no_resume,
-            reuse=args.reuse,
-            save=saved,
-            front=front,
-            executor=args.executor,
-            cache_bytes=args.cache,
-        ),
-    )
     started = time.monotonic()
-    with resumable(so_far):
+    with folders_of(log, saved, files.front), resumable(so_far):
         outcome = run_search(model, hardware, data, options)
         seconds = time.monotonic() - started
         with interruptible_job("search") as steps:
             objective = named_objective(named(args.maximize or args.objective, "objective"))
             answer = answer_for_search(outcome, steps, objective)
     tuned = None if args.finetune is None else tune(args, console, model, hardware, data, outcome, saved)
-    return _outcome(args, outcome, answer, log, saved, tuned, ThisRun(earlier, seconds))
+    return _outcome(args, outcome, answer, files, tuned, ThisRun(earlier, seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFiles:
+    """The files that a search writes."""
+
+    log: Path
+    strategy: Path
+    front: Path
+
+
+def search_files(args: Namespace, hardware: Hardware) -> SearchFiles:
+    """The files that the user named, and default ones for those without a name.
+
+    Raises:
+        HagoError: one cannot be written, or two are the same.
+    """
+    stem = default_stem(args, hardware, args.searcher.partition(":")[0])
+    # the trained strategy takes the place of the one that was searched
+    tuned = "" if args.finetune is None else f"-finetuned-{digest(args.finetune)}"
+    log = check_folder_of(Path(args.log or Path("logs") / f"{stem}.jsonl"))
+    saved = check_folder_of(Path(args.save or Path("strategies") / f"{stem}{tuned}.json"))
+    front = check_folder_of(Path(args.front or saved.with_suffix(".front.json")))
+    weights = None if args.finetune is None else weights_of(saved)
+    check_distinct({"--log": log, "--save": saved, "--front": front, "the trained weights beside --save": weights})
+    return SearchFiles(log, saved, front)
+
+
+def search_options(args: Namespace, files: SearchFiles) -> SearchOptions:
+    """The options of the search, without the held-out data, which is not read yet."""
+    return SearchOptions(
+        searcher=searcher_argument(args.searcher),
+        seed=args.seed,
+        budget=args.budget,
+        race=args.race if args.race is not None else False,
+        quantization=QuantizationOptions(**quantization_arguments(args), search_topology=args.search_topology),
+        goal=goal_options(args),
+        run=RunOptions(
+            log=files.log,
+            resume=not args.no_resume,
+            reuse=args.reuse,
+            save=files.strategy,
+            front=files.front,
+            executor=args.executor,
+            cache_bytes=args.cache,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +268,11 @@ class ThisRun:
         return [*lines, f"  it stopped since {ended}"]
 
 
+def option_of(keyword: str) -> str:
+    """The option of the command line that stands for a keyword of `hago.search_quantize_strategy`."""
+    return f"--{keyword.replace('_', '-')}"
+
+
 def goal_options(args: Namespace) -> GoalOptions:
     """The options of the goal, with objectives of the user imported."""
     return GoalOptions(
@@ -250,8 +286,9 @@ def goal_options(args: Namespace) -> GoalOptions:
 
 
 def _outcome(
-    args: Namespace, outcome: SearchOutcome, answer: Answer, log: Path, saved: Path, tuned: Tuned | None, run: ThisRun
+    args: Namespace, outcome: SearchOutcome, answer: Answer, files: SearchFiles, tuned: Tuned | None, run: ThisRun
 ) -> Outcome:
+    log, saved = files.log, files.strategy
     strategy = outcome.strategy if tuned is None else tuned.strategy
     trials, best = outcome.result.trials, outcome.result.best
     held_out = strategy.made_by.get("held_out")
@@ -261,6 +298,7 @@ def _outcome(
         *run.lines(args, outcome),
         *_strategy_lines(outcome.strategy),
         f"  {_costs(best)}",
+        *_limit_lines(strategy.made_by.get("goal", {})),
         *_confirmed_lines(outcome.strategy),
         *([] if tuned is None else tuned_lines(tuned, saved)),
         *([] if tuned is None or held_out is None else [f"  held out: {_figures(held_out)}"]),
@@ -269,7 +307,7 @@ def _outcome(
         "",
         f"log       {log}",
         f"strategy  {saved}",
-        f"front     {args.front or saved.with_suffix('.front.json')}",
+        f"front     {files.front}",
         f"next      {further}",
     ]
     values = {
@@ -280,6 +318,7 @@ def _outcome(
         "results": dict(strategy.made_by["results"]),
         "held_out": held_out,
         "confirmed": strategy.made_by.get("confirmed"),
+        "goal": strategy.made_by.get("goal", {}),
         "bits": dict(strategy.bits),
         "trials": len(trials),
         "best_trial": best.index,
@@ -349,10 +388,16 @@ def _costs(best: Trial) -> str:
     )
 
 
+def _limit_lines(goal: Mapping[str, Any]) -> list[str]:
+    """Lines that say what relative limits came to."""
+    limits = zip(goal.get("limits_given", ()), goal.get("limits", ()), strict=False)
+    return [f"  {given!r} came to {text}" for given, text in limits if given != text]
+
+
 def quantize_command(args: Namespace, console: Console) -> Outcome:
     """Quantize without a search, and save the strategy."""
     hardware = load_chip(args, args.hardware)
-    saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
+    saved = check_folder_of(Path(args.save or Path("strategies") / f"{default_stem(args, hardware, 'one_shot')}.json"))
     model, data = load_model(args.model, args.weights), load_batches(args)
     with interruptible_job("quantize") as steps:
         options = QuantizationOptions(**quantization_arguments(args))
@@ -362,7 +407,8 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
             held_out = held_out_batches(model, prepared.batches, held_out, labels=False)
         steps("choosing the widest bits that do not overflow")
         strategy = quantize_in_one_shot(prepared).strategy
-        strategy.save(saved)
+        with folders_of(saved):
+            strategy.save(saved)
         console.written.append(str(saved))
         answer = answer_for_one_shot(prepared, strategy, held_out, steps)
     further = check_command(args, saved, args.weights)

@@ -12,7 +12,7 @@ from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy
 from hago.search.sensitivity import Sensitivity, sensitivity_of
-from hago.search.session import RunOptions, SearchOptions, SearchOutcome, SearchScore, run_search
+from hago.search.session import RunOptions, SearchOptions, SearchOutcome, SearchScore, continued, run_search
 from hago.search.stored_strategy import make_strategy, plan_and_batches, plan_of, stored_resolver
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "SearchOutcome",
     "SearchScore",
     "Sensitivity",
+    "continued",
     "held_out_batches",
     "held_out_figures",
     "load_front",

@@ -27,6 +27,8 @@ _BYTES: Final = {
     **{f"{p}iB": 2.0**power for p, power in (("K", 10), ("M", 20), ("G", 30))},
     "": 1.0,
 }
+#: What stands behind a plain number of a cost, by its unit, where a number alone is refused.
+_PLAIN: Final = {"s": " s", "J": " J"}
 _PREFIXES: Final = {"": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 #: What may follow a number, by the unit of a cost.
 _UNITS_OF_COSTS: Final[Mapping[CostUnit, Mapping[str, float]]] = {
@@ -43,7 +45,45 @@ _UNITS_OF_OBJECTIVES: Final[Mapping[Unit, Mapping[str, float]]] = {
     "dB": {"": 1.0, "dB": 1.0},
     "": {"": 1.0},
 }
-_LIMIT: Final = re.compile(r"\s*(\w+)\s*(<=|>=|=<|=>|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(.*?)\s*", re.ASCII)
+#: What may follow a number in a limit on a cost, as a part of the cost of the widest bits.
+_PARTS: Final = {"%": 0.01, "x": 1.0}
+_NUMBER: Final = r"[-+]?[\d.]+(?:[eE][-+]?\d+)?"
+_LIMIT: Final = re.compile(
+    rf"\s*(?P<name>\w+)\s*(?P<sign><=|>=|=<|=>|<|>)\s*(?:(?P<number>{_NUMBER})\s*(?P<unit>.*?)|(?P<float>float\b.*?))\s*",
+    re.ASCII,
+)
+_BELOW_FLOAT: Final = re.compile(rf"float(?:\s*-\s*({_NUMBER})\s*(.*))?", re.ASCII)
+#: Other names of costs in limits and goals.
+ALIASES: Final = {"size": "weight_bytes"}
+#: By word that people use, the figures that they may mean.
+_MEANT: Final = {
+    **dict.fromkeys(("flash", "model_size", "parameters", "params", "storage", "weights"), ("weight_bytes",)),
+    **dict.fromkeys(("memory", "mem"), ("weight_bytes", "activation_bytes")),
+    **dict.fromkeys(("ram", "sram", "activations"), ("activation_bytes",)),
+    **dict.fromkeys(("bytes",), ("weight_bytes", "activation_bytes", "bytes_moved")),
+    **dict.fromkeys(("bandwidth", "traffic"), ("bytes_moved",)),
+    **dict.fromkeys(("delay", "duration", "runtime", "seconds", "speed", "time"), ("latency",)),
+    **dict.fromkeys(("flops", "ops"), ("macs", "bops")),
+    **dict.fromkeys(("joules", "power"), ("energy",)),
+    **dict.fromkeys(("bit", "bits", "bitwidth"), ("effective_bits",)),
+    **dict.fromkeys(("acc", "sim_acc", "top1", "top_1"), ("accuracy",)),
+    **dict.fromkeys(("psnr", "snr"), ("sqnr",)),
+    **dict.fromkeys(("error", "loss", "noise"), ("mse", "kl")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """The number of a limit that is relative to another model.
+
+    Args:
+        name: the figure's name in limits.
+        amount: of a cost, the part of that of the widest bits; of a measure, how much it may be below the float
+            model's on the same data.
+    """
+
+    name: str
+    amount: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +94,47 @@ class Limit:
         figure: name of a cost, or of a measure in `Score.results` (accuracy is `sim_acc` there).
         least: the smallest value that keeps the limit; None for a limit from above.
         most: the largest value that keeps the limit; None for a limit from below.
-        text: the limit as the user wrote it.
+        text: the limit as the user wrote it; of a relative one that was resolved, the same limit as a plain number.
+        relative: for a limit that `resolved` has yet to make a plain number; it has neither least nor most.
+        given: of a relative limit that was resolved, the text that the user wrote.
     """
 
     figure: str
     least: float | None
     most: float | None
     text: str
+    relative: Relative | None = None
+    given: str = ""
 
     @property
     def is_cost(self) -> bool:
         return self.figure in METRICS
 
+    @property
+    def quoted(self) -> str:
+        """The limit in messages: as the user wrote it, with the number that a relative one came to."""
+        return f"{self.given!r} ({self.text})" if self.given else repr(self.text)
+
+    def resolved(self, base: float) -> Limit:
+        """A relative limit as a plain number; any other unchanged.
+
+        Args:
+            base: the cost of the widest bits, or the measure of the float model.
+        """
+        if self.relative is None:
+            return self
+        name, amount = self.relative.name, self.relative.amount
+        if self.is_cost:
+            most = amount * base
+            return Limit(
+                self.figure, None, most, f"{name} <= {most!r}{_PLAIN.get(METRICS[name].unit, '')}", None, self.text
+            )
+        least = base - amount
+        return Limit(self.figure, least, None, f"{name} >= {least!r}", None, self.text)
+
     def shortfall(self, value: float) -> float:
         """The amount by which a value violates the limit, relative to the limit; 0 where it keeps it."""
+        assert self.relative is None, f"{self.text} is not resolved"
         limit, excess = (self.most, value - self.most) if self.most is not None else (self.least, 0.0)
         if self.least is not None:
             excess = self.least - value
@@ -94,25 +161,55 @@ def _parse_limit(text: str, objectives: Mapping[str, Objective]) -> Limit:
     match = _LIMIT.fullmatch(text)
     if match is None:
         raise HagoError(
-            f"limit {text!r}; expected FIGURE <= NUMBER UNIT, e.g. 'weight_bytes <= 4 MB' or 'agreement >= 99 %'"
+            f"limit {text!r}; expected FIGURE <= NUMBER UNIT, e.g. 'weight_bytes <= 4 MB', 'size <= 60 %' (of the "
+            "widest bits), 'agreement >= 99 %' or 'accuracy >= float - 0.5 %'"
         )
-    name, sign, number, unit = match.groups()
-    figures = [*METRICS, *objectives]
+    name, sign, number, unit, of_float = match.groups()
+    name, from_above = ALIASES.get(name, name), "<" in sign
+    figures = [*METRICS, *ALIASES, *objectives]
     if name not in figures:
-        raise HagoError(
-            f"limit {text!r}: unknown figure {name!r}; known: {', '.join(figures)}.{did_you_mean(name, figures)}"
-        )
+        kind = [*METRICS, *ALIASES] if from_above else []
+        kind += [n for n, measure in objectives.items() if measure.is_loss == from_above]
+        raise HagoError(f"limit {text!r}: unknown figure {name!r}; known: {', '.join(figures)}.{meant(name, kind)}")
     measure = None if name in METRICS else objectives[name]
-    units = _UNITS_OF_COSTS[METRICS[name].unit] if measure is None else _UNITS_OF_OBJECTIVES[measure.unit]
-    value = _parse_number(text, number) * _scale(text, units, unit)
-    from_above = "<" in sign
+    if of_float:
+        return _limit_of_float(text, name, measure, from_above, of_float)
     if from_above != (measure is None or measure.is_loss):
         raise HagoError(f"limit {text!r} is on the wrong side; expected {name} {'>=' if from_above else '<='} a number")
+    if measure is None and unit in _PARTS:
+        return Limit(name, None, None, text.strip(), Relative(name, _parse_number(text, number) * _PARTS[unit]))
+    units = _UNITS_OF_COSTS[METRICS[name].unit] if measure is None else _UNITS_OF_OBJECTIVES[measure.unit]
+    value = _parse_number(text, number) * _scale(text, units, unit, "" if measure else ", or % or x of the widest bits")
     if measure is None:
         return Limit(name, None, value, text.strip())
     if measure.unit == "share" and value > 1.0:
         raise HagoError(f"limit {text!r} cannot be met: {name} is at most 1")
     return Limit(measure.figure, -value if measure.is_loss else value, None, text.strip())
+
+
+def _limit_of_float(text: str, name: str, measure: Objective | None, from_above: bool, of_float: str) -> Limit:
+    """A limit that is relative to the measure of the float model."""
+    if measure is None or measure.unit != "share" or measure.is_loss or from_above:
+        shares = ", ".join(o.name for o in OBJECTIVES.values() if o.unit == "share" and not o.is_loss)
+        raise HagoError(
+            f"limit {text!r}: only measures that are shares can be compared with the float model, from below, as in "
+            f"'accuracy >= float - 0.5 %': {shares}; give {name} as a number"
+        )
+    match = _BELOW_FLOAT.fullmatch(of_float)
+    if match is None:
+        raise HagoError(f"limit {text!r}; expected 'float - NUMBER %', e.g. '{name} >= float - 0.5 %'")
+    number, unit = match.groups()
+    below = 0.0 if number is None else _parse_number(text, number) * _scale(text, _UNITS_OF_OBJECTIVES["share"], unit)
+    return Limit(measure.figure, None, None, text.strip(), Relative(name, below))
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """A question whether known figures were meant, by what people call them or by a close spelling; or nothing."""
+    known = list(known)
+    figures = [figure for figure in _MEANT.get(name.lower(), ()) if figure in known]
+    if figures:
+        return f" Did you mean {' or '.join(map(repr, figures))}?"
+    return did_you_mean(name, known)
 
 
 def _parse_number(text: str, number: str) -> float:
@@ -122,10 +219,10 @@ def _parse_number(text: str, number: str) -> float:
         raise HagoError(f"limit {text!r}: {number!r} is no number") from None
 
 
-def _scale(text: str, units: Mapping[str, float], unit: str) -> float:
+def _scale(text: str, units: Mapping[str, float], unit: str, more: str = "") -> float:
     if unit not in units:
         expected = ", ".join(u for u in units if u) or "no unit"
-        raise HagoError(f"limit {text!r}: unknown unit {unit!r}; expected {expected}")
+        raise HagoError(f"limit {text!r}: unknown unit {unit!r}; expected {expected}{more}")
     return units[unit]
 
 
@@ -191,7 +288,9 @@ class Goal:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values for a log; empty for a goal that is only an objective."""
-        parts = {"minimize": self.minimize, "limits": [x.text for x in self.limits]}
+        parts: dict[str, Any] = {"minimize": self.minimize, "limits": [x.text for x in self.limits]}
+        if any(x.given for x in self.limits):
+            parts["limits_given"] = [x.given or x.text for x in self.limits]
         return {k: v for k, v in parts.items() if v}
 
 
@@ -214,13 +313,14 @@ def make_goal(options: GoalOptions) -> Goal:
         HagoError: both `maximize` and `minimize` are given, or a figure or a limit is unknown or malformed.
     """
     maximize, minimize = options.maximize, options.minimize
+    minimize = ALIASES.get(minimize, minimize) if isinstance(minimize, str) else minimize
     if maximize is not None and minimize is not None:
         raise HagoError(
             f"got maximize={maximize!r} and minimize={minimize!r}; give one of them and limit the other "
             "(keep='...' or budget_cost='...'), or take the searcher 'pareto', which finds every trade between them"
         )
     if minimize is not None and minimize not in METRICS:
-        close = did_you_mean(str(minimize), METRICS)
+        close = meant(str(minimize), [*METRICS, *ALIASES])
         raise HagoError(f"minimize={minimize!r}; expected a cost: {', '.join(METRICS)}.{close}")
     chosen = named_objective(options.objective if maximize is None else maximize)
     limits = (*parse_limits(options.keep, chosen), *parse_limits(options.budget_cost, chosen))

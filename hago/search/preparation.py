@@ -20,6 +20,7 @@ from hago.calibration import (
     make_given_ranges,
     named_estimator,
 )
+from hago.cost import METRICS
 from hago.data import Batches, JobProgress
 from hago.errors import DataError, as_strings
 from hago.graph import OUTPUT, Graph, ModelLike
@@ -123,7 +124,7 @@ def prepare(
         group_of = {str(edge): key for key, group in groups.items() for edge in group.edges}
         fixed = {**(fixed or {}), **given.fixed_bits(graph, group_of)}
     space = build_space(graph, chip, topology, fixed, ops)
-    estimator = _estimator_for(chip, options.estimator)
+    estimator = named_estimator(default_estimator(chip) if options.estimator is None else options.estimator)
     observed = {g.source for g in space.groups.values()}
     if options.search_topology:
         # another topology quantizes other edges
@@ -148,11 +149,17 @@ def prepare(
     )
 
 
-def _estimator_for(hardware: Hardware, chosen: str | Estimator | None) -> Estimator:
-    """The chosen estimator; by default `power2_range` where the hardware requires powers of two, else `mse`."""
-    if chosen is None:
-        chosen = "power2_range" if hardware.requantize.power_of_two else "mse"
-    return named_estimator(chosen)
+def default_estimator(hardware: Hardware) -> str:
+    """The estimator of thresholds where the user names none: `power2_range` where the hardware requires powers of two,
+    else `mse`."""
+    return "power2_range" if hardware.requantize.power_of_two else "mse"
+
+
+def with_search_topology(options: QuantizationOptions, costs: Sequence[str]) -> QuantizationOptions:
+    """The options with `search_topology` decided: by default it is searched where a cost in use depends on it."""
+    if options.search_topology is not None:
+        return options
+    return replace(options, search_topology=any(METRICS[name].depends_on_float for name in costs))
 
 
 def held_out_batches(model: ModelLike, calibration: Batches, dataset: Iterable[Any], labels: bool) -> Batches:

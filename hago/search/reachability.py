@@ -47,12 +47,12 @@ def check_costs_reachable(goal: Goal, prepared: Prepared) -> None:
             floor = least_total(ends[0], prepared.hardware)
             if limit.shortfall(floor):
                 raise InfeasibleBits(
-                    f"{limit.text!r} cannot be met: the multiply-accumulates alone take {floor:g} on the best "
+                    f"{limit.quoted} cannot be met: the multiply-accumulates alone take {floor:g} on the best "
                     f"signatures of {prepared.hardware.name}; the nearest known is {nearest:g}, at the fewest bits"
                 )
         elif fewest and fewest.bits == least and limit.shortfall(nearest):
             raise InfeasibleBits(
-                f"{limit.text!r} cannot be met: at the fewest bits {limit.figure} is {nearest:g}, the nearest that can "
+                f"{limit.quoted} cannot be met: at the fewest bits {limit.figure} is {nearest:g}, the nearest that can "
                 f"be reached on {prepared.hardware.name}; allow more, or fewer bits (min_bits in the hardware file)"
             )
 
@@ -79,7 +79,7 @@ def check_measures_reachable(goal: Goal, prepared: Prepared, start: Bits, scorer
         reached = float(first.results[limit.figure])
         if limit.shortfall(_by_chance(goal.measure_of(limit.figure), reached, int(first.results["samples"]))):
             raise InfeasibleBits(
-                f"{limit.text!r} cannot be met: at the most bits {limit.figure} is {reached:.6g}, the nearest known; "
+                f"{limit.quoted} cannot be met: at the most bits {limit.figure} is {reached:.6g}, the nearest known; "
                 "ask for less, keep sensitive nodes float (keep_float), or try another estimator"
             )
 
@@ -106,7 +106,7 @@ def explain_missed_limits(goal: Goal, result: StudyResult) -> str:
     best = result.best
     figures = {**best.score.results, **best.score.costs}
     missed = "; ".join(
-        f"{x.text!r} is missed with {figures[x.figure]:.6g}" for x in goal.limits if x.shortfall(figures[x.figure])
+        f"{x.quoted} is missed with {figures[x.figure]:.6g}" for x in goal.limits if x.shortfall(figures[x.figure])
     )
     return (
         f"none of the {len(result.trials)} points tried keeps every limit; nearest is trial {best.index}: {missed}. "

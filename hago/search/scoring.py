@@ -67,6 +67,12 @@ class GoalScorer:
         other.prepared = prepared
         return other
 
+    def with_goal(self, goal: Goal) -> GoalScorer:
+        """A scorer with other numbers in its limits, which shares the cache of simulated values."""
+        other = copy(self)
+        other.goal = goal
+        return other
+
     def __call__(self, bits: Bits, rival: Bits | None = None) -> Score:
         """The score of a point, from this process.
 

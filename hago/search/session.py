@@ -7,29 +7,37 @@ thresholds and the guide; `Search` then owns the trials, and what becomes of the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hago.cost import METRICS
 from hago.data import Batches
-from hago.errors import InfeasibleBits
+from hago.errors import InfeasibleBits, LogError
 from hago.graph import ModelLike
-from hago.importing import HardwareLike
+from hago.hardware import Hardware
+from hago.importing import HardwareLike, as_hardware
 from hago.plan import Strategy
 from hago.search.confirmation import Confirmation, losses_of
+from hago.search.continuation import check_same_options
 from hago.search.description import description, header_of
 from hago.search.earlier_logs import LogPath, hashes_of, known_scores
 from hago.search.evaluate import held_out_figures
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.pareto_front import FrontWriter, ParetoFront
-from hago.search.preparation import Prepared, QuantizationOptions, held_out_batches, prepare
+from hago.search.preparation import (
+    Prepared,
+    QuantizationOptions,
+    held_out_batches,
+    prepare,
+    with_search_topology,
+)
 from hago.search.racing import RaceOptions, as_race
 from hago.search.reachability import check_costs_reachable, check_measures_reachable, explain_missed_limits
 from hago.search.redundancy import prune_redundant_choices
+from hago.search.relative_limits import resolve_limits
 from hago.search.scoring import GoalScorer
 from hago.search.searcher_choice import (
     build_searcher,
@@ -177,15 +185,15 @@ def run_search(
         HagoError: as `hago.search_quantize_strategy` does.
     """
     started = time.monotonic()
-    check_options(options)
-    options, logged = continued(options)
+    chip = as_hardware(hardware)
+    options, logged = continued(options, chip)
     goal = make_goal(options.goal)
     costs = costs_in_use(options.searcher, goal)
     quantization = with_search_topology(options.quantization, costs)
     with interruptible_job("search", options.run.progress) as steps:
         held_out: Batches | None = None
         made_for = [*hashes_of(options.run.reuse), *([] if logged is None else [logged.model_hash])]
-        prepared = prepare(model, hardware, dataset, quantization, made_for=made_for, steps=steps)
+        prepared = prepare(model, chip, dataset, quantization, made_for=made_for, steps=steps)
         if options.held_out is not None:
             steps("reading the held-out data")
             held_out = held_out_batches(model, prepared.batches, options.held_out, goal.objective.needs_labels)
@@ -200,6 +208,8 @@ def run_search(
             seed=options.seed,
             known=known_scores(options.run.reuse, prepared, goal),
         )
+        goal = resolve_limits(goal, calibrated, scorer.evaluator)
+        scorer = scorer.with_goal(goal)
         searcher, refines = choose_searcher(options.searcher, scorer, options.quantization)
         steps("refining thresholds" if refines else "measuring sensitivities")
         check_costs_reachable(goal, prepared)
@@ -238,29 +248,39 @@ def check_options(options: SearchOptions) -> None:
     Raises:
         HagoError: which option, and what is expected.
     """
+    make_goal(options.goal)
     check_seed(options.seed)
     check_distinct({"log": options.run.log, "save": options.run.save, "front": options.run.front})
     if as_race(options.race) is not None and isinstance(options.searcher, str):
         check_racing(parse_searcher(options.searcher)[0])
 
 
-def continued(options: SearchOptions) -> tuple[SearchOptions, Header | None]:
+def continued(
+    options: SearchOptions, hardware: Hardware, spell: Callable[[str], str] = str
+) -> tuple[SearchOptions, Header | None]:
     """The options for going on with a log, and its header; the same options and None where there is no log yet.
 
     A default search keeps the searcher that was the default when it began, with its options.
+
+    Args:
+        spell: how the user writes an option, given the keyword of `hago.search_quantize_strategy`.
+
+    Raises:
+        HagoError: of `check_options`.
+        LogError: the log was begun with other options, or exists and may not be continued.
+        StrategyMismatch: it is of other hardware.
     """
-    run = options.run
-    logged = read_header(Path(run.log)) if run.log is not None and run.resume else None
-    if logged is not None and options.searcher == AUTO and logged.searcher["name"] in AUTO_SEARCHERS:
+    check_options(options)
+    path = None if options.run.log is None else Path(options.run.log)
+    logged = None if path is None else read_header(path)
+    if logged is None:
+        return options, None
+    if not options.run.resume:
+        raise LogError(f"log {path} exists; resume it, or give another path")
+    if options.searcher == AUTO and logged.searcher["name"] in AUTO_SEARCHERS:
         options = replace(options, searcher=searcher_text(logged.searcher["name"], logged.searcher["options"]))
+    check_same_options(options, hardware, logged, str(path), spell)
     return options, logged
-
-
-def with_search_topology(quantization: QuantizationOptions, costs: Sequence[str]) -> QuantizationOptions:
-    """The options with `search_topology` decided: by default it is searched where a cost in use depends on it."""
-    if quantization.search_topology is not None:
-        return quantization
-    return replace(quantization, search_topology=any(METRICS[name].depends_on_float for name in costs))
 
 
 # ---------------------------------------------------------------- the trials

@@ -49,6 +49,7 @@ class SearcherEntry:
         make: takes (space, start, seed, options, feeds); if guided, (history, start, seed, options) with an empty
             EvaluationHistory, which has the space, the feeds and the surrogate.
         options: the dataclass of its options.
+        when: when to take it, in one line, for the help of the command line.
         guided: whether it reads expected losses and costs.
         refines: the thresholds that are refined before it starts, unless the user decides: those of the point that it
             starts from, or those of every choice, for a start with the most bits or within the limits; empty for none.
@@ -57,6 +58,7 @@ class SearcherEntry:
 
     make: Callable[..., Searcher]
     options: type[Any]
+    when: str
     guided: bool = False
     refines: Refines = ""
     front: bool = False
@@ -65,27 +67,77 @@ class SearcherEntry:
 #: The searchers by name. To add one, add its entry here; messages and the help of `--searcher` list the names.
 SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
     {
-        # evaluates the start alone
-        "default": SearcherEntry(start_only_search, StartOnlyOptions),
-        # refines thresholds in a few gradient passes, then evaluates few points
-        "gradient": SearcherEntry(gradient_search, GradientOptions, guided=True, refines="at_point"),
-        # not guided: by chance, by one bit fewer at a time, by annealing, every point
-        "random": SearcherEntry(random_search, RandomOptions),
-        "greedy": SearcherEntry(greedy_search, GreedyOptions),
-        "annealing": SearcherEntry(annealing_search, AnnealingOptions),
-        "exhaustive": SearcherEntry(exhaustive_search, ExhaustiveOptions),
-        # goes by losses that one pass over the data estimates
-        "sensitivity": SearcherEntry(sensitivity_search, SensitivityOptions, guided=True, front=True),
-        # refines the thresholds of all choices in one pass, then evaluates few points near the limits
-        "limited": SearcherEntry(limited_search, LimitedOptions, guided=True, refines="every_choice_within_limits"),
-        # searches for the front of the objective and a cost, with thresholds refined as for limited
-        "pareto": SearcherEntry(pareto_search, ParetoOptions, guided=True, refines="every_choice", front=True),
-        # of Optuna: a tree of Parzen estimators, an evolutionary search for a front, a Gaussian process
-        "tpe": SearcherEntry(tpe, OptunaOptions, guided=True),
-        "nsga2": SearcherEntry(nsga2, OptunaOptions, guided=True, front=True),
-        "gp": SearcherEntry(gp, OptunaOptions, guided=True),
-        # the greedy search of the HAGO RFC
-        "rfc_greedy": SearcherEntry(rfc_greedy_search, RfcGreedyOptions),
+        "default": SearcherEntry(
+            start_only_search,
+            StartOnlyOptions,
+            "to measure the most bits with estimated thresholds, without a search",
+        ),
+        "gradient": SearcherEntry(
+            gradient_search,
+            GradientOptions,
+            "for the best accuracy without limits: refines thresholds, then tries few points",
+            guided=True,
+            refines="at_point",
+        ),
+        "random": SearcherEntry(random_search, RandomOptions, "as a baseline for other searchers"),
+        "greedy": SearcherEntry(
+            greedy_search,
+            GreedyOptions,
+            "for an objective of your own: lowers one value's bits at a time, by measurements",
+        ),
+        "annealing": SearcherEntry(
+            annealing_search,
+            AnnealingOptions,
+            "where greedy gets stuck and many trials are affordable",
+        ),
+        "exhaustive": SearcherEntry(
+            exhaustive_search,
+            ExhaustiveOptions,
+            "for spaces of some hundred points: evaluates every one",
+        ),
+        "sensitivity": SearcherEntry(
+            sensitivity_search,
+            SensitivityOptions,
+            "for a quick front with estimated thresholds",
+            guided=True,
+            front=True,
+        ),
+        "limited": SearcherEntry(
+            limited_search,
+            LimitedOptions,
+            "for limits on costs, or the least cost: refines thresholds, tries points near limits",
+            guided=True,
+            refines="every_choice_within_limits",
+        ),
+        "pareto": SearcherEntry(
+            pareto_search,
+            ParetoOptions,
+            "if no limit is known yet: finds the front of the objective and a cost",
+            guided=True,
+            refines="every_choice",
+            front=True,
+        ),
+        "tpe": SearcherEntry(
+            tpe,
+            OptunaOptions,
+            "for hundreds of trials, also by many machines on one storage (Optuna)",
+            guided=True,
+        ),
+        "nsga2": SearcherEntry(
+            nsga2,
+            OptunaOptions,
+            "the same for a front: an evolutionary search (Optuna)",
+            guided=True,
+            front=True,
+        ),
+        "gp": SearcherEntry(
+            gp, OptunaOptions, "for few groups of bits and slow trials: a Gaussian process (Optuna)", guided=True
+        ),
+        "rfc_greedy": SearcherEntry(
+            rfc_greedy_search,
+            RfcGreedyOptions,
+            "to compare with the greedy search of the HAGO RFC",
+        ),
     }
 )
 

@@ -50,8 +50,13 @@ _IMPLIED_OPTIONS: Final = {"gradient": {"groups_a_move": 8}}
 _REQUIRED_FIELDS: Final = ("unproved", "total_bits", "plan_key", "infeasible", "forwards")
 #: Fields of Score that are written only where they are not empty or 0.
 _OPTIONAL_FIELDS: Final = ("costs", "shortfall", "tie", "dropped", "interval")
-#: Fields of Header that identify the task; a log that differs in one of them is of another task.
-_TASK_FIELDS: Final = ("model_hash", "hardware", "data_hash", "space")
+#: Fields of Header that identify the task; a log that differs in one of them, or in its space, is of another task.
+_TASK_FIELDS: Final = ("model_hash", "hardware", "data_hash")
+#: By field of Header, what a difference means for the user.
+_CAUSES: Final = {
+    "model_hash": "the model has other layers or weights",
+    "data_hash": "the data has other samples or batches",
+}
 #: Fields of Header that determine the search; a log that differs in one of them cannot be continued.
 _SETTING_FIELDS: Final = ("seed", "searcher", "estimator", "objective", "keep_float", "fix_bits", "settings")
 #: The first bytes of every header, by which a torn header is distinguished from a file that is no log.
@@ -216,7 +221,7 @@ class Header:
         Raises:
             LogError: a value has no form in JSON.
         """
-        parts = {name: getattr(self, name) for name in (*_TASK_FIELDS, *_SETTING_FIELDS, "made_by")}
+        parts = {name: getattr(self, name) for name in (*_TASK_FIELDS, "space", *_SETTING_FIELDS, "made_by")}
         parts["hardware"] = {"name": self.hardware.name, "hash": self.hardware.hash}
         if self.confirmed:
             parts["confirmed"] = self.confirmed
@@ -245,11 +250,13 @@ class Header:
             LogError: it was written with another seed, searcher or setting.
         """
         own, other = self.to_json(), logged.to_json()
-        for part in (*_TASK_FIELDS, *_SETTING_FIELDS):
+        # the space follows from the model, the hardware and the settings, so the cause is named before it
+        for part in (*_TASK_FIELDS, *_SETTING_FIELDS, "space"):
             for path, ours, old in _differences(part, own[part], other[part]):
-                kind = StrategyMismatch if part in _TASK_FIELDS else LogError
+                kind = LogError if part in _SETTING_FIELDS else StrategyMismatch
+                cause = f"{_CAUSES[part]}: " if part in _CAUSES else ""
                 raise kind(
-                    f"{where} cannot be continued: its {path} is {old}, this search has {ours}; "
+                    f"{where} cannot be continued: {cause}its {path} is {old}, this search has {ours}; "
                     "search with the same model, data and settings, or give another log"
                 )
 
@@ -465,25 +472,26 @@ class LogFile:
     `start`, then `append` for each new trial, and `check` at the end."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open or create the file, changing nothing in it.
+        """Open the file, changing nothing in it, or create it. A file that was created and holds no line in the end is
+        removed.
 
         Raises:
             LogError: it cannot be opened, or another search is writing it.
         """
         self.path = Path(path)
+        self._complete_bytes = 0
         try:
             if self.path.exists() and not self.path.is_file():
                 raise LogError(f"cannot open log {path}: it is no regular file; give a path of its own")
-            is_new = not self.path.exists()
+            self._is_new = not self.path.exists()
             # Windows alone has O_BINARY, and would translate line ends without it.
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         except (OSError, ValueError) as error:
             raise LogError(f"cannot open log {path}: {error}") from None
         try:
             self._lock()
-            if is_new:
+            if self._is_new:
                 sync_folder(self.path.parent)
-            self._complete_bytes = 0
         except BaseException:
             os.close(self._fd)
             raise
@@ -505,6 +513,10 @@ class LogFile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._is_new and not self._complete_bytes:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(self._fd), self.path.stat()) and not self.path.stat().st_size:
+                    self.path.unlink()
         os.close(self._fd)
 
     def start(self, header: Header, at: str, resume: bool, notice: Notice) -> tuple[Trial, ...]:

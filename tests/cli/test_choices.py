@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hago.analysis.comparison import REALIZATIONS
+from hago.analysis.speed import BATCH_SIZES, ROUNDS
 from hago.calibration import ESTIMATORS
 from hago.cli import choices
 from hago.cost import METRICS
@@ -23,7 +24,7 @@ from hago.searchers import AUTO, SEARCHERS
 #: The value of every constant of `hago.cli.choices`.
 EXPECTED: dict[str, Any] = {
     "AUTO": AUTO,
-    "SEARCHERS": tuple(SEARCHERS),
+    "SEARCHERS": {name: entry.when for name, entry in SEARCHERS.items()},
     "OBJECTIVES": tuple(OBJECTIVES),
     "ESTIMATORS": tuple(ESTIMATORS),
     "DOREFAS": tuple(DOREFAS),
@@ -34,6 +35,8 @@ EXPECTED: dict[str, Any] = {
     "NO_MEAN": tuple(ImageShape().mean),
     "UNIT_STD": tuple(ImageShape().std),
     "REALIZATIONS": tuple(REALIZATIONS),
+    "BATCH_SIZES": BATCH_SIZES,
+    "ROUNDS": ROUNDS,
     "ENGINES": tuple(ENGINES),
     "LOSSES": tuple(LOSSES),
     "TRAINING_SCHEMES": tuple(TRAINING_SCHEMES),

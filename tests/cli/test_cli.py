@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from hago.cli.options import check_command
 from hago.hardware.file import load_hardware, save_hardware
 from hago.plan.strategy import Strategy
 from hago.runtime.reference import IntegerModel
+from hago.searchers.registry import SEARCHERS
 from hago.study.log import read_log
 
 ZOO = """
@@ -69,7 +71,10 @@ def defective(reference, outputs, labels):
     raise ZeroDivisionError("a defect")
 """
 MODEL, DATA = "cli_zoo:net", "cli_zoo:batches"
-SEARCH = ["search", MODEL, "--hardware", "int16_accumulator", "--data", DATA, "--searcher", "greedy"]
+STRATEGY, LOG = "strategies/net-int16_accumulator.json", "logs/net-int16_accumulator.jsonl"
+UNNAMED = ["search", MODEL, "--hardware", "int16_accumulator", "--data", DATA, "--searcher", "greedy"]
+OTHER = "strategies/other.json"
+SEARCH = [*UNNAMED, "--log", LOG, "--save", STRATEGY]
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +85,8 @@ def search_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main([*SEARCH, "--budget", "6 trials"]) == 0
+        quantize = ["quantize", MODEL, "--hardware", "vta", "--data", DATA, "--keep-float", "4*"]
+        assert main([*quantize, "--save", OTHER]) == 0
         assert main(["realize", MODEL, STRATEGY, "--data", DATA, "--save", "net.safetensors"]) == 0
         sys.modules.pop("cli_zoo")
         yield folder
@@ -88,14 +95,14 @@ def search_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def hago(search_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs a command in that folder; the model is imported anew by every test."""
+    """Runs a command in that folder; the model is imported anew by every test, and files in `new` are removed."""
     monkeypatch.chdir(search_folder)
+    shutil.rmtree("new", ignore_errors=True)
 
     yield runner(capsys)
     sys.modules.pop("cli_zoo", None)
 
 
-STRATEGY, LOG = "strategies/net-int16_accumulator.json", "logs/net-int16_accumulator.jsonl"
 EVERY = {
     "search": [*SEARCH, "--budget", "6 trials"],
     "quantize": ["quantize", MODEL, "--hardware", "vta", "--data", DATA],
@@ -105,8 +112,10 @@ EVERY = {
     "simulate": ["simulate", MODEL, STRATEGY, "--data", DATA],
     "realize": ["realize", MODEL, STRATEGY, "--data", DATA],
     "cost": ["cost", MODEL, STRATEGY, "--batch", "4"],
+    "bench": ["bench", MODEL, STRATEGY, "--data", DATA, "--batches", "1,40", "--rounds", "2"],
     "sensitivity": ["sensitivity", MODEL, "--hardware", "vta", "--data", DATA],
     "compare": ["compare", MODEL, STRATEGY, "--data", DATA, "--realizations", "fast,simulated,float"],
+    "compare two": ["compare", MODEL, STRATEGY, OTHER, "--data", DATA],
     "inspect": ["inspect", MODEL, STRATEGY, "--data", DATA],
     "replay": ["replay", MODEL, LOG, "--data", DATA],
     "finetune": ["finetune", MODEL, STRATEGY, "--data", DATA, "--steps", "2"],
@@ -115,6 +124,7 @@ EVERY = {
     "hardware list": ["hardware", "list"],
     "hardware show": ["hardware", "show", "vta"],
     "hardware check": ["hardware", "check", "vta"],
+    "hardware new": ["hardware", "new", "my_dsp", "--from", "cmsis_nn", "-o", "new/my_dsp.json"],
     "demo": ["demo", "--budget", "1 trials", "--hardware", "sample", "--out", "demo_out"],
     "doctor": ["doctor"],
 }
@@ -182,6 +192,14 @@ def examples() -> list[str]:
 @pytest.mark.parametrize("line", examples())
 def test_every_example_is_a_command(line: str) -> None:
     build_parser().parse_args(shlex.split(line)[1:])
+
+
+def test_the_help_of_a_search_says_when_to_take_which_searcher(hago: Run) -> None:
+    text = hago("search", "--help").out
+    for name, entry in SEARCHERS.items():
+        assert re.search(rf"^  {name} +{re.escape(entry.when)}$", text, re.MULTILINE)
+        assert 20 < len(entry.when) < 86
+    assert len({entry.when for entry in SEARCHERS.values()}) == len(SEARCHERS)
 
 
 def test_there_are_examples() -> None:
@@ -441,6 +459,38 @@ def test_an_interrupt_after_a_file_was_written_names_it(hago: Run, monkeypatch: 
 
 
 # ---------------------------------------------------------------- the other commands
+def test_a_new_chip_is_edited_and_checked(hago: Run) -> None:
+    run = hago("hardware", "new", "my_dsp", "--from", "vta", "-o", "new/my_dsp.json")
+    assert run.code == 0 and hago(*after_hago(run.out.splitlines()[-1].removeprefix("edit it, then"))).code == 0
+    again = hago("hardware", "new", "my_dsp", "-o", "new/my_dsp.json")
+    assert again.code == 2 and "new/my_dsp.json exists; give another file with --output" in again.err
+    assert hago("hardware", "new", "my_dsp", "-o", "new/other.json").code == 0
+    path = Path("new/my_dsp.json")
+    document = json.loads(path.read_text("utf-8"))
+    del document["ops"]["relu"]
+    path.write_text(json.dumps(document), "utf-8")
+    checked = hago("hardware", "check", str(path), "--json").json
+    assert checked["ok"] and any("relu" in ops for ops in checked["unlisted"].values())
+    assert "float islands" in hago("hardware", "check", str(path)).out
+
+
+def test_options_of_a_comparison_fit_the_number_of_strategies(hago: Run) -> None:
+    one, two = ["compare", MODEL, STRATEGY, "--data", DATA], ["compare", MODEL, STRATEGY, OTHER, "--data", DATA]
+    run = hago(*one, "--objective", "kl")
+    assert run.code == 2 and "--objective compares two strategies; give a second STRATEGY" in run.err
+    assert "kl" in hago(*two, "--objective", "kl", "--json").json["measures"]
+    for option in (["--base", "fast"], ["--realizations", "fast"]):
+        run = hago(*two, *option)
+        assert run.code == 2 and "give one STRATEGY with them" in run.err
+        assert hago(*one, *option, "--realizations", "fast").code == 0
+
+
+def test_two_strategies_side_by_side(hago: Run) -> None:
+    run = hago("compare", MODEL, STRATEGY, OTHER, "--data", DATA)
+    assert run.out.startswith(f"A  {STRATEGY}\nB  {OTHER}\non int16_accumulator and vta, 32 samples")
+    assert "surely better" in run.out and "weight_bytes" in run.out
+
+
 def test_quantize_saves_what_can_be_realized(hago: Run) -> None:
     result = hago("quantize", MODEL, "--hardware", "x86_vnni", "--data", DATA, "--save", "q.json", "--json").json
     assert result["strategy"] == "q.json" and result["results"]["sqnr"] > 0
@@ -504,7 +554,7 @@ def test_hardware_of_the_user_must_be_given_again(hago: Run, search_folder: Path
     chip = json.loads(Path(__file__).parents[2].joinpath("hardware_specs/vta.json").read_text("utf-8"))
     (search_folder / "mine.json").write_text(json.dumps({**chip, "name": "mine"}), "utf-8")
     made = ["search", MODEL, "--hardware", "mine.json", "--data", DATA, "--budget", "2 trials"]
-    run = hago(*made)
+    run = hago(*made, "--save", "strategies/net-mine.json")
     assert run.code == 0, run.err
     assert "--hardware mine.json" in run.out
     without = hago("simulate", MODEL, "strategies/net-mine.json", "--data", DATA)

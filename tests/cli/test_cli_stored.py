@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "stored_zoo.py").write_text(ZOO, "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert main(["quantize", MODEL, "--hardware", "x86_vnni", "--data", DATA]) == 0
+        assert main(["quantize", MODEL, "--hardware", "x86_vnni", "--data", DATA, "--save", STRATEGY]) == 0
         assert main([*REALIZE, "--save", FILE]) == 0
         yield folder
     sys.modules.pop("stored_zoo", None)

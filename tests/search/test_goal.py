@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hago import search_quantize_strategy
+from hago import replay, search_quantize_strategy
 from hago.cost.cost import METRICS, plan_cost
 from hago.errors import HagoError, InfeasibleBits
 from hago.hardware.file import load_hardware
@@ -337,3 +337,101 @@ def test_a_limit_on_an_objective_of_ones_own() -> None:
     assert make_goal(GoalOptions(loss, keep="gap <= 0.5")).limits == (Limit("gap", -0.5, None, "gap <= 0.5"),)
     with pytest.raises(HagoError, match="wrong side"):
         make_goal(GoalOptions(loss, keep="gap >= 0.5"))
+
+
+# ---------------------------------------------------------------- relative limits
+@pytest.mark.parametrize(
+    ("text", "figure", "base", "least", "most"),
+    [
+        ("size <= 1 MB", "weight_bytes", math.nan, None, 1e6),
+        ("size <= 60 %", "weight_bytes", 1000, None, 600),
+        ("latency<=.5 x", "latency", 4e-3, None, 2e-3),
+        ("energy <= 80%", "energy", 1e-6, None, 8e-7),
+        ("effective_bits <= 0.5x", "effective_bits", 8, None, 4),
+        ("accuracy >= float - 0.5 %", "sim_acc", 0.9, 0.895, None),
+        ("accuracy>=float-0.01", "sim_acc", 0.9, 0.89, None),
+        ("agreement >= float", "agreement", 1.0, 1.0, None),
+    ],
+)
+def test_relative_limits_become_numbers(
+    text: str, figure: str, base: float, least: float | None, most: float | None
+) -> None:
+    (limit,) = parse_limits(text)
+    plain = limit.resolved(base)
+    assert (plain.figure, plain.relative) == (figure, None)
+    assert plain.least == (None if least is None else pytest.approx(least))
+    assert plain.most == (None if most is None else pytest.approx(most))
+    assert plain.given == (text if limit.relative else "")
+
+
+@given(st.sampled_from([*METRICS, "agreement", "accuracy", "cosine"]), st.floats(1e-9, 1e12), st.floats(0.0, 0.9))
+def test_the_text_of_a_resolved_limit_gives_the_same_number(name: str, base: float, part: float) -> None:
+    of_cost = name in METRICS
+    (limit,) = parse_limits(f"{name} <= {part!r}x" if of_cost else f"{name} >= float - {part!r}")
+    plain = limit.resolved(base if of_cost else min(base, 1.0))
+    (again,) = parse_limits(plain.text)
+    assert (again.figure, again.least, again.most) == (plain.figure, plain.least, plain.most)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sqnr >= float - 3 dB", "only measures that are shares.*accuracy; give sqnr as a number"),
+        ("size <= float - 3 %", "only measures that are shares.*give weight_bytes as a number"),
+        ("accuracy >= float + 1 %", "expected 'float - NUMBER %', e.g. 'accuracy >= float - 0.5 %'"),
+        ("accuracy >= float - 1 dB", "unknown unit 'dB'; expected %"),
+        ("size >= 60 %", "wrong side; expected weight_bytes <= a number"),
+        ("siz <= 1 MB", r"Did you mean 'size'\?"),
+        ("memory <= 1 MB", r"Did you mean 'weight_bytes' or 'activation_bytes'\?"),
+        ("time <= 3 ms", r"Did you mean 'latency'\?"),
+        ("acc >= 0.9", r"Did you mean 'accuracy'\?"),
+        ("cosin >= 0.9", r"Did you mean 'cosine'\?"),
+        ("cosin <= 0.9", r"accuracy\.$"),
+    ],
+)
+def test_what_was_meant_is_suggested(text: str, says: str) -> None:
+    with pytest.raises(HagoError, match=says):
+        parse_limits(text)
+
+
+def test_words_that_people_use_are_no_figures() -> None:
+    from hago.search.goal import _MEANT, ALIASES
+
+    figures = {*METRICS, *OBJECTIVES}
+    assert not (_MEANT.keys() & (figures | ALIASES.keys())) and set(ALIASES.values()) <= set(METRICS)
+    assert {figure for meant in _MEANT.values() for figure in meant} <= figures
+
+
+def test_relative_limits_hold_and_are_logged_as_numbers(tmp_path: Path) -> None:
+    log = tmp_path / "l.jsonl"
+    model, limits = residual_block(), {"budget_cost": "size <= 80 %", "keep": "agreement >= float - 60 %"}
+    how: dict[str, Any] = {"log": log, "progress": False, "budget": 8, **limits}
+    strategy, _ = search_quantize_strategy(model, "x86_vnni", DATA, **how)
+    prepared = prepare(model, "x86_vnni", DATA)
+    widest = plan_cost(prepared.resolver(prepared.space.widest()))["weight_bytes"]
+    settings = read_log(log).header.settings  # type: ignore[union-attr]
+    assert settings["limits_given"] == ["agreement >= float - 60 %", "size <= 80 %"]
+    assert settings["limits"] == ["agreement >= 0.4", f"weight_bytes <= {0.8 * widest!r}"]
+    assert strategy.made_by["goal"] == {k: settings[k] for k in ("limits", "limits_given")}
+    assert strategy.made_by["costs"]["weight_bytes"] <= 0.8 * widest
+    assert strategy.made_by["results"]["agreement"] >= 0.4
+    assert replay(model, "x86_vnni", log, DATA).same
+    before = log.read_text()
+    search_quantize_strategy(model, "x86_vnni", DATA, **how)
+    assert log.read_text() == before
+    with pytest.raises(HagoError, match=r"budget_cost was agreement >= float - 60 %, size <= 80 %, is .*70 %"):
+        search_quantize_strategy(model, "x86_vnni", DATA, **{**how, "budget_cost": "size <= 70 %"})
+
+
+def test_a_relative_limit_that_is_missed_names_its_number() -> None:
+    with pytest.raises(InfeasibleBits, match=r"'size <= 1 %' \(weight_bytes <= [\d.]+\) cannot be met"):
+        search_quantize_strategy(residual_block(), "x86_vnni", DATA, budget_cost="size <= 1 %", progress=False)
+
+
+def test_a_limit_on_accuracy_needs_labels() -> None:
+    unlabelled = [images for images, _ in DATA]
+    with pytest.raises(HagoError, match="needs labels"):
+        search_quantize_strategy(
+            residual_block(), "x86_vnni", unlabelled, keep="accuracy >= float - 1 %", progress=False
+        )
+    assert make_goal(GoalOptions(minimize="size")).minimize == "weight_bytes"

@@ -1,0 +1,141 @@
+"""Whether a log can be continued with the options of a search, as far as its header tells before the model is imported.
+
+`run_search` and the command line call `check_same_options` before any work. What depends on the model and the data is
+checked by the log itself (`Header.check_same`), once these are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hago.calibration import named_estimator
+from hago.errors import LONGEST_QUOTE, LogError, StrategyMismatch, as_strings, shortened_to
+from hago.hardware import Hardware, hardware_hash
+from hago.search.goal import Goal, make_goal
+from hago.search.preparation import QuantizationOptions, default_estimator, with_search_topology
+from hago.search.racing import as_race
+from hago.search.searcher_choice import costs_in_use
+from hago.searchers import SEARCHERS, make_options, parse_searcher, searcher_text
+from hago.serialization.json_text import canonical
+from hago.study import Header
+
+#: Options of searchers that logs do not hold as they were given: a storage's URL is logged without its password.
+_NOT_LOGGED = ("storage",)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedOption:
+    """An option of a search that is not the one with which a log was begun.
+
+    Args:
+        name: the keyword of `hago.search_quantize_strategy`.
+        logged, given: what it was and what it is, in words.
+    """
+
+    name: str
+    logged: str
+    given: str
+
+
+def check_same_options(
+    options: Any, hardware: Hardware, logged: Header, where: str, spell: Callable[[str], str] = str
+) -> None:
+    """Refuse to continue a log with other options than those with which it was begun.
+
+    Args:
+        options: the SearchOptions of this search, with `auto` replaced by the searcher of the log.
+        where: the path of the log.
+        spell: how the user writes an option, given the keyword of `hago.search_quantize_strategy`.
+
+    Raises:
+        StrategyMismatch: the log is of other hardware.
+        LogError: another option differs. Both name the option, what it was and what it is.
+    """
+    changes = list(changed_options(options, hardware, logged))
+    if not changes:
+        return
+    which = "; ".join(f"{spell(c.name)} was {_quoted(c.logged)}, is {_quoted(c.given)}" for c in changes)
+    kind = StrategyMismatch if any(c.name == "hardware" for c in changes) else LogError
+    again = "that option" if len(changes) == 1 else "those options"
+    raise kind(f"log {where} cannot be continued: {which}; use {again} again, or give another {spell('log')}")
+
+
+def changed_options(options: Any, hardware: Hardware, logged: Header) -> Iterator[ChangedOption]:
+    """Yield the options that differ from those with which a log was begun."""
+    goal, settings = make_goal(options.goal), logged.settings
+    same_goal = goal.minimize == settings.get("minimize") and _limits(settings) == [x.text for x in goal.limits]
+    if hardware_hash(hardware) != logged.hardware.hash:
+        now = hardware.name if hardware.name != logged.hardware.name else f"{hardware.name} with other content"
+        yield ChangedOption("hardware", logged.hardware.name, now)
+    yield from _changed_searcher(options.searcher, logged.searcher)
+    yield from _changed("seed", logged.seed, options.seed)
+    yield from _changed("objective", logged.objective, goal.objective.name)
+    yield from _changed("minimize", settings.get("minimize"), goal.minimize)
+    yield from _changed_limits(goal, settings)
+    race = as_race(options.race)
+    yield from _changed("race", settings.get("race"), None if race is None else asdict(race))
+    yield from _changed_quantization(options.quantization, hardware, logged)
+    if not same_goal and options.quantization.search_topology is None:
+        return  # it follows from the goal
+    searched = with_search_topology(options.quantization, costs_in_use(options.searcher, goal)).search_topology
+    yield from _changed("search_topology", settings.get("topology") == "searched", bool(searched))
+
+
+def _changed_searcher(searcher: Any, logged: Mapping[str, Any]) -> Iterator[ChangedOption]:
+    """A change of a searcher that is given by name; `make_options` refuses unknown options."""
+    if not isinstance(searcher, str):
+        return
+    name, given = parse_searcher(searcher)
+    if name != logged["name"]:
+        yield ChangedOption("searcher", str(logged["name"]), searcher)
+    elif name in SEARCHERS:
+        now, before = asdict(make_options(name, given)), logged["options"]
+        keys = [k for k in sorted({*now, *before}) if now.get(k) != before.get(k) and k not in _NOT_LOGGED]
+        if keys:
+            was = searcher_text(name, {k: before.get(k) for k in keys})
+            yield ChangedOption("searcher", was, searcher_text(name, {k: now.get(k) for k in keys}))
+
+
+def _limits(settings: Mapping[str, Any]) -> list[str]:
+    """The limits of a log as the user wrote them."""
+    return list(settings.get("limits_given", settings.get("limits", ())))
+
+
+def _changed_limits(goal: Goal, settings: Mapping[str, Any]) -> Iterator[ChangedOption]:
+    before, now = _limits(settings), [x.text for x in goal.limits]
+    if before != now:
+        kinds = {x.is_cost for x in goal.limits if x.text not in before}
+        yield ChangedOption("keep" if kinds == {False} else "budget_cost", _text(before), _text(now))
+
+
+def _changed_quantization(given: QuantizationOptions, hardware: Hardware, logged: Header) -> Iterator[ChangedOption]:
+    """Changes of the estimator and of patterns; what tables of other tools say depends on the model."""
+    if given.thresholds is None and given.estimator is None and not logged.settings.get("refined"):
+        if hardware_hash(hardware) == logged.hardware.hash:
+            yield from _changed("estimator", logged.estimator, default_estimator(hardware), unset="the default")
+    elif given.estimator is not None:
+        before = None if logged.settings.get("refined") else logged.estimator
+        yield from _changed("estimator", before, named_estimator(given.estimator).name)
+    if given.modes is None:
+        yield from _changed("keep_float", list(logged.keep_float), list(as_strings(given.keep_float, "keep_float")))
+        yield from _changed("fix_bits", dict(logged.fix_bits), dict(given.fix_bits or {}))
+
+
+def _changed(name: str, logged: Any, given: Any, unset: str = "") -> Iterator[ChangedOption]:
+    if canonical(logged) != canonical(given):
+        yield ChangedOption(name, _text(logged), unset or _text(given))
+
+
+def _text(value: Any) -> str:
+    """The value of an option in words."""
+    if value is None or value is False or value in ([], {}):
+        return "not given"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}={v}" for k, v in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else "given" if value is True else str(value)
+
+
+def _quoted(text: str) -> str:
+    return shortened_to(text, LONGEST_QUOTE)
