@@ -108,9 +108,11 @@ def test_data(model: nn.Module, data: Any, says: tuple[str, ...]) -> None:
 
 
 def test_data_of_another_shape_or_kind(model: nn.Module) -> None:
-    refused(lambda: hago.quantize(model, CHIP, [images(4, 3, 6, 6)]), GraphError, "Small", "torch.export")
+    refused(
+        lambda: hago.quantize(model, CHIP, [images(4, 3, 6, 6)]), DataError, "shape (4, 3, 6, 6)", "takes (batch, 1, "
+    )
     bytes_ = images(4, 1, 6, 6).to(torch.uint8)
-    refused(lambda: hago.quantize(model, CHIP, [bytes_]), GraphError, "Small", "unsigned char")
+    refused(lambda: hago.quantize(model, CHIP, [bytes_]), DataError, "uint8", "unsigned char")
 
 
 def test_calls_of_the_quantized_model(model: nn.Module) -> None:
