@@ -107,7 +107,7 @@ def search_quantize_strategy(
         keep_float: shell patterns of nodes that stay float, or of edges whose values do (`fc:0`: the data of
             fc, whose weight may still be quantized), or `policy:<name>` for the nodes that a placement policy keeps
             float (`policy:dorefa`: see docs/quantizers.md).
-        fix_bits: bits by shell pattern of edges or nodes.
+        fix_bits: bits by shell pattern of edges or nodes; of several that match, the most specific counts.
         thresholds: ranges (low, high) of nodes by name, which their integers should represent, or the path of a
             TPU-MLIR calibration table. They replace those of the estimator. The other nodes are estimated;
             `made_by["estimated"]` of the strategy names them.

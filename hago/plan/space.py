@@ -127,7 +127,8 @@ def build_space(
     (constants and real values impose no limit), down to the signature's `min_bits`.
 
     Args:
-        fix_bits: bits by shell pattern over group keys or node names; the groups that match have this one choice.
+        fix_bits: bits by shell pattern over group keys or node names; the groups that match have this one choice. Of
+            several patterns that match, the most specific counts: a name, or else the longest.
 
     Raises:
         HagoError: a pattern matches nothing.
@@ -281,13 +282,35 @@ class _Builder:
         return form is not None and form.slot(edge.slot) == "common"
 
     def _with_fixed_bits(self, group: Group) -> Group:
+        """The group with the bits of the most specific pattern that matches it, if one does. The order of the patterns
+        does not matter, since files sort them."""
         names = (group.key, group.key.rpartition(":")[0], group.source, *(e.dst for e in group.edges))
-        for pattern, bits in self.fixed.items():
-            if any(matches(n, (pattern,)) for n in names):
-                if bits not in group.choices:
-                    raise InfeasibleBits(
-                        f"fix_bits {pattern!r}: {bits} bits for edge {group.key!r} fit no signature of "
-                        f"{self.hardware.name}; expected one of {list(group.choices)}"
-                    )
-                return replace(group, choices=(bits,))
-        return group
+        ranked = [(rank, p) for p in self.fixed if (rank := _specificity(p, names)) is not None]
+        if not ranked:
+            return group
+        first, pattern = max(ranked)
+        bits = self.fixed[pattern]
+        for rank, other in ranked:
+            if rank == first and self.fixed[other] != bits:
+                raise HagoError(
+                    f"fix_bits {other!r} and {pattern!r} give edge {group.key!r} {self.fixed[other]} and {bits} bits, "
+                    f"and neither is more specific; fix the bits of {group.key!r} itself"
+                )
+        if bits not in group.choices:
+            raise InfeasibleBits(
+                f"fix_bits {pattern!r}: {bits} bits for edge {group.key!r} fit no signature of "
+                f"{self.hardware.name}; expected one of {list(group.choices)}"
+            )
+        return replace(group, choices=(bits,))
+
+
+def _specificity(pattern: str, names: Sequence[str]) -> tuple[bool, int, int] | None:
+    """How specific a shell pattern is for a group with these names, the most specific of which comes first; None where
+    it matches none. A name is more specific than a pattern with wildcards, and of two such patterns the one with more
+    other characters."""
+    index = next((i for i, name in enumerate(names) if matches(name, (pattern,))), None)
+    if index is None:
+        return None
+    if pattern in names:
+        return True, -names.index(pattern), 0
+    return False, sum(character not in "*?[]" for character in pattern), -index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import islice
 
 import pytest
@@ -146,9 +147,20 @@ def test_fixed_bits_leave_one_choice() -> None:
     assert {g.choices for g in every.groups.values()} == {(8,)}
 
 
-def test_the_first_pattern_that_matches_counts() -> None:
-    space = space_of(residual_block(), load_hardware("x86_vnni"), {"stem:0": 7, "stem*": 5, "*": 8})
-    assert [space.groups[k].choices for k in ("stem:0", "stem:1", "fc:0")] == [(7,), (5,), (8,)]
+def test_the_most_specific_pattern_counts_in_any_order() -> None:
+    patterns = {"stem:0": 7, "stem*": 5, "*": 8, "fc": 6, "fc:*": 5}
+    for order in itertools.permutations(patterns.items()):
+        space = space_of(residual_block(), load_hardware("x86_vnni"), dict(order))
+        chosen = {key: group.choices for key, group in space.groups.items()}
+        assert [chosen[k] for k in ("stem:0", "stem:1", "fc:0", "fc:1")] == [(7,), (5,), (6,), (6,)], dict(order)
+        assert (chosen["left:1"], chosen["left:0"]) == ((8,), (5,))  # left:0 is the value of stem
+
+
+def test_patterns_of_which_none_is_more_specific_are_refused() -> None:
+    with pytest.raises(HagoError, match="give edge 'stem:1' 6 and 7 bits, and neither is more specific; fix"):
+        space_of(residual_block(), load_hardware("x86_vnni"), {"ste*:1": 7, "s*em:1": 6})
+    given = {"ste*:1": 7, "s*em:1": 6, "stem:1": 5}
+    assert space_of(residual_block(), load_hardware("x86_vnni"), given).groups["stem:1"].choices == (5,)
 
 
 def test_fixed_bits_that_no_signature_holds() -> None:
