@@ -80,10 +80,11 @@ def test_python_blocks_run_and_print_what_is_shown(name: str, tmp_path: Path, mo
     assert ran >= 1
 
 
-def test_the_commands_of_the_readme_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["README.md", "docs/guide.md"])
+def test_commands_work_after_the_demo(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
+    text = (ROOT / name).read_text("utf-8")
     lines = [line for b in blocks(text) if b.kind == "bash" for line in b.body.splitlines() if line.startswith("hago ")]
     assert len(lines) >= 6
     monkeypatch.chdir(tmp_path)
