@@ -86,14 +86,14 @@ def summary(results: Sequence[Mapping[str, Any]]) -> str:
         line = [result["model"], result["hardware"], f"{rows['float']['value']:.3f}", *figures]
         lines.append(f"| {' | '.join(line)} |")
     named = {r["hardware"]: next((SHOWN[n] for n in BASELINES if n in r["rows"]), "") for r in results}
-    said = "; ".join(f"on `{hardware}` {name}" for hardware, name in named.items() if name)
+    said = "; ".join(f"on `{hardware}` it is {name}" for hardware, name in named.items() if name)
     metrics = {r["model"]: r["metric"] for r in results if r["metric"] != "top-1"}
     others = ", ".join(f"{METRICS.get(metric, metric)} for `{model}`" for model, metric in metrics.items())
     head = (
-        "On samples that calibration did not see, without labels in calibration: accuracy"
-        f"{f' ({others})' if others else ''} and SQNR, the ratio of the float outputs to the error in dB. The search "
-        f"is the default one; `hago, one shot` is `hago.quantize`. The baseline is, {said}. Intervals, conditions and "
-        "exceptions: [docs/results.md](docs/results.md)."
+        "Each cell has the accuracy on samples that calibration did not see"
+        f"{f' ({others})' if others else ''}, and SQNR, the ratio of the float outputs to their error in dB. "
+        "Calibration had no labels. The search is the default one; `hago, one shot` is `hago.quantize`. The baseline "
+        f"depends on the chip: {said}. Intervals, conditions and exceptions: [docs/results.md](docs/results.md)."
     )
     return "\n".join([head, "", *lines])
 

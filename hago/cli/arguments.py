@@ -491,7 +491,8 @@ def _patterns(group: Any) -> None:
         default=[],
         type=fixed,
         metavar="PATTERN=BITS",
-        help="bits of edges or nodes, e.g. 'conv1:1=8'; may be repeated",
+        help="bits of edges or nodes, e.g. 'conv1:1=8', or '*.weight=4' for all weights; may be repeated; of several "
+        "that match, the most specific counts",
     )
 
 

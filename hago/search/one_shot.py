@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from hago.errors import InfeasibleBits
@@ -40,14 +41,15 @@ def first_safe_bits(
 
     The peaks of the float model are nearly enough. Quantized values can be a little larger, so the margin grows until
     the simulation shows no overflow. Partial sums, where every addition saturates, can be much larger than their
-    results, so their peaks are those of the simulation.
+    results, so their peaks are those of the simulation. Where no margin is enough, operands whose bits are those of a
+    node further up lose these, too.
 
     Raises:
         InfeasibleBits: every margin overflows; the message names the nodes.
     """
     peaks = dict(largest)
-    for margin in (1.0, 1.25, 1.5, 2.0, 3.0, 4.0):
-        bits = widest_safe_bits(resolver, peaks, margin)
+    for upstream, margin in itertools.product((False, True), (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)):
+        bits = widest_safe_bits(resolver, peaks, margin, upstream)
         plan = resolver(bits)
         measured = evaluator.measure(plan)
         score = evaluator.concluded(plan, bits, measured)

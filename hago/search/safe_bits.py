@@ -5,9 +5,10 @@ begin with them (`safe_bits`); one-shot quantization simulates what is predicted
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from hago.plan import NodePlan, Resolver
-from hago.plan.feasibility import nearest_feasible, widest_feasible
+from hago.plan.feasibility import group_feeding, nearest_feasible, widest_feasible
 from hago.search.preparation import Prepared
 
 
@@ -16,7 +17,9 @@ def safe_bits(prepared: Prepared) -> dict[str, int]:
     return widest_safe_bits(prepared.resolver, prepared.calibration.peaks)
 
 
-def widest_safe_bits(resolver: Resolver, largest: Mapping[str, float], margin: float = 1.0) -> dict[str, int]:
+def widest_safe_bits(
+    resolver: Resolver, largest: Mapping[str, float], margin: float = 1.0, upstream: bool = False
+) -> dict[str, int]:
     """The widest feasible point whose accumulators hold the values of calibration, found without simulating.
 
     The real peak of a node over its accumulator's scale is the peak in integers. While it does not fit, the widest
@@ -25,14 +28,17 @@ def widest_safe_bits(resolver: Resolver, largest: Mapping[str, float], margin: f
     Args:
         largest: by node, the largest |real value| seen in calibration.
         margin: factor by which accumulators must be able to hold more.
+        upstream: whether an operand that has no bits of its own loses those of the nodes that it comes from, through
+            nodes that only pass it on.
     """
+    group_of = partial(group_feeding, resolver) if upstream else resolver.group_of.get
     space, graph = resolver.space, resolver.graph
     bits, plan = widest_feasible(resolver)
     while True:
         tight = [n for n, p in plan.nodes.items() if _tight(p, largest.get(n, 0.0), margin)]
         changed = False
         for name in tight:
-            keys = [k for k in (resolver.group_of.get(e) for e in graph[name].edges) if k is not None]
+            keys = [k for k in map(group_of, graph[name].edges) if k is not None]
             lowerable = [k for k in keys if bits[k] > space.groups[k].choices[-1]]
             if lowerable:
                 widest = max(bits[k] for k in lowerable)
