@@ -282,7 +282,8 @@ def _best_trial(trials: Iterable[Trial]) -> Trial:
 def _check_same_data(logged: str, now: str) -> None:
     if logged != now:
         raise StrategyMismatch(
-            f"made on data with hash {logged[:HASH_DIGITS]}, this data has {now[:HASH_DIGITS]}, so it is {OTHER_DATA}; pass the same samples in the same batches"
+            f"made on data with hash {logged[:HASH_DIGITS]}, this data has {now[:HASH_DIGITS]}, so it is {OTHER_DATA}; "
+            "pass the same samples in the same batches"
         )
 
 

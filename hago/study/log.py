@@ -339,8 +339,9 @@ def _differences(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, str, 
         for key in sorted({*ours, *theirs}):
             yield from _differences(f"{path}.{key}", ours.get(key), theirs.get(key))
     elif canonical(ours) != canonical(theirs):
-        is_hash = path.endswith("hash")
-        yield path, *(canonical(v[:HASH_DIGITS] if is_hash and isinstance(v, str) else v) for v in (ours, theirs))
+        if path.endswith("hash") and isinstance(ours, str) and isinstance(theirs, str):
+            ours, theirs = ours[:HASH_DIGITS], theirs[:HASH_DIGITS]
+        yield path, canonical(ours), canonical(theirs)
 
 
 # ---------------------------------------------------------------- reading
