@@ -45,6 +45,7 @@ from hago.search import (
     held_out_batches,
     prepare,
     quantize_in_one_shot,
+    resolved_text,
     run_search,
 )
 from hago.search.objective import named_objective
@@ -395,7 +396,7 @@ def _costs(best: Trial) -> str:
 def _limit_lines(goal: Mapping[str, Any]) -> list[str]:
     """Lines that say what relative limits came to."""
     limits = zip(goal.get("limits_given", ()), goal.get("limits", ()), strict=False)
-    return [f"  {given!r} came to {text}" for given, text in limits if given != text]
+    return [f"  {given!r} came to {resolved_text(given, text)}" for given, text in limits if given != text]
 
 
 def quantize_command(args: Namespace, console: Console) -> Outcome:
