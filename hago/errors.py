@@ -11,6 +11,11 @@ from typing import Any, Final
 #: The most characters of a message, and of a text that a message quotes.
 LONGEST_MESSAGE: Final = 2000
 LONGEST_QUOTE: Final = 80
+#: The number of hexadecimal digits of a hash in messages.
+HASH_DIGITS: Final = 12
+#: What may be the cause where the hash of a model, or of data, is not the one that a file was made with.
+OTHER_MODEL: Final = "another network or other weights (did you leave out --weights?)"
+OTHER_DATA: Final = "other samples, another order, or another batch size (--batch-size, --samples)"
 
 
 class HagoError(Exception):

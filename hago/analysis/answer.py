@@ -52,15 +52,17 @@ LISTED: Final = 5
 # ---------------------------------------------------------------- values
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """By how much the found strategy is better than another model on the same samples.
+    """By how much a strategy is better than another model on the same samples.
 
     Args:
+        of: the strategy: the one that was found, or one-shot quantization where that is all there is.
         minus: the other model.
         measure: `accuracy` where the data has labels, else `agreement`.
         points: its mean difference and the ends of the 95 % interval, as shares of the samples.
         decibels: the same of the SQNR; None where the other model is the float model.
     """
 
+    of: Row
     minus: Row
     measure: str
     points: tuple[float, float, float]
@@ -68,11 +70,16 @@ class PairedDifference:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; the ends of intervals that a single sample leaves open are None."""
-        document: dict[str, Any] = {"minus": self.minus, "measure": self.measure, "points": _finite(self.points)}
+        document: dict[str, Any] = {
+            "of": self.of,
+            "minus": self.minus,
+            "measure": self.measure,
+            "points": _finite(self.points),
+        }
         return document if self.decibels is None else {**document, "decibels": _finite(self.decibels)}
 
     def __str__(self) -> str:
-        text = f"found minus {self.minus}: {self.measure} {_span(self.points, 100.0, 'points')}"
+        text = f"{self.of} minus {self.minus}: {self.measure} {_span(self.points, 100.0, 'points')}"
         return text if self.decibels is None else f"{text}; SQNR {_span(self.decibels, 1.0, 'dB')}"
 
 
@@ -84,7 +91,7 @@ class DataAnswer:
         data: which data it is, in words.
         samples: number of samples.
         figures: the measures of every model, as `Evaluator.summary` gives them.
-        differences: of the found strategy; none where only one strategy is shown.
+        differences: of the last strategy and each model before it.
         overflows: by node, the number of accumulators of the last model that left their register.
     """
 
@@ -156,7 +163,7 @@ class Answer:
         return "\n".join([*self.table_lines(), "", *self.float_lines(), *self.overflow_lines()])
 
     def table_lines(self) -> list[str]:
-        """The tables, and the differences of the found strategy."""
+        """The tables, and the differences of the last strategy."""
         lines: list[str] = []
         for part in self.parts:
             lines += [*([""] if lines else []), f"{part.data}, {part.samples} samples", *self._table(part)]
@@ -302,20 +309,20 @@ def _answer_on(
     measured = {row: measured.get(row) or evaluator.measure(plan) for row, plan in plans.items()}
     contributions: dict[Row, Mapping[str, Tensor]] = {"float": evaluator.float_contributions()}
     contributions |= {row: m.contributions for row, m in measured.items()}
-    differences = () if "found" not in plans else tuple(_differences(contributions))
+    differences = tuple(_differences(contributions, last))
     figures = {row: evaluator.summary(c) for row, c in contributions.items()}
     return DataAnswer(name, batches.samples, figures, differences, measured[last].extremes.overflows)
 
 
-def _differences(contributions: dict[Row, Mapping[str, Tensor]]) -> Iterable[PairedDifference]:
-    found = contributions["found"]
+def _differences(contributions: dict[Row, Mapping[str, Tensor]], of: Row) -> Iterable[PairedDifference]:
+    found = contributions[of]
     measure = "accuracy" if "accuracy" in found else "agreement"
     for row, other in reversed(contributions.items()):
-        if row == "found":
+        if row == of:
             continue
         points = paired_interval(found[measure].mean(1) - other[measure].mean(1))
         decibels = None if row == "float" else _paired_decibels(found["sqnr"], other["sqnr"])
-        yield PairedDifference(row, measure, points, decibels)
+        yield PairedDifference(of, row, measure, points, decibels)
 
 
 def _paired_decibels(found: Tensor, other: Tensor) -> tuple[float, float, float]:

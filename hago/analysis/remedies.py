@@ -122,7 +122,7 @@ class Remedies:
     Args:
         samples: number of samples that they were tried on, the first of the data.
         sqnr: dB of the outputs on these samples without a change.
-        found: the changes, by node in the order of the suspects.
+        found: the changes, the largest gain first.
         impossible: by node, what would help and is not possible on the hardware.
         tried: number of changes that were tried.
     """
@@ -151,6 +151,8 @@ class Remedies:
             yield f"try (measured on {self.samples} samples, on which the outputs have {self.sqnr:.1f} dB):"
         for remedy in self.found:
             yield from wrapped(f"  {remedy.node or 'all nodes'}: {remedy}", " " * 4)
+        if self.impossible:
+            yield "not possible:"
         for node, words in self.impossible.items():
             yield from wrapped(f"  {node}: {'; '.join(words)}", " " * 4)
 
@@ -227,6 +229,7 @@ class _Trials:
         if suspects:
             others = [Change(estimator=e) for e in _TRIED_ESTIMATORS if e != self.estimator.partition(":")[0]]
             found += self._best(None, others)
+        found.sort(key=lambda remedy: -remedy.gain)
         return Remedies(self.batches.samples, self.base.results["sqnr"], tuple(found), impossible, self.tried)
 
     def _best(self, node: str | None, changes: Sequence[Change]) -> list[Remedy]:

@@ -46,8 +46,9 @@ def main(argv: Sequence[str] | None = None, before_command: Callable[[], None] =
         print(f"hago: error: {error}", file=stderr)
         return BAD_INPUT
     except KeyboardInterrupt as error:
-        state = f" {error}" if str(error) else "; nothing was written"
         again = f"; continue with:\n  {command_line(*words)}" if words[:1] in (["search"], ["finetune"]) else ""
+        # without a text, the command has not begun, or a further Ctrl-C came while the text was made
+        state = str(error) or ("" if again else "; nothing was written")
         print(f"\nhago: interrupted{state}{again}", file=stderr)
         return INTERRUPTED
     except BrokenPipeError:
@@ -78,7 +79,7 @@ def _run(words: Sequence[str], stdout: TextIO, before_command: Callable[[], None
             before_command()
             outcome = COMMANDS[args.command](args, console)
         except KeyboardInterrupt as error:
-            raise KeyboardInterrupt(str(error) or console.written_text()) from None
+            raise KeyboardInterrupt(f" {error}" if str(error) else console.written_text()) from None
     _put(_json(outcome.json) if args.json else outcome.text, stdout)
     return outcome
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 OK: Final = 0
@@ -33,16 +34,21 @@ class Console:
         note: prints a line to standard error.
         words: the command line, for messages that show how to continue.
         written: the files that the command has written, for an interrupt.
+        continued: the logs and checkpoints that the command continues, or begins and adds to, for an interrupt.
     """
 
     tell: Callable[[str], None]
     note: Callable[[str], None]
     words: tuple[str, ...] = ()
     written: list[str] = field(default_factory=list)
+    continued: list[Path] = field(default_factory=list)
 
     def written_text(self) -> str:
-        """What an interrupted command has written, in words; empty for nothing."""
-        return f"after it wrote {', '.join(self.written)}" if self.written else ""
+        """What an interrupted command has written, in words that follow "interrupted"."""
+        if self.written:
+            return f" after it wrote {', '.join(self.written)}"
+        begun = [str(path) for path in self.continued if path.exists() and path.stat().st_size]
+        return f"; the work so far is in {', '.join(begun)}" if begun else "; nothing was written"
 
 
 def command_line(*words: str) -> str:

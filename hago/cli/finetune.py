@@ -33,6 +33,7 @@ def finetune_command(args: Namespace, console: Console) -> Outcome:
     saved = check_folder_of(Path(args.save or Path("strategies") / f"{stem}.json"))
     weights = check_folder_of(Path(args.save_weights or saved.with_suffix(".safetensors")))
     check_distinct({"--log": log, "--checkpoint": checkpoint, "--save": saved, "--save-weights": weights})
+    console.continued.extend((log, checkpoint))
     continues = os.path.exists(checkpoint) and not args.no_resume
     console.note(f"{'continuing from' if continues else 'checkpoints go to'} {checkpoint}")
     with folders_of(log, checkpoint, saved, weights), resumable(lambda: training_so_far(checkpoint)):

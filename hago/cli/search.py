@@ -45,6 +45,7 @@ from hago.search import (
     held_out_batches,
     prepare,
     quantize_in_one_shot,
+    resolved_text,
     run_search,
 )
 from hago.search.objective import named_objective
@@ -92,6 +93,7 @@ def tune(
     """Train the strategy that a search found. A killed run continues from the checkpoint of the same strategy."""
     stem = default_stem(args, hardware, "finetune", outcome.strategy.to_json())
     checkpoint, log = Path("logs") / f"{stem}.safetensors", Path("logs") / f"{stem}.jsonl"
+    console.continued.append(checkpoint)
     console.note(f"{'training on from' if checkpoint.exists() else 'training; checkpoints go to'} {checkpoint}")
     options = FinetuneOptions(log=log, checkpoint=checkpoint, **tuning_options(args.finetune))
 
@@ -157,6 +159,7 @@ def search_command(args: Namespace, console: Console) -> Outcome:
     tuning_options(args.finetune or "")
     files = search_files(args, hardware)
     log, saved = files.log, files.strategy
+    console.continued.append(log)
     options = search_options(args, files)
     if args.no_resume and log.exists() and log.stat().st_size:
         raise HagoError(f"--no-resume: log {log} exists; leave --no-resume out to continue it, or give another --log")
@@ -164,8 +167,10 @@ def search_command(args: Namespace, console: Console) -> Outcome:
     earlier = len(read_log(log).trials) if log.exists() else 0
     model, data = load_model(args.model, args.weights), load_batches(args)
     options = replace(options, held_out=load_held_out(args))
-    console.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
     before = stamp(saved)
+
+    def tell_log() -> None:
+        console.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
 
     def so_far() -> str:
         trials = len(read_log(log).trials) if log.exists() else 0
@@ -176,7 +181,7 @@ def search_command(args: Namespace, console: Console) -> Outcome:
 
     started = time.monotonic()
     with folders_of(log, saved, files.front), resumable(so_far):
-        outcome = run_search(model, hardware, data, options)
+        outcome = run_search(model, hardware, data, options, before_trials=tell_log)
         seconds = time.monotonic() - started
         with interruptible_job("search") as steps:
             objective = named_objective(named(args.maximize or args.objective, "objective"))
@@ -391,7 +396,7 @@ def _costs(best: Trial) -> str:
 def _limit_lines(goal: Mapping[str, Any]) -> list[str]:
     """Lines that say what relative limits came to."""
     limits = zip(goal.get("limits_given", ()), goal.get("limits", ()), strict=False)
-    return [f"  {given!r} came to {text}" for given, text in limits if given != text]
+    return [f"  {given!r} came to {resolved_text(given, text)}" for given, text in limits if given != text]
 
 
 def quantize_command(args: Namespace, console: Console) -> Outcome:

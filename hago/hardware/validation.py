@@ -79,6 +79,8 @@ _INTEGER_KEYS: Final = ("accumulator", "requantize_at", "fixed_out")
 _BITS_KEYS: Final = ("min_bits", "max_bits")
 #: The most bits of the integer weight of a float node: float32 holds its integers, so dequantizing rounds only once.
 _WIDEST_WEIGHT: Final = 16
+#: The slot of the bias in ops with weights.
+_BIAS: Final = 2
 
 
 def check_signature(path: Path, body: Document) -> Iterator[Finding]:
@@ -128,13 +130,21 @@ def _integer_signature(
     if not register.is_int:
         yield Finding(where, f"got {show(register.name)}; expected an integer dtype, as the operands are")
     elif register.bits < widest:
-        yield Finding(where, f"got {show(register.name)}; expected at least an operand's {widest} bits")
+        yield Finding(
+            where, f"got {show(register.name)}; expected at least the {widest} bits of {_name_of(operands, widest)}"
+        )
     elif body.get("requantize_at", "edge") == "edge" and out != register:
         text = f"got {show(out.name)}; expected {register}, since the node emits its accumulator"
         yield Finding((*path, "out"), f"{text} (or state requantize_at: output)")
     yield from _order((*path, "accumulator"), body.get("accumulator", {}))
     yield from _fixed_out((*path, "fixed_out"), body, out)
     yield from _limits(path, body, operands)
+
+
+def _name_of(operands: list[DType], bits: int) -> str:
+    """The first operand that has these bits, in words."""
+    slot = next(i for i, dtype in enumerate(operands) if dtype.bits == bits)
+    return f"the operand in[{slot}]{', of a layer the bias' if slot == _BIAS else ''}"
 
 
 def _order(path: Path, register: Document) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from hago.arithmetic.types import Edge
-from hago.errors import HagoError, LogError, StrategyMismatch, did_you_mean
+from hago.errors import HASH_DIGITS, OTHER_MODEL, HagoError, LogError, StrategyMismatch, did_you_mean
 from hago.serialization.json_text import (
     canonical,
     check_schema,
@@ -120,14 +120,15 @@ class Strategy(Summarized):
         """
         if model_hash != self.model_hash:
             raise StrategyMismatch(
-                f"the strategy was made for the model with hash {self.model_hash}, this one has "
-                f"{model_hash}; load the model and weights it was made for, or search again"
+                f"the strategy was made for the model with hash {self.model_hash[:HASH_DIGITS]}, this one has "
+                f"{model_hash[:HASH_DIGITS]}, so it is {OTHER_MODEL}; "
+                "load the model and weights it was made for, or search again"
             )
         if hardware_hash != self.hardware.hash:
             raise StrategyMismatch(
                 f"the strategy was made for hardware {self.hardware.name!r} with hash "
-                f"{self.hardware.hash}, this is {hardware_name!r} with {hardware_hash}; use that "
-                "description, or search again"
+                f"{self.hardware.hash[:HASH_DIGITS]}, this is {hardware_name!r} with "
+                f"{hardware_hash[:HASH_DIGITS]}; use that description, or search again"
             )
 
     def to_json(self) -> dict[str, Any]:

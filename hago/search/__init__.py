@@ -3,7 +3,7 @@
 from hago.search import objective
 from hago.search.earlier_logs import LogPath
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures
-from hago.search.goal import GoalOptions
+from hago.search.goal import GoalOptions, resolved_text
 from hago.search.intervals import paired_interval, quick_interval, wilson_interval
 from hago.search.one_shot import quantize_in_one_shot
 from hago.search.pareto_front import load_front
@@ -44,6 +44,7 @@ __all__ = [
     "quick_interval",
     "replay_log",
     "replay_strategy",
+    "resolved_text",
     "run_search",
     "sensitivity_of",
     "stored_resolver",

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from hago.errors import LogError, StrategyMismatch
+from hago.errors import HASH_DIGITS, OTHER_DATA, OTHER_MODEL, LogError, StrategyMismatch
 from hago.hardware import hardware_hash
 from hago.search.goal import Goal
 from hago.search.objective import OBJECTIVES
@@ -18,6 +18,9 @@ from hago.study import Score, read_header, read_log
 #: Scores as measured, by the key of their Plan.
 ScoreCache: TypeAlias = Mapping[str, Score]
 LogPath: TypeAlias = str | PathLike[str]
+
+#: By what has another hash, the cause.
+_CAUSES: Final = {"model": OTHER_MODEL, "data": OTHER_DATA}
 
 
 def known_scores(logs: LogPath | Iterable[LogPath] | None, prepared: Prepared, goal: Goal) -> dict[str, Score]:
@@ -65,8 +68,10 @@ def _scores(path: Path, prepared: Prepared, goal: Goal) -> Iterable[Score]:
     its = {"model": log.header.model_hash, "hardware": log.header.hardware.hash, "data": log.header.data_hash}
     for what, hashed in mine.items():
         if its[what] != hashed:
+            cause = f", which is {_CAUSES[what]}" if what in _CAUSES else ""
             raise StrategyMismatch(
-                f"log {path} is of {what} {its[what]}, this search has {hashed}; nothing can be reused"
+                f"log {path} is of {what} {its[what][:HASH_DIGITS]}, this search has {hashed[:HASH_DIGITS]}{cause}; "
+                "nothing can be reused"
             )
     if goal.objective.name not in OBJECTIVES:
         raise LogError(f"log {path} cannot be reused: {goal.objective.name!r} is a function, which a log does not hold")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from hago.cost import METRICS, Cost
+from hago.cost import METRICS, Cost, amount_text
 from hago.cost import Unit as CostUnit
 from hago.errors import HagoError, as_strings, did_you_mean
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, Unit, named_objective
@@ -47,6 +47,8 @@ _UNITS_OF_OBJECTIVES: Final[Mapping[Unit, Mapping[str, float]]] = {
 }
 #: What may follow a number in a limit on a cost, as a part of the cost of the widest bits.
 _PARTS: Final = {"%": 0.01, "x": 1.0}
+#: What may follow the number of a share below the float model's.
+_BELOW: Final = {**_UNITS_OF_OBJECTIVES["share"], "points": 0.01, "point": 0.01}
 _NUMBER: Final = r"[-+]?[\d.]+(?:[eE][-+]?\d+)?"
 _LIMIT: Final = re.compile(
     rf"\s*(?P<name>\w+)\s*(?P<sign><=|>=|=<|=>|<|>)\s*(?:(?P<number>{_NUMBER})\s*(?P<unit>.*?)|(?P<float>float\b.*?))\s*",
@@ -115,6 +117,13 @@ class Limit:
         """The limit in messages: as the user wrote it, with the number that a relative one came to."""
         return f"{self.given!r} ({self.text})" if self.given else repr(self.text)
 
+    @property
+    def maybe_meant(self) -> str:
+        """A question whether a small number of a cost without a unit was meant as a percentage; or nothing."""
+        if not self.is_cost or METRICS[self.figure].unit == "bits" or self.most is None or not 0 < self.most <= 100:
+            return ""
+        return f". Did you mean '{self.text} %'?" if not self.given and self.text[-1].isdigit() else ""
+
     def resolved(self, base: float) -> Limit:
         """A relative limit as a plain number; any other unchanged.
 
@@ -155,6 +164,24 @@ def parse_limits(texts: str | Iterable[str] | None, objective: Objective | None 
     """
     objectives = OBJECTIVES if objective is None else {objective.name: objective, **OBJECTIVES}
     return tuple(_parse_limit(part, objectives) for text in as_strings(texts, "a limit") for part in text.split(","))
+
+
+def resolved_text(given: str, text: str) -> str:
+    """What a relative limit came to, for people: of a cost "6.799 KiB, 60 % of 11.33 KiB at the widest bits"; of a
+    measure the limit with its number.
+
+    Args:
+        given: the limit as the user wrote it.
+        text: the same limit as a plain number.
+    """
+    name = text.partition(" ")[0]
+    if name not in METRICS:
+        return text
+    (relative,), (plain,) = parse_limits(given), parse_limits(text)
+    assert relative.relative is not None and plain.most is not None
+    part = relative.relative.amount
+    base = f" of {amount_text(name, plain.most / part)}" if part else " of that"
+    return f"{amount_text(name, plain.most)}, {100.0 * part:.4g} %{base} at the widest bits"
 
 
 def _parse_limit(text: str, objectives: Mapping[str, Objective]) -> Limit:
@@ -199,7 +226,7 @@ def _limit_of_float(text: str, name: str, measure: Objective | None, from_above:
     if match is None:
         raise HagoError(f"limit {text!r}; expected 'float - NUMBER %', e.g. '{name} >= float - 0.5 %'")
     number, unit = match.groups()
-    below = 0.0 if number is None else _parse_number(text, number) * _scale(text, _UNITS_OF_OBJECTIVES["share"], unit)
+    below = 0.0 if number is None else _parse_number(text, number) * _scale(text, _BELOW, unit)
     return Limit(measure.figure, None, None, text.strip(), Relative(name, below))
 
 

@@ -49,11 +49,13 @@ def check_costs_reachable(goal: Goal, prepared: Prepared) -> None:
                 raise InfeasibleBits(
                     f"{limit.quoted} cannot be met: the multiply-accumulates alone take {floor:g} on the best "
                     f"signatures of {prepared.hardware.name}; the nearest known is {nearest:g}, at the fewest bits"
+                    f"{limit.maybe_meant}"
                 )
         elif fewest and fewest.bits == least and limit.shortfall(nearest):
             raise InfeasibleBits(
                 f"{limit.quoted} cannot be met: at the fewest bits {limit.figure} is {nearest:g}, the nearest that can "
                 f"be reached on {prepared.hardware.name}; allow more, or fewer bits (min_bits in the hardware file)"
+                f"{limit.maybe_meant}"
             )
 
 

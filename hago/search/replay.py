@@ -10,7 +10,7 @@ from typing import Any
 
 from hago.arithmetic.equality import equal
 from hago.calibration import Estimator, GivenRanges, named_estimator
-from hago.errors import HagoError, LogError, StrategyMismatch, shortened
+from hago.errors import HASH_DIGITS, OTHER_DATA, OTHER_MODEL, HagoError, LogError, StrategyMismatch, shortened
 from hago.graph import ModelLike
 from hago.hardware import hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_strategy
@@ -143,11 +143,14 @@ def replay_log(
         quantization = replace(quantization, estimator=_estimator_of(f"log {log}", recorded, estimator))
     prepared = prepare(model, hardware, dataset, quantization, made_for=[header.model_hash])
     if prepared.graph.model_hash != header.model_hash:
-        raise StrategyMismatch(f"the log is of model {header.model_hash}, this one is {prepared.graph.model_hash}")
+        raise StrategyMismatch(
+            f"the log is of the model with hash {header.model_hash[:HASH_DIGITS]}, this one has "
+            f"{prepared.graph.model_hash[:HASH_DIGITS]}, so it is {OTHER_MODEL}"
+        )
     if hardware_hash(prepared.hardware) != header.hardware.hash:
         raise StrategyMismatch(
-            f"the log is of hardware {header.hardware.name!r} ({header.hardware.hash}), this is "
-            f"{prepared.hardware.name!r} ({hardware_hash(prepared.hardware)})"
+            f"the log is of hardware {header.hardware.name!r} ({header.hardware.hash[:HASH_DIGITS]}), this is "
+            f"{prepared.hardware.name!r} ({hardware_hash(prepared.hardware)[:HASH_DIGITS]})"
         )
     _check_same_data(header.data_hash, prepared.batches.sha256)
     scorer = GoalScorer(goal, prepared, race=race, seed=header.seed)
@@ -279,7 +282,8 @@ def _best_trial(trials: Iterable[Trial]) -> Trial:
 def _check_same_data(logged: str, now: str) -> None:
     if logged != now:
         raise StrategyMismatch(
-            f"made on data with hash {logged}, this data has {now}; pass the same samples in the same batches"
+            f"made on data with hash {logged[:HASH_DIGITS]}, this data has {now[:HASH_DIGITS]}, so it is {OTHER_DATA}; "
+            "pass the same samples in the same batches"
         )
 
 

@@ -57,7 +57,7 @@ from hago.searchers import (
 )
 from hago.serialization.json_text import check_distinct
 from hago.serialization.summary import Summarized, Summary
-from hago.study import Header, Searcher, StudyResult, Trial, interruptible_job, read_header, run_study
+from hago.study import Budget, Header, Searcher, StudyResult, Trial, interruptible_job, read_header, run_study
 
 
 # ---------------------------------------------------------------- options
@@ -171,7 +171,11 @@ class SearchScore(float):
 
 # ---------------------------------------------------------------- the search
 def run_search(
-    model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], options: SearchOptions
+    model: ModelLike,
+    hardware: HardwareLike,
+    dataset: Iterable[Any],
+    options: SearchOptions,
+    before_trials: Callable[[], None] = lambda: None,
 ) -> SearchOutcome:
     """Search for the best strategy.
 
@@ -180,6 +184,9 @@ def run_search(
     refinement measures them to compare with. Without refinement it is one on which a limit on a measure is checked,
     else one of the first trial. All go through `Evaluator.measure`, which runs a Plan on the simulator or on native
     kernels.
+
+    Args:
+        before_trials: called when everything is prepared and checked, just before the log is opened.
 
     Raises:
         HagoError: as `hago.search_quantize_strategy` does.
@@ -239,6 +246,7 @@ def run_search(
         simulations=start.simulations,
         before=time.monotonic() - started,
     )
+    before_trials()
     return search.run()
 
 
@@ -250,6 +258,7 @@ def check_options(options: SearchOptions) -> None:
     """
     make_goal(options.goal)
     check_seed(options.seed)
+    Budget.parse(options.budget)
     check_distinct({"log": options.run.log, "save": options.run.save, "front": options.run.front})
     if as_race(options.race) is not None and isinstance(options.searcher, str):
         check_racing(parse_searcher(options.searcher)[0])

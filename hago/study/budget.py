@@ -10,8 +10,8 @@ from hago.errors import HagoError
 
 BudgetKind = Literal["trials", "seconds", "forwards"]
 
-_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?\s*[smhd]\s*)+", re.ASCII)
+_UNITS: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?\s*(?:min|[smhd])\s*)+", re.ASCII)
 _COUNT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(trials?|forwards?)?", re.ASCII)
 
 
@@ -44,8 +44,8 @@ class Budget:
         """Parse a budget.
 
         Args:
-            value: "200 trials", "10m", "1h30m", "50 forwards", several of them separated by commas, a number of trials,
-                or None for no limit.
+            value: "200 trials", "10m" or "10 min", "1h30m", "50 forwards", several of them separated by commas, a
+                number of trials, or None for no limit.
 
         Raises:
             HagoError: any other value.
@@ -83,7 +83,7 @@ class Budget:
 
 def _parse_limit(text: str, budget: str) -> tuple[str, float]:
     if _DURATION.fullmatch(text):
-        pieces = re.findall(r"(\d+(?:\.\d+)?)\s*([smhd])", text)
+        pieces = re.findall(r"(\d+(?:\.\d+)?)\s*(min|[smhd])", text)
         return "seconds", sum(float(number) * _UNITS[unit] for number, unit in pieces)
     count = _COUNT.fullmatch(text)
     if not count:

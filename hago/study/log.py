@@ -24,7 +24,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from hago.errors import LONGEST_QUOTE, LogError, StrategyMismatch, as_strings, shortened, shortened_to
+from hago.errors import (
+    HASH_DIGITS,
+    LONGEST_QUOTE,
+    OTHER_DATA,
+    OTHER_MODEL,
+    LogError,
+    StrategyMismatch,
+    as_strings,
+    shortened,
+    shortened_to,
+)
 from hago.plan import HardwareId, Space
 from hago.serialization.json_text import (
     canonical,
@@ -54,8 +64,8 @@ _OPTIONAL_FIELDS: Final = ("costs", "shortfall", "tie", "dropped", "interval")
 _TASK_FIELDS: Final = ("model_hash", "hardware", "data_hash")
 #: By field of Header, what a difference means for the user.
 _CAUSES: Final = {
-    "model_hash": "the model has other layers or weights",
-    "data_hash": "the data has other samples or batches",
+    "model_hash": f"this is {OTHER_MODEL}",
+    "data_hash": f"these are {OTHER_DATA}",
 }
 #: Fields of Header that determine the search; a log that differs in one of them cannot be continued.
 _SETTING_FIELDS: Final = ("seed", "searcher", "estimator", "objective", "keep_float", "fix_bits", "settings")
@@ -324,11 +334,13 @@ def versions(threads: int | None = None) -> dict[str, Any]:
 
 
 def _differences(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield the JSON paths at which two values differ, with both values as JSON."""
+    """Yield the JSON paths at which two values differ, with both values as JSON, hashes by their first digits."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in sorted({*ours, *theirs}):
             yield from _differences(f"{path}.{key}", ours.get(key), theirs.get(key))
     elif canonical(ours) != canonical(theirs):
+        if path.endswith("hash") and isinstance(ours, str) and isinstance(theirs, str):
+            ours, theirs = ours[:HASH_DIGITS], theirs[:HASH_DIGITS]
         yield path, canonical(ours), canonical(theirs)
 
 

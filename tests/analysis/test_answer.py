@@ -97,7 +97,12 @@ def test_an_objective_of_its_own_has_a_column(outcome: SearchOutcome) -> None:
 def test_a_strategy_of_one_shot_is_compared_with_float_alone() -> None:
     strategy = hago.quantize(model(), CHIP, data()).strategy
     answer = stored(strategy, data(), data(2))
-    assert list(answer.weight_bytes) == ["float", "one shot"] and not any(p.differences for p in answer.parts)
+    assert list(answer.weight_bytes) == ["float", "one shot"]
+    for part in answer.parts:
+        (difference,) = part.differences
+        gap = part.figures["one shot"]["sim_acc"] - part.figures["float"]["sim_acc"]
+        assert difference.points[0] == pytest.approx(gap) and difference.points[1] <= gap <= difference.points[2]
+        assert f"one shot minus float: {difference.measure} " in str(answer)
 
 
 def test_one_shot_is_made_again_from_the_calibration_alone(outcome: SearchOutcome, found: Answer) -> None:

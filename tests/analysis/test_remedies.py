@@ -164,6 +164,20 @@ def test_all_kinds_of_remedies_are_found() -> None:
     assert any("in float" in w for w in impossible)
 
 
+def test_remedies_are_listed_by_gain_and_apart_from_what_is_not_possible() -> None:
+    several = 0
+    for chip, name in CASES:
+        remedies = inspected(name, chip)[2].remedies
+        assert remedies is not None
+        gains_found = [remedy.gain for remedy in remedies.found]
+        assert gains_found == sorted(gains_found, reverse=True)
+        lines = list(remedies.lines())
+        refused = lines[lines.index("not possible:") :] if remedies.impossible else []
+        assert not any("takes no more bits" in line for line in lines[: len(lines) - len(refused)])
+        several += len(set(gains_found)) > 1
+    assert several
+
+
 def test_the_law_of_gains_notices_another_gain() -> None:
     model, strategy, statistic = inspected("uneven", "vta")
     assert statistic.remedies is not None

@@ -309,9 +309,8 @@ def test_a_job_ends_with_the_answer_and_the_next_command(hago: Run, name: str) -
         assert {"float", "one shot"} <= set(part["models"]) and part["samples"] == 32
         assert all({"sim_acc", "agreement", "sqnr"} <= set(figures) for figures in part["models"].values())
         assert f"{part['data']}, 32 samples" in text.out
-        assert {d["minus"] for d in part["differences"]} == (
-            {"one shot", "float"} if "found" in part["models"] else set()
-        )
+        *others, last = part["models"]
+        assert {(d["of"], d["minus"]) for d in part["differences"]} == {(last, other) for other in others}
     sizes = values.json["answer"]["weight_bytes"]
     assert set(sizes) == set(calibration["models"]) and sizes["one shot"] < sizes["float"]
     further = text.out.splitlines()[-1]
@@ -426,6 +425,45 @@ def test_interrupted_before_the_first_trial(hago: Run, monkeypatch: pytest.Monke
     monkeypatch.setattr("hago.cli.search.run_search", interrupt)
     run = hago(*SEARCH)
     assert run.code == 130 and run.out == "" and after_hago(run.err.splitlines()[-1]) == SEARCH
+    assert "becomes a line of" not in run.err
+
+
+@pytest.mark.usefixtures("listens")
+@pytest.mark.parametrize("times", [2, 3])
+def test_further_interrupts_of_a_search_do_not_say_that_nothing_was_written(
+    hago: Run, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """While the search runs, while the state of its log is read, and while the files are looked at."""
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        monkeypatch.setattr("hago.cli.search.read_log", interrupt)
+        if times == 3:
+            monkeypatch.setattr("hago.cli.console.Path.stat", interrupt)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hago.cli.search.run_search", interrupt)
+    run = hago(*SEARCH)
+    said = f"hago: interrupted; the work so far is in {LOG}; continue with:" if times == 2 else "hago: interrupted; "
+    assert run.code == 130 and said in run.err and "nothing was written" not in run.err
+
+
+def test_an_interrupted_training_does_not_say_that_nothing_was_written(
+    hago: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        Path("begun.jsonl").write_text("a line", "utf-8")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hago.cli.finetune.load_batches", interrupt)
+    run = hago("finetune", MODEL, STRATEGY, "--data", DATA, "--log", "begun.jsonl")
+    assert run.code == 130 and "interrupted; the work so far is in begun.jsonl; continue with:" in run.err
+
+
+@pytest.mark.parametrize("refused", [("--budget", "soon"), ("--budget-cost", "size <= 1 B")])
+def test_a_search_that_is_refused_does_not_announce_its_log(hago: Run, refused: tuple[str, str]) -> None:
+    run = hago(*UNNAMED, *refused)
+    assert run.code == 2 and "becomes a line of" not in run.err
+    assert ("a network is made" in run.err) == (refused[0] != "--budget")
 
 
 @pytest.mark.usefixtures("listens")

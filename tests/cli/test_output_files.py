@@ -131,7 +131,10 @@ def test_a_log_that_does_not_fit_names_the_option_before_any_work(hago: Run, nam
 def test_a_log_of_other_data_says_so(hago: Run) -> None:
     assert hago(*SEARCH, "--log", "l.jsonl").code == 0
     run = hago(*SEARCH, "--log", "l.jsonl", "--data", "files_zoo:batches_of_others")
-    assert run.code == 2 and "l.jsonl cannot be continued: the data has other samples or batches" in run.err
+    assert (
+        run.code == 2
+        and "l.jsonl cannot be continued: these are other samples, another order, or another batch size" in run.err
+    )
 
 
 def test_a_log_is_not_continued_if_the_user_says_so(hago: Run) -> None:

@@ -20,7 +20,7 @@ from hago.errors import HagoError, InfeasibleBits
 from hago.hardware.file import load_hardware
 from hago.hardware.hardware import OpDesc
 from hago.search.evaluate import Evaluator
-from hago.search.goal import Goal, GoalOptions, Limit, make_goal, parse_limits
+from hago.search.goal import Goal, GoalOptions, Limit, make_goal, parse_limits, resolved_text
 from hago.search.objective import OBJECTIVES, Objective
 from hago.search.preparation import prepare
 from hago.search.session import SearchOptions, run_search
@@ -349,6 +349,8 @@ def test_a_limit_on_an_objective_of_ones_own() -> None:
         ("energy <= 80%", "energy", 1e-6, None, 8e-7),
         ("effective_bits <= 0.5x", "effective_bits", 8, None, 4),
         ("accuracy >= float - 0.5 %", "sim_acc", 0.9, 0.895, None),
+        ("accuracy >= float - 1 points", "sim_acc", 0.9, 0.89, None),
+        ("accuracy >= float - 1 point", "sim_acc", 0.9, 0.89, None),
         ("accuracy>=float-0.01", "sim_acc", 0.9, 0.89, None),
         ("agreement >= float", "agreement", 1.0, 1.0, None),
     ],
@@ -426,6 +428,30 @@ def test_relative_limits_hold_and_are_logged_as_numbers(tmp_path: Path) -> None:
 def test_a_relative_limit_that_is_missed_names_its_number() -> None:
     with pytest.raises(InfeasibleBits, match=r"'size <= 1 %' \(weight_bytes <= [\d.]+\) cannot be met"):
         search_quantize_strategy(residual_block(), "x86_vnni", DATA, budget_cost="size <= 1 %", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "base", "says"),
+    [
+        ("size <= 60 %", 11604.0, "6.799 KiB, 60 % of 11.33 KiB at the widest bits"),
+        ("weight_bytes <= 0.5x", 2048.0, "1 KiB, 50 % of 2 KiB at the widest bits"),
+        ("accuracy >= float - 50 %", 1.0, "accuracy >= 0.5"),
+    ],
+)
+def test_what_a_relative_limit_came_to_has_units(given: str, base: float, says: str) -> None:
+    plain = parse_limits(given)[0].resolved(base)
+    assert resolved_text(plain.given, plain.text) == says
+
+
+@pytest.mark.parametrize(
+    ("limit", "suggests"),
+    [("size <= 60", True), ("size <= 60 B", False), ("size <= 1 %", False), ("size <= 101", False)],
+)
+def test_a_small_limit_without_a_unit_may_have_been_a_percentage(limit: str, suggests: bool) -> None:
+    with pytest.raises(InfeasibleBits, match="cannot be met") as caught:
+        search_quantize_strategy(residual_block(), "x86_vnni", DATA, budget_cost=limit, progress=False)
+    assert ("Did you mean 'size <= 60 %'?" in str(caught.value)) == suggests
+    assert suggests or "Did you mean" not in str(caught.value)
 
 
 def test_a_limit_on_accuracy_needs_labels() -> None:

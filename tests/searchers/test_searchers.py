@@ -98,6 +98,8 @@ def test_random_covers_every_choice() -> None:
         ("50 forwards", Budget(forwards=50.0)),
         ("0.5 forward", Budget(forwards=0.5)),
         ("10m", Budget(seconds=600.0)),
+        ("10 min", Budget(seconds=600.0)),
+        ("1h 30min, 3 trials", Budget(3, 5400.0)),
         ("1h30m", Budget(seconds=5400.0)),
         ("1h 30 m", Budget(seconds=5400.0)),
         ("2d", Budget(seconds=172800.0)),
