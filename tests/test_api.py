@@ -303,6 +303,19 @@ def test_explain_and_inspect(model: nn.Module, found: tuple[Strategy, float, Pat
     assert "stem.0" in str(table) and json.dumps(table.to_json())
 
 
+@pytest.mark.parametrize("samples", [1, 4])
+def test_a_tensor_or_an_array_is_the_only_example_input(
+    model: nn.Module, found: tuple[Strategy, float, Path], samples: int
+) -> None:
+    x, strategy = images(samples, 1, 6, 6), found[0]
+    explained = str(hago.explain(model, "vta", (x,)))
+    for alone in (x, x.numpy()):
+        assert str(hago.explain(model, "vta", alone)) == explained
+        assert hago.from_torch(model, alone).model_hash == hago.from_torch(model, (x,)).model_hash
+        assert hago.create_quantizer(model, CHIP, strategy, alone).plan.graph.model_hash == strategy.model_hash
+        assert hago.estimate_cost(model, CHIP, strategy, alone) == hago.estimate_cost(model, CHIP, strategy)
+
+
 def test_all_forms_of_a_model_give_the_same_strategy(model: nn.Module, found: tuple[Strategy, float, Path]) -> None:
     strategy, _, folder = found
     program = torch.export.export(model, (DATA[0][0],), dynamic_shapes=({0: torch.export.Dim("n")},))
