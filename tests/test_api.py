@@ -230,6 +230,11 @@ def test_options_of_the_training_are_checked_before_the_search(
     assert not log.exists()
 
 
+def test_signatures_do_not_print_the_registry() -> None:
+    for function in (hago.from_torch, hago.load_integer_model):
+        assert "= hago.ops.OPS" in str(signature(function)) and len(str(signature(function))) < 600
+
+
 def test_every_option_of_a_search_is_a_keyword_of_the_api() -> None:
     groups = {"quantization": QuantizationOptions, "goal": GoalOptions, "run": RunOptions}
     options = {f.name for kind in (SearchOptions, *groups.values()) for f in fields(kind)} - set(groups)
