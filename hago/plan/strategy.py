@@ -22,6 +22,7 @@ from hago.serialization.json_text import (
     json_values,
     parse_json,
     read_file,
+    refuse_front,
     replace_file,
 )
 from hago.serialization.summary import Summarized, Summary, bits_text, figures_text, names_text, number_values
@@ -152,6 +153,7 @@ class Strategy(Summarized):
         Raises:
             LogError: what is malformed or contradicts itself, with its JSON path.
         """
+        refuse_front(value, where)
         check_version(value, STRATEGY_VERSION, where)
         check_schema(value, "strategy", where)
         topology = value["topology"]
