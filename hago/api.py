@@ -12,7 +12,7 @@ from typing import Any
 from hago.analysis import Explanation, GraphStatistic, explain_topology, find_remedies, inspect_plan
 from hago.calibration import Estimator, ModesLike, ThresholdsLike
 from hago.cost import Cost, CostRange, cost_range, plan_cost
-from hago.graph import Graph, ModelLike
+from hago.graph import ExampleInputs, Graph, ModelLike
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_for_chip, import_for_strategy
 from hago.ops import OPS, Ops
@@ -216,13 +216,13 @@ def quantize(
 
 
 def create_quantizer(
-    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, example_inputs: Sequence[Any] = ()
+    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, example_inputs: ExampleInputs = ()
 ) -> Quantizer:
     """Apply a strategy to a model.
 
     Args:
-        example_inputs: arguments with which an nn.Module is exported; only needed if it takes arguments that are
-            not tensors.
+        example_inputs: arguments with which an nn.Module is exported, or the only one, a tensor or an array; only
+            needed if the model takes arguments that are not tensors.
 
     Raises:
         StrategyMismatch: the strategy was made for another model or hardware.
@@ -294,7 +294,7 @@ def evaluate_strategy(
 def explain(
     model: ModelLike,
     hardware: HardwareLike,
-    example_inputs: Sequence[Any] = (),
+    example_inputs: ExampleInputs = (),
     *,
     keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
@@ -302,7 +302,7 @@ def explain(
     """Explain which nodes run in integers and which stay float, and why, before any search.
 
     Args:
-        example_inputs: one batch, with which an nn.Module is exported.
+        example_inputs: one batch, with which an nn.Module is exported: its arguments, or the only one.
     """
     graph, chip, topology, space = _analyze(model, hardware, example_inputs, keep_float, fix_bits)
     return explain_topology(graph, chip, topology, space)
@@ -311,7 +311,7 @@ def explain(
 def _analyze(
     model: ModelLike,
     hardware: HardwareLike,
-    example_inputs: Sequence[Any],
+    example_inputs: ExampleInputs,
     keep_float: str | Sequence[str],
     fix_bits: Mapping[str, int] | None,
 ) -> tuple[Graph, Hardware, Topology, Space]:
@@ -326,7 +326,7 @@ def estimate_cost(
     model: ModelLike,
     hardware: HardwareLike,
     strategy: StrategyLike,
-    example_inputs: Sequence[Any] = (),
+    example_inputs: ExampleInputs = (),
     *,
     batch: int = 1,
 ) -> Cost:
@@ -377,7 +377,7 @@ def measure_sensitivity(
 def explain_cost(
     model: ModelLike,
     hardware: HardwareLike,
-    example_inputs: Sequence[Any] = (),
+    example_inputs: ExampleInputs = (),
     *,
     keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,

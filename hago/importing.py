@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,18 @@ from torch.utils import _pytree as pytree
 from hago.arithmetic.types import torch_dtype
 from hago.data import Batches, OnBatch
 from hago.errors import GraphError, HardwareError, LogError
-from hago.graph import Attention, Graph, ModelLike, check_batches, check_exportable, check_runs, from_torch, read_tree
+from hago.graph import (
+    Attention,
+    ExampleInputs,
+    Graph,
+    ModelLike,
+    as_arguments,
+    check_batches,
+    check_exportable,
+    check_runs,
+    from_torch,
+    read_tree,
+)
 from hago.graph.passes.open_attention import ATTENTION, OPENED_INTO, OPENED_INTO_GROUPS
 from hago.hardware import Hardware, check_hardware, load_hardware
 from hago.ops import OPS
@@ -89,7 +100,7 @@ def import_with_data(
 def import_for_chip(
     model: ModelLike,
     hardware: Hardware | None,
-    args: Sequence[Any] = (),
+    args: ExampleInputs = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     fold: bool = True,
@@ -142,7 +153,7 @@ def input_names(model: ModelLike) -> tuple[str, ...]:
 def import_for_strategy(
     model: ModelLike,
     strategy: Strategy,
-    args: Sequence[Any] = (),
+    args: ExampleInputs = (),
     hardware: Hardware | None = None,
     *,
     fold: bool = True,
@@ -152,6 +163,7 @@ def import_for_strategy(
     Raises:
         GraphError: the model cannot be imported.
     """
+    args = as_arguments(args)
     if args or not isinstance(model, nn.Module):
         return import_for_chip(model, hardware, args, fold=fold, made_for=[strategy.model_hash])
     remembered = strategy.made_by.get("inputs")

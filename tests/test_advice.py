@@ -1281,6 +1281,7 @@ ELSEWHERE: Final = {
     ),
     "expected batches: read it with hago.data.load_data": WRONG_DATA,
     "expected batches: pass one batch as [batch]": WRONG_DATA,
+    "expected batches: pass one batch as [(inputs, labels)]": WRONG_DATA,
     "make one tensor of several samples with torch.stack": WRONG_DATA,
     "if it is one sample, pass a torch.utils.data.DataLoader": WRONG_DATA,
     "expected numbers: convert texts and files first": WRONG_DATA,

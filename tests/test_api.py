@@ -230,6 +230,11 @@ def test_options_of_the_training_are_checked_before_the_search(
     assert not log.exists()
 
 
+def test_signatures_do_not_print_the_registry() -> None:
+    for function in (hago.from_torch, hago.load_integer_model):
+        assert "= hago.ops.OPS" in str(signature(function)) and len(str(signature(function))) < 600
+
+
 def test_every_option_of_a_search_is_a_keyword_of_the_api() -> None:
     groups = {"quantization": QuantizationOptions, "goal": GoalOptions, "run": RunOptions}
     options = {f.name for kind in (SearchOptions, *groups.values()) for f in fields(kind)} - set(groups)
@@ -301,6 +306,19 @@ def test_explain_and_inspect(model: nn.Module, found: tuple[Strategy, float, Pat
     assert "stem.0" in explained and "fc" in explained
     table = hago.inspect_graph_statistic(model, CHIP, found[0], DATA)
     assert "stem.0" in str(table) and json.dumps(table.to_json())
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_a_tensor_or_an_array_is_the_only_example_input(
+    model: nn.Module, found: tuple[Strategy, float, Path], samples: int
+) -> None:
+    x, strategy = images(samples, 1, 6, 6), found[0]
+    explained = str(hago.explain(model, "vta", (x,)))
+    for alone in (x, x.numpy()):
+        assert str(hago.explain(model, "vta", alone)) == explained
+        assert hago.from_torch(model, alone).model_hash == hago.from_torch(model, (x,)).model_hash
+        assert hago.create_quantizer(model, CHIP, strategy, alone).plan.graph.model_hash == strategy.model_hash
+        assert hago.estimate_cost(model, CHIP, strategy, alone) == hago.estimate_cost(model, CHIP, strategy)
 
 
 def test_all_forms_of_a_model_give_the_same_strategy(model: nn.Module, found: tuple[Strategy, float, Path]) -> None:

@@ -70,12 +70,13 @@ class StrategyComparison:
         hardware: the names of the hardware of A and of B.
         samples: number of samples of the data.
         measures: the objective, and SQNR, agreement and, with labels, accuracy.
-        bits: by group, the bits of A and of B where they differ; None where a strategy has no such group, since its
-            values are float there.
+        bits: by group, the bits of A and of B where they differ; None where a strategy has no such group.
         groups: number of groups of either strategy.
         thresholds: number of groups with equal bits whose thresholds differ.
         costs: by cost, that of A and of B; None where the hardware gives no figure.
         overflows: of A and of B, how many accumulators left their register on the data.
+        joined: of A and of B, the keys of `bits` that are quantized without a group of their own, with the bits of
+            their sources; without a group and not joined, values are float.
     """
 
     hardware: tuple[str, str]
@@ -86,6 +87,7 @@ class StrategyComparison:
     thresholds: int
     costs: Mapping[str, tuple[float | None, float | None]]
     overflows: tuple[int, int]
+    joined: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
@@ -115,7 +117,8 @@ class StrategyComparison:
         other = f"; thresholds differ in {self.thresholds} of {of}" if self.thresholds else ""
         if not self.bits:
             return [f"bits are equal in all {self.groups} groups of edges{other}"]
-        rows = [(group, *map(_bits, both)) for group, both in self.bits.items()]
+        items = self.bits.items()
+        rows = [(key, *(_bits(b, key in j) for b, j in zip(both, self.joined, strict=True))) for key, both in items]
         more = [f"and {len(rows) - LISTED} more, which --json lists"] if len(rows) > LISTED else []
         head = f"bits differ in {len(rows)} of {self.groups} groups of edges{other}:"
         return [head, *table(("group", *NAMES), rows[:LISTED], NAMES), *more]
@@ -173,6 +176,7 @@ def compare_strategies(
         thresholds=sum(_other_thresholds(plan_a, plan_b, group) for group in ordered if group not in differ),
         costs={name: (costs[0].get(name), costs[1].get(name)) for name in METRICS},
         overflows=(sum(first.extremes.overflows.values()), sum(second.extremes.overflows.values())),
+        joined=(_joined(both[0], differ), _joined(both[1], differ)),
     )
 
 
@@ -237,5 +241,18 @@ def _cost_row(name: str, both: tuple[float | None, float | None]) -> tuple[str, 
     return (name, *texts, ratio)
 
 
-def _bits(bits: int | None) -> str:
-    return "float" if bits is None else str(bits)
+def _bits(bits: int | None, is_joined: bool) -> str:
+    if bits is not None:
+        return str(bits)
+    return "as its source" if is_joined else "float"
+
+
+def _joined(strategy: Strategy, keys: Iterable[str]) -> frozenset[str]:
+    """The keys without bits of their own whose values the topology quantizes."""
+    topology = strategy.topology
+
+    def is_quantized(key: str) -> bool:
+        node, _, slot = key.rpartition(":")
+        return topology.node_conds.get(node, False) if slot == "out" else topology.edge_conds.get(key, False)
+
+    return frozenset(key for key in keys if key not in strategy.bits and is_quantized(key))

@@ -197,6 +197,16 @@ class Batches:
             yield batch
 
 
+def _is_batch_with_labels(dataset: Any) -> bool:
+    """Whether a data set is one batch that was passed without a list around it."""
+    if not isinstance(dataset, tuple) or len(dataset) != 2:
+        return False
+    inputs, labels = dataset
+    if not all(isinstance(x, (Tensor, np.ndarray)) and x.ndim for x in dataset):
+        return False
+    return bool(inputs.ndim > 1 and labels.ndim == 1 and len(inputs) == len(labels))
+
+
 def check_data_set(dataset: Any, what: str = "the data set") -> None:
     """Refuse values that can be iterated over, but not as batches.
 
@@ -204,13 +214,17 @@ def check_data_set(dataset: Any, what: str = "the data set") -> None:
         what: the name of the data set in the message.
 
     Raises:
-        DataError: it is a text, a path, a dict, or nothing that can be iterated over.
+        DataError: it is a text, a path, a dict, a batch with labels, or nothing that can be iterated over.
     """
     if isinstance(dataset, (str, bytes, PathLike)):
         raise DataError(f"{what} is {shortened(dataset)}; expected batches: read it with hago.data.load_data")
     if isinstance(dataset, Mapping):
         keys = ", ".join(map(repr, list(dataset)[:8]))
         raise DataError(f"{what} is a dict with the keys {keys}; expected batches: pass one batch as [batch]")
+    if _is_batch_with_labels(dataset):
+        raise DataError(
+            f"{what} is a tuple of inputs and labels; expected batches: pass one batch as [(inputs, labels)]"
+        )
     if not isinstance(dataset, Iterable):
         raise DataError(f"{what} is of type {type(dataset).__name__}; expected an iterable of batches")
 

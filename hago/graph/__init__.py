@@ -18,7 +18,15 @@ from hago.graph.execute import (
     run_real,
     run_without_values,
 )
-from hago.graph.frontend.exported_program import Attention, ModelLike, check_exportable, check_finite, from_torch
+from hago.graph.frontend.exported_program import (
+    Attention,
+    ExampleInputs,
+    ModelLike,
+    as_arguments,
+    check_exportable,
+    check_finite,
+    from_torch,
+)
 from hago.graph.frontend.input_diagnosis import check_runs
 from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.graph.nesting import read_tree
@@ -28,9 +36,11 @@ __all__ = [
     "INPUT",
     "OUTPUT",
     "Attention",
+    "ExampleInputs",
     "Graph",
     "ModelLike",
     "Node",
+    "as_arguments",
     "channels_last",
     "check_batches",
     "check_exportable",

@@ -22,6 +22,7 @@ from hago.serialization.json_text import (
     json_values,
     parse_json,
     read_file,
+    refuse_front,
     replace_file,
 )
 from hago.serialization.summary import Summarized, Summary, bits_text, figures_text, names_text, number_values
@@ -153,6 +154,7 @@ class Strategy(Summarized):
         Raises:
             LogError: what is malformed or contradicts itself, with its JSON path.
         """
+        refuse_front(value, where)
         check_version(value, STRATEGY_VERSION, where)
         check_schema(value, "strategy", where)
         topology = value["topology"]
@@ -199,6 +201,9 @@ class Strategy(Summarized):
             "searcher": searcher.get("name") if isinstance(searcher, Mapping) else None,
             "thresholds": made_by.get("estimator"),
         }
+        start = ", ".join(f"{name} {value}" for name, value in how.items() if value)
+        trained = made_by.get("trained")
+        scheme = trained.get("scheme") if isinstance(trained, Mapping) else None
         size = number_values(made_by.get("costs")).get("weight_bytes")
         return Summary(
             f"Strategy for {self.hardware.name} and a network of {len(computed)} nodes (hash {self.model_hash[:12]})",
@@ -208,7 +213,7 @@ class Strategy(Summarized):
                 "score": figures_text(made_by.get("results")),
                 "held out": figures_text(made_by.get("held_out")),
                 "float": names_text([name for name in computed if not nodes[name]]) or "nothing",
-                "made by": ", ".join(f"{name} {value}" for name, value in how.items() if value),
+                "made by": f"training with scheme {scheme}, from {start or 'a strategy'}" if scheme else start,
             },
         )
 

@@ -15,17 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hago.emulation.dorefa import DoReFa
 from hago.emulation.tensorflow import Schedule
 from hago.graph import OUTPUT, Graph, channels_last, check_finite, flatten_inputs, nest_outputs, run_graph
 from hago.graph.passes.fold_batch_norms import channel_axis
 from hago.plan import Plan, Resolver, Space, Strategy, Topology, fuse_clamps
 from hago.qat.batch_norm import FoldedNorm
 from hago.qat.dorefa import DoReFaWeight, dorefa_weights, set_norm_quantizers
-from hago.qat.fake_quantize import Slope
 from hago.qat.forward import FloatPass, LivePass, NormedPass, RangeThresholds, Training
 from hago.qat.optimizer import channel_sizes
 from hago.qat.ranges import TrainableRange
+from hago.qat.scheme import TrainingScheme
 from hago.serialization.summary import Summarized, Summary, bits_text
 from hago.serialization.text_table import count
 from hago.simulation import Simulator
@@ -39,11 +38,10 @@ class QatModel(Summarized, nn.Module):
         topology, space, strategy: those from which the plan was resolved.
         ranges: by the key of the threshold.
         trainable: names of the graph's constants that become parameters.
-        slope: how gradients pass fake quantization.
+        scheme: how gradients pass fake quantization, and whether weights and gradients are quantized as in DoReFa-Net.
         norms: by layer, batch norms that are trained through the statistics of the batch. They own the constants that
             they fold into, which are not in `trainable`.
         schedule: the training passes, counted from 1, at which quantization begins and batch norms are frozen.
-        dorefa: quantize weights and gradients as DoReFa-Net does, with these options; None for no such quantization.
 
     Parameters and buffers:
         step: number of forward passes in training mode.
@@ -60,10 +58,9 @@ class QatModel(Summarized, nn.Module):
         strategy: Strategy,
         ranges: Mapping[str, TrainableRange],
         trainable: Iterable[str],
-        slope: Slope,
+        scheme: TrainingScheme,
         norms: Mapping[str, FoldedNorm],
         schedule: Schedule,
-        dorefa: DoReFa | None,
     ) -> None:
         super().__init__()
         self.norms = nn.ModuleDict({name.replace(".", "/"): norm for name, norm in norms.items()})
@@ -79,11 +76,13 @@ class QatModel(Summarized, nn.Module):
         self.ranges = nn.ModuleDict({key.replace(".", "/"): r for key, r in reversed(list(unique.values()))})
         self.space, self.strategy, self.quantizing = space, strategy, True
         groups = {e: g.key for g in space.groups.values() for e in g.edges}
-        self.training_plan = Training(plan, topology, strategy.bits, groups, dict(ranges), _fused_relus(plan), slope)
-        self.dorefa = dorefa
+        self.training_plan = Training(
+            plan, topology, strategy.bits, groups, dict(ranges), _fused_relus(plan), scheme.slope
+        )
+        self.scheme, self.dorefa = scheme.name, scheme.dorefa
         bits = {e: strategy.bits[key] for e, key in groups.items()}
         self._weight_quantizers: dict[str, DoReFaWeight] = {}
-        if dorefa is not None:
+        if (dorefa := scheme.dorefa) is not None:
             starts = {name: plan.graph.consts[name] for name in self.names}
             self._weight_quantizers = dorefa_weights(plan, bits, ranges, starts, dorefa)
             set_norm_quantizers(plan, bits, ranges, self._live_norms().values(), dorefa)

@@ -180,10 +180,9 @@ def make_trainable(
         strategy,
         _trainable_ranges(plan, scheme),
         trainable,
-        scheme.slope,
+        scheme,
         norms,
         schedule or Schedule(),
-        scheme.dorefa,
     )
 
 
@@ -199,7 +198,7 @@ def from_qat(trained: nn.Module) -> Quantizer:
     """Make a Quantizer of a trained model, whose simulation and integer model equal `trained.eval()`.
 
     The strategy is for the trained float model, `quantizer.plan.graph`, which can be passed wherever a model is asked
-    for.
+    for. It records the training scheme, and no measures: those of the start were taken before training.
 
     Args:
         trained: made by `prepare_qat`; one wrapped in DistributedDataParallel is unwrapped.
@@ -212,8 +211,10 @@ def from_qat(trained: nn.Module) -> Quantizer:
         raise HagoError(f"from_qat got a {type(inner).__name__}; expected what hago.prepare_qat returned")
     plan, _ = inner.frozen()
     start = inner.strategy
-    # the key "weights" requests that weights be rounded to DoReFa's levels, on which the trained ones are already
-    origin = {k: v for k, v in start.made_by.items() if k != "weights"}
+    # the figures were measured before training; the key "weights" requests that weights be rounded to DoReFa's
+    # levels, on which the trained ones are already
+    origin = {k: v for k, v in start.made_by.items() if k not in ("results", "held_out", "weights")}
+    origin["trained"] = {"scheme": inner.scheme}
     thresholds = store_thresholds(plan)
     strategy = replace(start, model_hash=plan.graph.model_hash, thresholds=thresholds, made_by=origin)
     return Quantizer(plan_of(plan.graph, plan.hardware, strategy), strategy)

@@ -92,12 +92,18 @@ def replay_strategy(
 
     Raises:
         StrategyMismatch: it was made for another model, hardware or data.
-        LogError: it names an objective that is none of hago's own, and none is given.
+        LogError: it names an objective that is none of hago's own, and none is given; or `hago.from_qat` made it, which
+            measures nothing.
     """
     chosen = as_strategy(strategy)
     plan, batches = plan_and_batches(model, hardware, chosen, dataset)
     _check_same_data(str(chosen.made_by.get("data_hash")), batches.sha256)
     made_by = chosen.made_by
+    if "trained" in made_by and "results" not in made_by:
+        raise LogError(
+            "the strategy is of a trained model, and no measures were recorded to compare with; measure it with "
+            "hago.evaluate_strategy"
+        )
     measure = _objective_of("the strategy", str(made_by.get("objective", "sqnr")), objective)
     with _reading("the strategy: its made_by"):
         # training measured all samples in their order, without the measures that the search had limits on

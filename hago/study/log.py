@@ -44,6 +44,7 @@ from hago.serialization.json_text import (
     json_values,
     parse_json,
     read_file,
+    refuse_front,
     replace_file,
     sync_folder,
 )
@@ -436,6 +437,7 @@ def _parse_line(line: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise LogError(f"{where}: not text: {error}") from None
     record = parse_json(text, where)
+    refuse_front(record, where)
     check_version(record, HEADER_VERSION, where)
     return record
 

@@ -74,6 +74,20 @@ def test_bits_thresholds_and_floats_that_differ_are_told_apart() -> None:
     assert f"thresholds differ in {other.thresholds} of them" in str(other)
 
 
+def test_only_what_the_topology_keeps_float_is_called_float() -> None:
+    chips = (CHIP, "tflite")
+    pair = [hago.quantize(residual_block(), chip, DATA).strategy for chip in chips]
+    result = compare_strategies(residual_block(), chips, pair, DATA)
+    rows = {line.split()[0]: line for line in result.bits_text() if line.split()[0] in result.bits}
+    seen = set()
+    for key, both in result.bits.items():
+        for strategy, bits in zip(pair, both, strict=True):
+            if bits is None and strategy.topology.edge_conds.get(key, False):
+                seen.add(key)
+                assert "as its source" in rows[key] and "float" not in rows[key]
+    assert seen
+
+
 def test_costs_are_those_of_the_plans() -> None:
     a, b = quantized(), quantized(fix_bits={"*:1": 4})
     result = compared(a, b)

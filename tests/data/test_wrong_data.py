@@ -136,6 +136,11 @@ WRONG: Final = {
         ("batch 1 has sample shapes [(3, 6, 6)]; batch 0 has [(3, 8, 8)]; resize or pad all to one shape",),
         lambda: [images(), nn.functional.interpolate(images(4, 3, 6, 6), (8, 8))],
     ),
+    "a batch with labels": Wrong(
+        lambda: (images(), torch.arange(4)),
+        (" is a tuple of inputs and labels; expected batches: pass one batch as [(inputs, labels)]",),
+        lambda: [(images(), torch.arange(4))],
+    ),
     "size": Wrong(
         lambda: [images(4, 3, 9, 9)],
         ("batch 0 has shape (4, 3, 9, 9)", "its Linear 'fc' takes 256 values on the last axis and got float32 of shape "

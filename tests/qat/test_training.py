@@ -77,6 +77,24 @@ def test_the_trained_model_is_the_shipped_one(seed: int) -> None:
         trained.zero_grad()
 
 
+def test_the_strategy_of_a_trained_model_has_its_scheme_and_no_earlier_measures(tmp_path: Path) -> None:
+    data = [torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(1))]
+    start = hago.quantize(randomized(Small()), "x86_vnni", data).strategy
+    start = replace(start, made_by={**start.made_by, "held_out": start.made_by["results"]})
+    trained = prepare_qat(randomized(Small()), "x86_vnni", start, scheme="lsq").train()
+    trained(data[0])
+    quantizer = from_qat(trained)
+    strategy = quantizer.strategy
+    assert start.summary().facts["score"] and not {"results", "held_out"} & set(strategy.made_by)
+    facts = strategy.summary().facts
+    assert not facts["score"] and not facts["held out"]
+    assert facts["made by"] == f"training with scheme lsq, from {start.summary().facts['made by']}"
+    strategy.save(tmp_path / "trained.json")
+    assert hago.Strategy.load(tmp_path / "trained.json") == strategy
+    with pytest.raises(HagoError, match="no measures were recorded"):
+        hago.replay(quantizer.plan.graph, "x86_vnni", strategy, data)
+
+
 @pytest.mark.parametrize("seed", range(0, 40, 4))
 def test_training_without_quantization_is_float_training(seed: int) -> None:
     trained, inputs = in_training(seed, "x86_vnni", "lsq")

@@ -42,6 +42,15 @@ def test_the_file_holds_what_the_search_hands_out(searched: tuple[ParetoFront, P
     assert str(front).splitlines()[0].split()[:3] == ["trial", "weight_bytes", "sqnr"]
 
 
+def test_a_front_is_named_where_a_strategy_or_a_log_is_expected(
+    searched: tuple[ParetoFront, Path, hago.Strategy],
+) -> None:
+    path = searched[1] / "front.json"
+    for read in (hago.Strategy.load, read_log):
+        with pytest.raises(LogError, match=r"front\.json.* is a front of a search, which hago\.load_front reads"):
+            read(path)
+
+
 def test_a_point_is_the_trial_of_the_log(searched: tuple[ParetoFront, Path, hago.Strategy]) -> None:
     front, folder, _ = searched
     trials = read_log(folder / "log").trials

@@ -1,6 +1,23 @@
 """From an nn.Module or an ExportedProgram to a Graph: all of hago that reads torch.export and torch.fx."""
 
-from hago.graph.frontend.exported_program import Attention, ModelLike, check_exportable, check_finite, from_torch
+from hago.graph.frontend.exported_program import (
+    Attention,
+    ExampleInputs,
+    ModelLike,
+    as_arguments,
+    check_exportable,
+    check_finite,
+    from_torch,
+)
 from hago.graph.frontend.input_diagnosis import check_runs
 
-__all__ = ["Attention", "ModelLike", "check_exportable", "check_finite", "check_runs", "from_torch"]
+__all__ = [
+    "Attention",
+    "ExampleInputs",
+    "ModelLike",
+    "as_arguments",
+    "check_exportable",
+    "check_finite",
+    "check_runs",
+    "from_torch",
+]

@@ -479,11 +479,18 @@ def _reachable(nodes: Sequence[Node], outputs: Sequence[str], inputs: Sequence[s
 
 Attention = Literal["opened", "opened_unless_shared", "whole"]
 ModelLike = nn.Module | ExportedProgram | Graph
+#: The positional arguments of a model; a tensor or an array alone is the only one.
+ExampleInputs = Sequence[Any] | Tensor | np.ndarray
+
+
+def as_arguments(example_inputs: ExampleInputs) -> tuple[Any, ...]:
+    """Example inputs as the positional arguments of a model."""
+    return (example_inputs,) if isinstance(example_inputs, (Tensor, np.ndarray)) else tuple(example_inputs)
 
 
 def from_torch(
     model: ModelLike,
-    example_inputs: Sequence[Any] = (),
+    example_inputs: ExampleInputs = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     fold: bool = True,
@@ -497,7 +504,7 @@ def from_torch(
         model: an nn.Module in eval mode that torch.export can export, an ExportedProgram, or a
             Graph (returned as it is).
         example_inputs, example_kwargs: arguments to export with; the first axis of every tensor is
-            taken as the batch and left dynamic.
+            taken as the batch and left dynamic. A tensor or an array alone is the only argument.
         fold: fold batch norms into what stands before them, and apply the passes after that; see
             `hago.graph.passes`.
         attention: whether `scaled_dot_product_attention` is opened into products and a softmax, or kept whole;
@@ -514,7 +521,9 @@ def from_torch(
     made_for = as_strings(made_for, "made_for")
     if isinstance(model, Graph):
         return model
-    program = model if isinstance(model, ExportedProgram) else _export(model, example_inputs, example_kwargs)
+    program = (
+        model if isinstance(model, ExportedProgram) else _export(model, as_arguments(example_inputs), example_kwargs)
+    )
     importer = Importer(program, ops)
     imported = importer.run()
     options = PassOptions(
@@ -536,11 +545,11 @@ def from_torch(
     return graph if fold else unfolded
 
 
-def _export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> ExportedProgram:
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> ExportedProgram:
     check_exportable(model)
     if not args and not kwargs:
         raise GraphError("example_inputs are needed to export an nn.Module; pass one batch")
-    args, kwargs = pytree.tree_map(_example, (tuple(args), dict(kwargs or {})))
+    args, kwargs = pytree.tree_map(_example, (args, dict(kwargs or {})))
     dynamic = pytree.tree_map(_open_batch, (tuple(args), dict(kwargs)))
     shapes = {**_positional(model, dynamic[0]), **dynamic[1]}
     try:
