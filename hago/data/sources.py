@@ -125,7 +125,11 @@ def _arrays(path: Path, batch_size: int, samples: int | None) -> ArrayBatches:
     except DataError:
         raise
     except Exception as error:  # numpy's and zip's readers raise many types for damaged files
-        raise DataError(f"data {str(path)!r} cannot be read: {one_line(error)}") from None
+        why = one_line(error)
+        if "pickle" in why:  # numpy's advice is to run what the file says
+            why = "it is no file of numpy, or holds objects; expected arrays of numbers in which all samples have the "
+            why += "same shape, written with numpy.savez(path, x=array)"
+        raise DataError(f"data {str(path)!r} cannot be read: {why}") from None
     lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
     if not arrays or min(lengths.values()) == 0:
         raise DataError(f"data {str(path)!r} holds no samples: arrays of lengths {lengths}")

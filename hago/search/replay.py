@@ -68,13 +68,16 @@ class Replay(Summarized):
         result = (
             f"{len(self.differences)} figures differ" if self.differences else "every figure is equal to the last bit"
         )
-        trials = "1 trial" if self.trials == 1 else f"{self.trials} trials"
-        return Summary(f"Replay of {trials}: {result}", {"first": differing})
+        return Summary(f"Replay of {self._trials}: {result}", {"first": differing})
+
+    @property
+    def _trials(self) -> str:
+        return "1 trial" if self.trials == 1 else f"{self.trials} trials"
 
     def __str__(self) -> str:
         if self.same:
-            return f"{self.trials} trials replayed, every figure equal to the last bit"
-        head = f"{self.trials} trials replayed, {len(self.differences)} figures differ"
+            return f"{self._trials} replayed, every figure equal to the last bit"
+        head = f"{self._trials} replayed, {len(self.differences)} figures differ"
         return "\n".join([head, *map(str, self.differences)])
 
 

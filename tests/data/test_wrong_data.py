@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hago
 from hago.cli import main
+from hago.data import load_data
 from hago.errors import DataError, GraphError
 
 CHIP: Final = "x86_vnni"
@@ -292,3 +294,14 @@ def test_what_models_say_is_kept_where_they_are_exported(capfd: pytest.CaptureFi
         logger.removeHandler(handler)
     said = capfd.readouterr().err
     assert "the model runs" in said and "a warning of torch" in said
+
+
+def test_a_file_of_objects_is_told_without_advice_to_run_it(tmp_path: Path) -> None:
+    ragged = np.empty(2, dtype=object)
+    ragged[:] = [np.zeros((1, 4, 4)), np.zeros((1, 5, 5))]
+    np.savez(tmp_path / "ragged.npz", x=ragged)
+    (tmp_path / "text.npz").write_text("x,y\n1,2\n")
+    for name in ("ragged.npz", "text.npz"):
+        with pytest.raises(DataError, match="or holds objects; expected arrays of numbers") as refused:
+            load_data(str(tmp_path / name))
+        assert "pickle" not in str(refused.value)

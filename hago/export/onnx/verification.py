@@ -208,7 +208,11 @@ class OnnxCheck:
         }
 
     def __str__(self) -> str:
-        lines = [f"{self.engine}: {self.differing} of {self.compared} integers differ, each node fed ours"]
+        passed = "; the check passed" if self.tolerable else ""  # `reasons` say why it failed
+        lines = [
+            f"{self.engine}: {self.differing} of {self.compared} integers differ where every node gets the values of "
+            f"the integer model{passed}"
+        ]
         for p in (p for p in self.places if p.integer and p.differing):
             lines.append(f"  {p.place} ({p.op}): {p.differing} of {p.compared}, by at most {p.largest:.6g} quanta")
         real = [p for p in self.places if not p.integer]
