@@ -48,8 +48,12 @@ def first_safe_bits(
         InfeasibleBits: every margin overflows; the message names the nodes.
     """
     peaks = dict(largest)
+    tried: list[dict[str, int]] = []
     for upstream, margin in itertools.product((False, True), (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)):
         bits = widest_safe_bits(resolver, peaks, margin, upstream)
+        if bits in tried:
+            continue
+        tried.append(bits)
         plan = resolver(bits)
         measured = evaluator.measure(plan)
         score = evaluator.concluded(plan, bits, measured)
