@@ -12,6 +12,7 @@ RFC, 221 of 551 trials went to these.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -311,6 +312,6 @@ def _specificity(pattern: str, names: Sequence[str]) -> tuple[bool, int, int] | 
     index = next((i for i, name in enumerate(names) if matches(name, (pattern,))), None)
     if index is None:
         return None
-    if pattern in names:
-        return True, -names.index(pattern), 0
+    if pattern in (names[index], glob.escape(names[index])):
+        return True, -index, 0
     return False, sum(character not in "*?[]" for character in pattern), -index

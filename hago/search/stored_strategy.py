@@ -75,8 +75,8 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
             "the strategy's topology is not the one this hardware gives for this model; it was edited, or made by "
             "another version of hago: search again"
         )
-    fixed = {str(k): int(v) for k, v in made_by.get("fix_bits", {}).items()}
-    space = build_space(graph, hardware, topology, fixed, ops)
+    # not with the patterns of `fix_bits`: what came of them are the strategy's bits
+    space = build_space(graph, hardware, topology, ops=ops)
     how = dorefa_scheme_of(made_by)
     weights = None if how is None else DoReFaWeights(graph, hardware, how, ops)
     return Resolver(graph, hardware, topology, space, StoredThresholds(graph, strategy), ops, constants=weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,13 @@ def test_bits_further_up_are_lowered_where_an_operand_has_none_of_its_own(
     monkeypatch.setattr(one_shot, "widest_safe_bits", lambda *how: widest(*how[:3]))
     with pytest.raises(InfeasibleBits, match="overflows its accumulator"):
         hago.quantize(model, tmp_path / "narrow.json", data)
+
+
+def test_a_strategy_is_loaded_whatever_patterns_its_bits_came_of(tmp_path: Path) -> None:
+    """Files sort the patterns, and earlier versions took the first that matched."""
+    model, data = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), [seeded(4, 3, 8, 8)]
+    quantizer = hago.quantize(model, "x86_vnni", data, fix_bits={"*:1": 4})
+    patterns = {**quantizer.strategy.made_by, "fix_bits": {"*:1": 4, "0:1": 8}}
+    replace(quantizer.strategy, made_by=patterns).save(tmp_path / "earlier.json")
+    again = hago.create_quantizer(model, "x86_vnni", tmp_path / "earlier.json")
+    assert again.plan.key == quantizer.plan.key and again.strategy.bits["0:1"] == 4
