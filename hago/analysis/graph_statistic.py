@@ -579,8 +579,8 @@ class GraphStatistic(Summarized):
     @property
     def suspects(self) -> tuple[Suspect, ...]:
         """The nodes for which remedies are looked for: the one that goes wrong first, then by blame."""
-        wrong = self.first_wrong
-        by_blame = sorted(self.blame, key=lambda name: -self.blame[name])
+        wrong, blame = self.first_wrong, self.blame
+        by_blame = sorted(blame, key=lambda name: -blame[name])
         names = dict.fromkeys([*([] if wrong is None else [wrong.node]), *by_blame])
         rows = {row.name: row for row in self.rows}
         return tuple(s for name in names if (s := suspect(rows[name])) is not None)

@@ -63,7 +63,7 @@ class Change:
 
     Args:
         keep_float: a pattern of nodes that stay float.
-        fix_bits: bits by pattern of edges; they precede the strategy's own.
+        fix_bits: bits by pattern of edges.
         estimator: the name of an estimator.
     """
 
@@ -300,16 +300,14 @@ class _Trials:
         point = nearest_feasible(resolver, bits, changed)
         if point is None:
             raise HagoError("no bits were found that fit every node")
-        # the first pattern that matches counts
         fixed = self.strategy.made_by.get("fix_bits", {})
         made_by = {
             **self.strategy.made_by,
             "keep_float": list(keep_float),
-            "fix_bits": {**change.fix_bits, **{k: b for k, b in fixed.items() if k not in change.fix_bits}},
+            "fix_bits": {**fixed, **change.fix_bits},
             **({} if change.estimator is None else {"estimator": change.estimator}),
         }
-        strategy = make_strategy(replace(prepared, resolver=resolver), point.plan, point.bits, made_by)
-        return strategy
+        return make_strategy(replace(prepared, resolver=resolver), point.plan, point.bits, made_by)
 
     def _resolver(self, prepared: Prepared, changed: Collection[str], estimator: str | None) -> Resolver:
         """A Resolver with the strategy's thresholds where they still hold; with estimated ones only for another

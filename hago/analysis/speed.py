@@ -182,7 +182,7 @@ def _summary(size: int, pairs: Sequence[tuple[float, float]]) -> BatchSpeed:
         pairs: seconds of the float and of the integer model in every round.
     """
     ratios = [integer / reference for reference, integer in pairs]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     floats, integers = (statistics.median(column) for column in zip(*pairs, strict=True))
     return BatchSpeed(size, floats, integers, middle, (low, high), len(pairs))
 

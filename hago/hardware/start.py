@@ -1,4 +1,4 @@
-"""The start of a hardware file for a new chip: a copy of one that ships, with notes on what to change."""
+"""The start of a hardware file for a new chip: a copy of another, with notes on what to change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def start_hardware(name: str, base: Hardware) -> Hardware:
     if name in available_hardware():
         raise HardwareError(f"hardware {name!r} ships with hago; give the new one another name")
     ops = {op: tuple(replace(desc, cost={}) for desc in descs) for op, descs in base.ops.items()}
-    source = f"Begun as a copy of {base.name}, which ships with hago. Replace this by the documents of {name}."
+    ships = ", which ships with hago" if base.name in available_hardware() else ""
+    source = f"Begun as a copy of {base.name}{ships}. Replace this by the documents of {name}."
     return replace(base, name=name, ops=ops, cost={}, sources=(source,), notes=_notes(base), processor="", origin="")
 
 
