@@ -9,43 +9,50 @@ are kept.
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-import torch
 from torch import Tensor
 
+from hago.analysis.remedies import Change
 from hago.analysis.strategy_report import StrategyReport, figure_cells, report_on
-from hago.arithmetic.types import Edge
 from hago.calibration import named_estimator
 from hago.cost import amount_text, float_cost, plan_cost
 from hago.data import Batches, JobProgress
 from hago.errors import HagoError, InfeasibleBits
-from hago.graph import CONST, INPUT, Graph, ModelLike
+from hago.graph import Graph, ModelLike
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware, import_with_data
 from hago.plan import Plan, Resolver, Strategy, Topology
+from hago.plan.feasibility import group_feeding
 from hago.search import (
     Evaluator,
     Measurement,
+    OneShot,
     Prepared,
     QuantizationOptions,
     SearchOutcome,
     held_out_batches,
+    paired_difference,
     paired_interval,
     prepare,
+    quantize_and_measure,
     quantize_in_one_shot,
-    quick_interval,
     stored_resolver,
 )
 from hago.search.objective import OBJECTIVES, Objective, named_objective
+from hago.serialization.summary import names_text
 from hago.serialization.text_table import table, wrapped
 
 Row = Literal["float", "one shot", "found"]
 
-#: The most names that a line lists, and the most reasons that are listed.
+#: What the data is called that a strategy was made with.
+CALIBRATION: Final = "calibration data"
+
+#: The most reasons for staying float that are listed.
 LISTED: Final = 5
 
 
@@ -123,7 +130,7 @@ class FloatNodes:
     def __str__(self) -> str:
         if len(self.names) == 1:
             return f"{self.names[0]} ({self.op}): {self.reason}"
-        return f"{len(self.names)} x {self.op} ({_listed(self.names)}): {self.reason}"
+        return f"{len(self.names)} x {self.op} ({names_text(self.names)}): {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +206,7 @@ class Answer:
         integers = self.nodes - sum(len(f.names) for f in self.floats)
         seen = {part.data: part.overflows for part in self.parts if part.overflows}
         lines = [
-            f"OVERFLOWS on the {data}: " + _listed([f"{node} {n} times" for node, n in overflows.items()])
+            f"OVERFLOWS on the {data}: " + names_text([f"{node} {n} times" for node, n in overflows.items()])
             for data, overflows in seen.items()
         ]
         if not self.possible:
@@ -207,7 +214,7 @@ class Answer:
         silent = "" if seen else f", though none did on {_samples(self.parts)}"
         lines.append(
             f"{len(self.possible)} of {integers} integer nodes may overflow on other inputs{silent}: "
-            f"{_listed(self.possible)}"
+            f"{names_text(self.possible)}"
         )
         return [line for text in [*lines, *([self.remedy] if self.remedy else [])] for line in wrapped(text)]
 
@@ -234,13 +241,20 @@ def _span(span: tuple[float, float, float], factor: float, unit: str) -> str:
     return f"{mean:+.2f} {unit} ({low:+.2f} to {high:+.2f}{', which may be chance' if low <= 0.0 <= high else ''})"
 
 
-def _listed(names: Sequence[str]) -> str:
-    """The names, shortened to a few of many."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
-
-
 # ---------------------------------------------------------------- measuring
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was measured on a data set before.
+
+    Args:
+        evaluator: of the data set, with the objective that is to be shown.
+        measured: by the key of the Plan.
+    """
+
+    evaluator: Evaluator
+    measured: Mapping[str, Measurement] = field(default_factory=dict)
+
+
 def answer_for(
     resolver: Resolver,
     strategy: Strategy,
@@ -248,7 +262,7 @@ def answer_for(
     data: Mapping[str, Batches],
     steps: JobProgress,
     objective: Objective | None = None,
-    known: Mapping[str, tuple[Evaluator, Measurement]] | None = None,
+    known: Mapping[str, Known] | None = None,
 ) -> Answer:
     """Measure the models on every data set.
 
@@ -258,7 +272,7 @@ def answer_for(
         data: the data sets by what they are, in words.
         steps: shows the progress.
         objective: a further measure to show.
-        known: by data set, the Evaluator and what it measured of the strategy, where a caller has that already.
+        known: by data set, what a caller has measured already.
     """
     plan, plans, note = resolver(strategy.bits), dict[Row, Plan](), ""
     if is_one_shot(strategy):
@@ -282,7 +296,7 @@ def answer_for(
     return Answer(
         weights,
         parts,
-        nodes=sum(node.op not in (INPUT, CONST) for node in graph),
+        nodes=len(graph.computed),
         floats=_float_nodes(graph, resolver.topology, plan),
         possible=possible,
         remedy=_overflow_remedy(resolver, strategy, possible[0]) if possible else "",
@@ -295,18 +309,16 @@ def _answer_on(
     batches: Batches,
     plans: Mapping[Row, Plan],
     objective: Objective,
-    known: tuple[Evaluator, Measurement] | None,
+    known: Known | None,
     steps: JobProgress,
 ) -> DataAnswer:
     last = list(plans)[-1]
     steps(f"measuring on the {name}")
     if known is None:
         plan = plans[last]
-        evaluator = Evaluator(plan.graph, batches.observed(steps.on_batch), objective, plan.ops, cache_bytes=0)
-        measured: dict[Row, Measurement] = {}
-    else:
-        evaluator, measured = known[0], {last: known[1]}
-    measured = {row: measured.get(row) or evaluator.measure(plan) for row, plan in plans.items()}
+        known = Known(Evaluator(plan.graph, batches.observed(steps.on_batch), objective, plan.ops, cache_bytes=0))
+    evaluator = known.evaluator
+    measured = {row: known.measured.get(plan.key) or evaluator.measure(plan) for row, plan in plans.items()}
     contributions: dict[Row, Mapping[str, Tensor]] = {"float": evaluator.float_contributions()}
     contributions |= {row: m.contributions for row, m in measured.items()}
     differences = tuple(_differences(contributions, last))
@@ -321,26 +333,16 @@ def _differences(contributions: dict[Row, Mapping[str, Tensor]], of: Row) -> Ite
         if row == of:
             continue
         points = paired_interval(found[measure].mean(1) - other[measure].mean(1))
-        decibels = None if row == "float" else _paired_decibels(found["sqnr"], other["sqnr"])
+        decibels = (
+            None if row == "float" else paired_difference(other["sqnr"], found["sqnr"], OBJECTIVES["sqnr"].finish)
+        )
         yield PairedDifference(of, row, measure, points, decibels)
-
-
-def _paired_decibels(found: Tensor, other: Tensor) -> tuple[float, float, float]:
-    """The difference of two SQNRs of the same samples, with its interval."""
-    width, finish = found.shape[1], OBJECTIVES["sqnr"].finish
-
-    def difference(mean: Tensor) -> float:
-        return finish(mean[:width]) - finish(mean[width:])
-
-    both = torch.cat([found, other], 1)
-    low, high = quick_interval(both, difference)
-    return difference(both.to(torch.float64).mean(0)), low, high
 
 
 def _float_nodes(graph: Graph, topology: Topology, plan: Plan) -> tuple[FloatNodes, ...]:
     names: dict[tuple[str, str], list[str]] = {}
-    for node in graph:
-        if node.op not in (INPUT, CONST) and node.name not in plan.nodes:
+    for node in graph.computed:
+        if node.name not in plan.nodes:
             op = str(node.attrs["target"]) if node.op == "opaque" else node.op
             names.setdefault((op, topology.reasons[node.name]), []).append(node.name)
     groups = [FloatNodes(op, reason, tuple(each)) for (op, reason), each in names.items()]
@@ -351,41 +353,36 @@ def _float_nodes(graph: Graph, topology: Topology, plan: Plan) -> tuple[FloatNod
 def _overflow_remedy(resolver: Resolver, strategy: Strategy, name: str) -> str:
     """How to rule the overflow of a node out: bits of its operands that were tried, or the node in float if the
     hardware takes that. Empty where neither is possible."""
-    graph, hardware = resolver.graph, resolver.hardware
-    remedies = []
+    changes = []
     if fewer := _proved_bits(resolver, strategy, name):
-        remedies.append(" ".join(f"--fix-bits '{edge}={bits}'" for edge, bits in fewer.items()))
-    if hardware.float_descs(graph[name].op, integer_fits=True):
-        remedies.append(f"--keep-float '{name}'")
-    return (
-        f"to rule that out at {name}, quantize or search again with {', or with '.join(remedies)}" if remedies else ""
-    )
+        changes.append(Change(fix_bits={glob.escape(key): bits for key, bits in fewer.items()}))
+    if resolver.hardware.float_descs(resolver.graph[name].op, integer_fits=True):
+        changes.append(Change(keep_float=glob.escape(name)))
+    words = ", or with ".join(map(str, changes))
+    return f"to rule that out at {name}, quantize or search again with {words}" if changes else ""
 
 
-def _proved_bits(resolver: Resolver, strategy: Strategy, name: str) -> dict[Edge, int]:
-    """The most bits of a node's operands, all lowered alike, with which its accumulator is proved to hold every input;
-    empty where there are none."""
-    groups = {
-        edge: resolver.space.groups[key]
-        for edge in resolver.graph[name].edges
-        if (key := resolver.group_of.get(edge)) is not None
-    }
+def _proved_bits(resolver: Resolver, strategy: Strategy, name: str) -> dict[str, int]:
+    """The most bits of the groups that a node's operands have their bits of, all lowered alike, with which its
+    accumulator is proved to hold every input; empty where there are none."""
+    keys = (group_feeding(resolver, edge) for edge in resolver.graph[name].edges)
+    groups = [resolver.space.groups[key] for key in dict.fromkeys(keys) if key is not None]
     bits = dict(strategy.bits)
-    while lowerable := [g for g in groups.values() if any(c < bits[g.key] for c in g.choices)]:
+    while lowerable := [g for g in groups if any(c < bits[g.key] for c in g.choices)]:
         bits |= {g.key: max(c for c in g.choices if c < bits[g.key]) for g in lowerable}
         try:
             plan = resolver(bits)
         except HagoError:
             continue  # no signature has these bits, or the strategy holds no thresholds for them
         if name in plan.nodes and plan.nodes[name].proved:
-            return {e: bits[g.key] for e, g in groups.items() if bits[g.key] != strategy.bits[g.key]}
+            return {g.key: bits[g.key] for g in groups if bits[g.key] != strategy.bits[g.key]}
     return {}
 
 
 # ---------------------------------------------------------------- stored strategies
 def is_one_shot(strategy: Strategy) -> bool:
     """Whether a strategy is that of `hago.quantize`, so that it is no better than one shot."""
-    return "estimator" in strategy.made_by and {"searcher", "finetuned", "scheme"}.isdisjoint(strategy.made_by)
+    return "estimator" in strategy.made_by and {"searcher", "finetuned", "trained"}.isdisjoint(strategy.made_by)
 
 
 def one_shot_plan(graph: Graph, hardware: Hardware, strategy: Strategy, batches: Batches) -> Plan | str:
@@ -426,23 +423,32 @@ def answer_for_search(outcome: SearchOutcome, steps: JobProgress, objective: Obj
     prepared = replace(outcome.prepared, batches=outcome.prepared.batches.observed(steps.on_batch))
     steps("quantizing in one shot")
     resolver = stored_resolver(prepared.graph, prepared.hardware, outcome.strategy)
+    known: dict[str, Known] = {}
     try:
-        one_shot: Plan | str = quantize_in_one_shot(prepared).plan
+        made = quantize_and_measure(prepared)
+        one_shot: Plan | str = made.quantizer.plan
+        if objective is None or objective.name == made.evaluator.objective.name:
+            known[CALIBRATION] = _known(made)
     except InfeasibleBits as error:
         one_shot = f"one shot finds no strategy: {error}"
     data = data_sets(prepared.batches, outcome.held_out)
-    return answer_for(resolver, outcome.strategy, one_shot, data, steps, objective)
+    return answer_for(resolver, outcome.strategy, one_shot, data, steps, objective, known)
 
 
-def answer_for_one_shot(prepared: Prepared, strategy: Strategy, held_out: Batches | None, steps: JobProgress) -> Answer:
-    """Measure a strategy that `quantize_in_one_shot` made on the calibration data and on held-out data."""
-    resolver = stored_resolver(prepared.graph, prepared.hardware, strategy)
-    return answer_for(resolver, strategy, "", data_sets(prepared.batches, held_out), steps)
+def answer_for_one_shot(made: OneShot, prepared: Prepared, held_out: Batches | None, steps: JobProgress) -> Answer:
+    """The measures of one-shot quantization on its calibration data, and on held-out data."""
+    resolver, strategy = prepared.resolver, made.quantizer.strategy
+    data = data_sets(prepared.batches, held_out)
+    return answer_for(resolver, strategy, "", data, steps, known={CALIBRATION: _known(made)})
+
+
+def _known(made: OneShot) -> Known:
+    return Known(made.evaluator, {made.quantizer.plan.key: made.measured})
 
 
 def data_sets(calibration: Batches, held_out: Batches | None) -> dict[str, Batches]:
     """The data sets by what they are, in words."""
-    return {"calibration data": calibration, **({} if held_out is None else {"held-out data": held_out})}
+    return {CALIBRATION: calibration, **({} if held_out is None else {"held-out data": held_out})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,5 +517,5 @@ def answer_for_stored(
         one_shot = one_shot_plan(resolver.graph, resolver.hardware, strategy, batches)
     if strategy.made_by.get("data_hash") != batches.sha256:
         data = {"data": batches, **{name: each for name, each in data.items() if each is not batches}}
-    known = {next(iter(data)): (evaluator, measured)}
+    known = {next(iter(data)): Known(evaluator, {plan.key: measured})}
     return report, answer_for(resolver, strategy, one_shot, data, steps, known=known)

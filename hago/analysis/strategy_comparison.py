@@ -18,7 +18,7 @@ from hago.errors import StrategyMismatch
 from hago.graph import ModelLike
 from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.plan import Plan, Strategy
-from hago.search import Evaluator, Measurement, plan_and_batches, quick_interval
+from hago.search import Evaluator, Measurement, paired_difference, plan_and_batches
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
 from hago.serialization.text_table import table
 
@@ -196,18 +196,14 @@ def _difference(objective: Objective, first: Tensor, second: Tensor) -> MeasureD
     Args:
         first, second: (samples, k), the contributions of the samples.
     """
-    width, sign = first.shape[1], -1.0 if objective.is_loss else 1.0
+    sign = -1.0 if objective.is_loss else 1.0
 
-    def rise(mean: Tensor) -> float:
-        return sign * (objective.finish(mean[width:]) - objective.finish(mean[:width]))
+    def value(mean: Tensor) -> float:
+        return sign * objective.finish(mean)
 
-    both = torch.cat([first, second], 1)
-    values = [sign * objective.finish(part.mean(0)) for part in (first, second)]
-    difference = values[1] - values[0] if values[0] != values[1] else 0.0
-    low, high = (0.0, 0.0) if torch.equal(first, second) else quick_interval(both, rise)
-    return MeasureDifference(
-        objective.name, objective.unit, (values[0], values[1]), difference, (low, high), objective.is_loss
-    )
+    values = (value(first.mean(0)), value(second.mean(0)))
+    difference, low, high = paired_difference(first, second, value)
+    return MeasureDifference(objective.name, objective.unit, values, difference, (low, high), objective.is_loss)
 
 
 def _other_thresholds(first: Plan, second: Plan, group: str) -> bool:

@@ -44,16 +44,15 @@ from hago.search import (
     continued,
     held_out_batches,
     prepare,
-    quantize_in_one_shot,
+    quantize_and_measure,
     resolved_text,
     run_search,
 )
 from hago.search.objective import named_objective
 from hago.serialization.json_text import check_distinct
+from hago.serialization.summary import names_text
 from hago.study import Trial, interruptible_job, read_log
 
-#: The most nodes that a line lists.
-_LISTED: Final = 5
 #: The options of `--finetune`, with the function that reads each.
 OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
     "steps": int,
@@ -91,7 +90,7 @@ def tune(
     args: Namespace, console: Console, model: Any, hardware: Hardware, data: Any, outcome: SearchOutcome, saved: Path
 ) -> Tuned:
     """Train the strategy that a search found. A killed run continues from the checkpoint of the same strategy."""
-    stem = default_stem(args, hardware, "finetune", outcome.strategy.to_json())
+    stem = default_stem(args, hardware, "finetune", outcome.strategy.to_json(), args.finetune)
     checkpoint, log = Path("logs") / f"{stem}.safetensors", Path("logs") / f"{stem}.jsonl"
     console.continued.append(checkpoint)
     console.note(f"{'training on from' if checkpoint.exists() else 'training; checkpoints go to'} {checkpoint}")
@@ -184,7 +183,8 @@ def search_command(args: Namespace, console: Console) -> Outcome:
         outcome = run_search(model, hardware, data, options, before_trials=tell_log)
         seconds = time.monotonic() - started
         with interruptible_job("search") as steps:
-            objective = named_objective(named(args.maximize or args.objective, "objective"))
+            goal = options.goal
+            objective = named_objective(goal.objective if goal.maximize is None else goal.maximize)
             answer = answer_for_search(outcome, steps, objective)
     tuned = None if args.finetune is None else tune(args, console, model, hardware, data, outcome, saved)
     return _outcome(args, outcome, answer, files, tuned, ThisRun(earlier, seconds))
@@ -336,7 +336,7 @@ def _outcome(
         "answer": answer.to_json(),
         "log": str(log),
         "strategy": str(saved),
-        "front": str(args.front or saved.with_suffix(".front.json")),
+        "front": str(files.front),
         "next": further,
     }
     return Outcome("\n".join(lines), values, OK)
@@ -354,8 +354,7 @@ def _estimated_lines(strategy: Strategy) -> list[str]:
     missing = strategy.made_by.get("estimated")
     if not missing:
         return []
-    more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
-    return [f"  no row in the calibration table, so estimated: {', '.join(missing[:_LISTED])}{more}"]
+    return [f"  no row in the calibration table, so estimated: {names_text(missing)}"]
 
 
 def _confirmed_lines(strategy: Strategy) -> list[str]:
@@ -411,11 +410,12 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         if held_out is not None:
             held_out = held_out_batches(model, prepared.batches, held_out, labels=False)
         steps("choosing the widest bits that do not overflow")
-        strategy = quantize_in_one_shot(prepared).strategy
+        made = quantize_and_measure(prepared)
+        strategy = made.quantizer.strategy
         with folders_of(saved):
             strategy.save(saved)
         console.written.append(str(saved))
-        answer = answer_for_one_shot(prepared, strategy, held_out, steps)
+        answer = answer_for_one_shot(made, prepared, held_out, steps)
     further = check_command(args, saved, args.weights)
     lines = [
         "the widest bits that do not overflow on the data:",

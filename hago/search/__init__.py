@@ -4,8 +4,8 @@ from hago.search import objective
 from hago.search.earlier_logs import LogPath
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures
 from hago.search.goal import GoalOptions, resolved_text
-from hago.search.intervals import paired_interval, quick_interval, wilson_interval
-from hago.search.one_shot import quantize_in_one_shot
+from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
+from hago.search.one_shot import OneShot, quantize_and_measure, quantize_in_one_shot
 from hago.search.pareto_front import load_front
 from hago.search.preparation import Prepared, QuantizationOptions, held_out_batches, prepare
 from hago.search.quantizer import Quantizer
@@ -20,6 +20,7 @@ __all__ = [
     "GoalOptions",
     "LogPath",
     "Measurement",
+    "OneShot",
     "Prepared",
     "QuantizationOptions",
     "Quantizer",
@@ -36,10 +37,12 @@ __all__ = [
     "load_front",
     "make_strategy",
     "objective",
+    "paired_difference",
     "paired_interval",
     "plan_and_batches",
     "plan_of",
     "prepare",
+    "quantize_and_measure",
     "quantize_in_one_shot",
     "quick_interval",
     "replay_log",

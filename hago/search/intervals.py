@@ -86,3 +86,21 @@ def quick_interval(
     error = math.sqrt(float(((c - mean) @ slopes).square().sum()) / (len(c) * (len(c) - 1)))
     half = _normal_quantile(0.5 + confidence / 2) * error
     return (finish(mean) - half, finish(mean) + half) if math.isfinite(half) else (-math.inf, math.inf)
+
+
+def paired_difference(first: Tensor, second: Tensor, finish: Callable[[Tensor], float]) -> tuple[float, float, float]:
+    """By how much a value of the second model is above that of the first, and the confidence interval of that.
+
+    Args:
+        first, second: (samples, k), the contributions of the same samples.
+        finish: of mean contributions (k,), the value; see `quick_interval`.
+    """
+    width = first.shape[1]
+
+    def rise(mean: Tensor) -> float:
+        return finish(mean[width:]) - finish(mean[:width])
+
+    if torch.equal(first, second):
+        return 0.0, 0.0, 0.0
+    both = torch.cat([first, second], 1)
+    return rise(both.to(torch.float64).mean(0)), *quick_interval(both, rise)

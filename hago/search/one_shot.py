@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hago.errors import InfeasibleBits
 from hago.plan import NodePlan, Resolver
 from hago.search.description import made_by
-from hago.search.evaluate import Evaluator
+from hago.search.evaluate import Evaluator, Measurement
 from hago.search.objective import named_objective
 from hago.search.preparation import Prepared
 from hago.search.quantizer import Quantizer
@@ -20,24 +21,43 @@ from hago.search.stored_strategy import make_strategy
 from hago.study import Score
 
 
+@dataclass(frozen=True, slots=True)
+class OneShot:
+    """The result of one-shot quantization.
+
+    Args:
+        evaluator: of the calibration data.
+        measured: what it measured of the result.
+    """
+
+    quantizer: Quantizer
+    evaluator: Evaluator
+    measured: Measurement
+
+
 def quantize_in_one_shot(prepared: Prepared) -> Quantizer:
     """Quantize to the widest bits whose accumulators do not overflow on the data, as `hago.quantize` does.
 
     Raises:
         InfeasibleBits: accumulators overflow on the data at every width.
     """
+    return quantize_and_measure(prepared).quantizer
+
+
+def quantize_and_measure(prepared: Prepared) -> OneShot:
+    """The same, with what was measured on the way."""
     objective = named_objective("sqnr")
     evaluator = Evaluator(prepared.graph, prepared.batches, objective, prepared.hardware.known_ops)
-    bits, score = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
+    bits, score, measured = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
     plan = prepared.resolver(bits)
     provenance = made_by(prepared, objective.name, 0) | {"results": dict(score.results)}
-    return Quantizer(plan, make_strategy(prepared, plan, bits, provenance))
+    return OneShot(Quantizer(plan, make_strategy(prepared, plan, bits, provenance)), evaluator, measured)
 
 
 def first_safe_bits(
     evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, float]
-) -> tuple[dict[str, int], Score]:
-    """The widest point that does not overflow on the data, with its Score.
+) -> tuple[dict[str, int], Score, Measurement]:
+    """The widest point that does not overflow on the data, with its Score, and what was measured of it.
 
     The peaks of the float model are nearly enough. Quantized values can be a little larger, so the margin grows until
     the simulation shows no overflow. Partial sums, where every addition saturates, can be much larger than their
@@ -58,7 +78,7 @@ def first_safe_bits(
         measured = evaluator.measure(plan)
         score = evaluator.concluded(plan, bits, measured)
         if not score.overflows:
-            return bits, score
+            return bits, score, measured
         for name in score.overflows:
             if plan.nodes[name].additions is not None:
                 partial = measured.extremes.peaks[name] * _largest_held(plan.nodes[name])

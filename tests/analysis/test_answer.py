@@ -13,10 +13,21 @@ import torch
 from torch import nn
 
 import hago
-from hago.analysis.answer import Answer, answer_for_search, answer_for_stored, load_stored
+from hago.analysis.answer import (
+    Answer,
+    answer_for_one_shot,
+    answer_for_search,
+    answer_for_stored,
+    is_one_shot,
+    load_stored,
+)
 from hago.data.progress import JobProgress
+from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
+from hago.search.evaluate import Evaluator, Measurement
 from hago.search.objective import named_objective
+from hago.search.one_shot import quantize_and_measure
+from hago.search.preparation import QuantizationOptions, prepare
 from hago.search.session import SearchOptions, SearchOutcome, run_search
 
 CHIP = "int16_accumulator"
@@ -147,3 +158,27 @@ def test_overflow_that_was_seen_is_said_first() -> None:
     wide = replace(strategy, bits=dict.fromkeys(strategy.bits, 8))
     lines = stored(wide, [x * 50 for x in data(labelled=False)]).overflow_lines()
     assert lines[0].startswith("OVERFLOWS on the data: 0 ") and "though none did" not in lines[1]
+
+
+def test_a_trained_strategy_is_not_one_shot() -> None:
+    quantizer = hago.quantize(model(), CHIP, data())
+    assert is_one_shot(quantizer.strategy)
+    trained = hago.prepare_qat(model(), CHIP, strategy=quantizer.strategy, dataset=data())
+    assert not is_one_shot(hago.from_qat(trained).strategy)
+
+
+def test_one_shot_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+    measure = Evaluator.measure
+
+    def counted(self: Evaluator, plan: Plan, *rest: Any) -> Measurement:
+        measured.append(plan.key)
+        return measure(self, plan, *rest)
+
+    monkeypatch.setattr(Evaluator, "measure", counted)
+    prepared = prepare(model(), CHIP, data(), QuantizationOptions())
+    made = quantize_and_measure(prepared)
+    before = len(measured)
+    answer = answer_for_one_shot(made, prepared, None, QUIET)
+    assert len(measured) == before
+    assert answer.parts[0].figures["one shot"] == made.quantizer.strategy.made_by["results"]

@@ -162,7 +162,7 @@ def test_saturation_is_counted_and_avoided() -> None:
     evaluator = Evaluator(graph, Batches([(x,)], graph.inputs), named_objective("sqnr"))
     widest = evaluator.score(resolver(resolver.space.widest()), resolver.space.widest())
     assert widest.overflows == {"fc": 3} and widest.excess_bits == {"fc": 1} and widest.unproved == 1
-    bits, score = first_safe_bits(evaluator, resolver, {"fc": 8.0})
+    bits, score, _ = first_safe_bits(evaluator, resolver, {"fc": 8.0})
     assert not score.overflows and sorted(bits.values()) == [7, 8] and score.unproved == 0
     assert score.value > widest.value
 

@@ -80,7 +80,7 @@ def test_a_safe_start_holds_what_was_seen(narrow: Prepared) -> None:
 
 def test_the_first_safe_point_does_not_overflow(narrow: Prepared) -> None:
     evaluator = Evaluator(narrow.graph, narrow.batches, named_objective("sqnr"))
-    bits, score = first_safe_bits(evaluator, narrow.resolver, narrow.calibration.peaks)
+    bits, score, _ = first_safe_bits(evaluator, narrow.resolver, narrow.calibration.peaks)
     assert not score.overflows and sum(bits.values()) < sum(narrow.space.widest().values())
     assert evaluator.score(narrow.resolver(narrow.space.widest()), narrow.space.widest()).overflows
 
