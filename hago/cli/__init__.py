@@ -65,6 +65,7 @@ def _run(words: Sequence[str], stdout: TextIO, before_command: Callable[[], None
     args = build_parser().parse_args(words)
     # after the arguments have been read, and before the folder of the user can hide modules: this imports torch
     from hago.cli.commands import COMMANDS
+    from hago.cli.output_files import check_given_paths
 
     def tell(line: str) -> None:
         if not args.json:
@@ -77,6 +78,7 @@ def _run(words: Sequence[str], stdout: TextIO, before_command: Callable[[], None
         console = Console(tell, note, tuple(words))
         try:
             before_command()
+            check_given_paths(args)
             outcome = COMMANDS[args.command](args, console)
         except KeyboardInterrupt as error:
             raise KeyboardInterrupt(f" {error}" if str(error) else console.written_text()) from None

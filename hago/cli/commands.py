@@ -82,9 +82,8 @@ def evaluate_command(args: Namespace, console: Console) -> Outcome:
     with interruptible_job("evaluate") as steps:
         loaded = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args), steps)
         report, answer = answer_for_stored(loaded, steps)
-    further = check_command(args, Path(args.record), args.weights)
-    text = f"on {report.hardware}\n{answer}\n\nnext      {further}"
-    return Outcome(text, {**report.to_json(), "answer": answer.to_json(), "next": further})
+    outcome = Outcome(f"on {report.hardware}\n{answer}", {**report.to_json(), "answer": answer.to_json()})
+    return with_next(outcome, check_command(args, Path(args.record), args.weights))
 
 
 def realize_command(args: Namespace, console: Console) -> Outcome:

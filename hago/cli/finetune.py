@@ -27,7 +27,7 @@ from hago.serialization.json_text import check_distinct
 def finetune_command(args: Namespace, console: Console) -> Outcome:
     """Run the command: train, save the strategy and the weights, and report measures before and after."""
     strategy, hardware, model = load_strategy(args)
-    stem = default_stem(args, hardware, "finetuned", strategy.to_json())
+    stem = default_stem(args, hardware, "finetuned", strategy.to_json(), args.budget)
     log = check_folder_of(Path(args.log or Path("logs") / f"{stem}.jsonl"))
     checkpoint = check_folder_of(Path(args.checkpoint or Path("logs") / f"{stem}.safetensors"))
     saved = check_folder_of(Path(args.save or Path("strategies") / f"{stem}.json"))

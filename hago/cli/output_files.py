@@ -29,6 +29,8 @@ NOT_HASHED: Final = frozenset(
 )
 #: Arguments that stand in the hash in another form: the content of the hardware, and the objective by either name.
 _OTHERWISE_HASHED: Final = frozenset({"hardware", "objective", "maximize", "record"})
+#: Arguments that name a file to write.
+_OUTPUTS: Final = ("checkpoint", "csv", "front", "log", "output", "save", "save_weights")
 #: The number of hexadecimal digits of the hash in a file's name.
 _DIGITS: Final = 8
 
@@ -79,13 +81,12 @@ def folders_of(*paths: Path) -> Iterator[None]:
     made: list[Path] = []
     try:
         for path in paths:
-            missing = [folder for folder in path.parents if not folder.exists()]
-            for folder in reversed(missing):
-                folder.mkdir(exist_ok=True)
-                made.append(folder)
-    except OSError as error:
-        raise HagoError(f"cannot make the folder of {path}: {error}") from None
-    try:
+            try:
+                for folder in reversed([folder for folder in path.parents if not folder.exists()]):
+                    folder.mkdir(exist_ok=True)
+                    made.append(folder)
+            except OSError as error:
+                raise HagoError(f"cannot make the folder of {path}: {error}") from None
         yield
     finally:
         for folder in reversed(made):
@@ -110,3 +111,14 @@ def check_folder_of(path: Path) -> Path:
         why = "write-protected" if is_folder else "not a folder"
         raise HagoError(f"cannot write {path}: {folder} is {why}; give another path")
     return path
+
+
+def check_given_paths(args: Namespace) -> None:
+    """Check that the files that the user named can be written, before any work.
+
+    Raises:
+        HagoError: one cannot.
+    """
+    for option in _OUTPUTS:
+        if path := getattr(args, option, None):
+            check_folder_of(Path(path))

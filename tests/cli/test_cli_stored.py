@@ -126,10 +126,10 @@ def test_export_starts_from_a_stored_model(run: Run) -> None:
         (["run", "gone", "--data", DATA], "cannot read stored model 'gone'"),
         (["run", STRATEGY, "--data", DATA], "is not a hago integer model"),
         (["run", "cut.safetensors", "--data", DATA], "its checksum differs"),
-        (["run", FILE, "--data", DATA, "--save", "stored_zoo.py/y.npz"], "cannot make the folder"),
+        (["run", FILE, "--data", DATA, "--save", "stored_zoo.py/y.npz"], "stored_zoo.py is not a folder"),
         (["run", FILE, "--data", DATA, "--engine", "warp"], "invalid choice"),
         (["export", MODEL, "--format", "tpu-mlir"], "is not a stored integer model"),
-        ([*REALIZE, "--save", "stored_zoo.py/m"], "cannot make the folder"),
+        ([*REALIZE, "--save", "stored_zoo.py/m"], "stored_zoo.py is not a folder"),
     ],
 )
 def test_bad_input_is_one_clear_line(run: Run, words: list[str], why: str) -> None:
