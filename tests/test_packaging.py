@@ -34,7 +34,7 @@ def batches():
 """
 MODEL = ["zoo:net", "--hardware", "x86_vnni", "--data", "zoo:batches"]
 WHERE = """
-import json, sys
+import json
 from importlib.resources import files
 import hago
 native = files("hago.runtime.native") / "cpp"
@@ -141,14 +141,6 @@ def test_the_extra_all_names_every_optional_one() -> None:
     (own,) = extras()["all"]
     match = re.fullmatch(r"hago\[(.*)\]", own)
     assert match and match[1].split(",") == sorted(extras().keys() - {"all", "test"})
-
-
-def test_the_guide_explains_every_extra() -> None:
-    page = (ROOT / "docs" / "installing.md").read_text("utf-8")
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.M))
-    assert set(rows) == extras().keys() - {"all", "test"}
-    for name, packages in rows.items():
-        assert re.findall(r"`([^`]+)`", packages) == [re.split(r"[>\[]", line)[0] for line in extras()[name]], name
 
 
 def test_the_guide_names_the_oldest_versions() -> None:

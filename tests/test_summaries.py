@@ -20,9 +20,9 @@ from networks import Small
 
 import hago
 from hago.api import explain_cost
+from hago.cli import main
 from hago.errors import shortened
 from hago.graph.graph import Graph, Node
-from hago.hardware.table import HardwareTable
 from hago.search import Quantizer, SearchOptions, SearchOutcome, SearchScore, run_search
 from hago.serialization.summary import LINES, WIDTH, Summarized, Summary, figures_text
 
@@ -244,13 +244,21 @@ def test_a_result_without_a_summary_is_noticed() -> None:
 
 
 # ---------------------------------------------------------------- what they say
-def test_str_is_the_table_of_the_command_line() -> None:
-    q = quantizer()
-    assert str(hago.load_hardware(CHIP)) == str(hago.load_hardware(CHIP).table())
-    assert isinstance(hago.load_hardware(CHIP).table(), HardwareTable)
-    assert len(str(q.strategy).splitlines()) == 1 + len(q.strategy.bits)
-    assert "total" in str(hago.estimate_cost(model(), CHIP, q.strategy))
-    assert "fewest bits" in str(explain_cost(model(), CHIP, DATA[:1]))
+def test_the_command_line_prints_str(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network, weights, path = Small().eval(), tmp_path / "net.pt", tmp_path / "net.json"
+    torch.save(network.state_dict(), weights)
+    strategy = hago.quantize(network, CHIP, DATA).strategy
+    strategy.save(path)
+
+    def printed(*words: str) -> str:
+        assert main(list(words)) == 0
+        return capsys.readouterr().out
+
+    of_model = ("networks:Small", "--weights", str(weights))
+    assert printed("hardware", "show", CHIP) == f"{hago.load_hardware(CHIP)}\n"
+    assert printed("cost", *of_model, str(path)) == f"{hago.estimate_cost(network, CHIP, strategy)}\n"
+    explained = printed("explain", *of_model, "--hardware", CHIP, "--input-shape", "1,6,6", "--cost")
+    assert explained.endswith(f"\n\n{explain_cost(network, CHIP, (DATA[0][:1],))}\n")
 
 
 def test_what_hago_offers_prints_in_a_terminal() -> None:
