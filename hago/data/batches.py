@@ -73,7 +73,8 @@ class Batches:
         names: the names of the model's inputs, in order.
         cache_bytes: the most bytes of batches that are kept in memory.
         like: Batches of the same model, whose first batch fixes the order of inputs in dicts.
-        on_batch: called after every batch of every pass, the first included, in which batches are checked.
+        on_batch: called after every batch of every pass, the first included, in which batches are checked. Batches that
+            are made of other Batches do not take over theirs.
 
     Attributes:
         samples: the number of samples.
@@ -95,11 +96,11 @@ class Batches:
         like: Batches | None = None,
         on_batch: OnBatch | None = None,
     ) -> None:
-        self._on_batch = on_batch
         if isinstance(dataset, Batches):
             self.__dict__.update(dataset.__dict__)  # checked already
-            self._on_batch = dataset._on_batch if on_batch is None else on_batch
+            self._on_batch = on_batch
             return
+        self._on_batch = on_batch
         if isinstance(dataset, Tensor):
             dataset = torch.split(dataset, BATCH_SIZE)
         check_data_set(dataset)
@@ -143,8 +144,8 @@ class Batches:
             if self._on_batch is not None:
                 self._on_batch(done, self.samples)
 
-    def observed(self, on_batch: OnBatch) -> Batches:
-        """The same batches, which call `on_batch` after every batch of every pass."""
+    def observed(self, on_batch: OnBatch | None) -> Batches:
+        """The same batches, which call `on_batch` after every batch of every pass, or nothing if it is None."""
         return Batches(self, self._names, on_batch=on_batch)
 
     def _read(self) -> Iterator[Batch]:
