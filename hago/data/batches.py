@@ -82,6 +82,7 @@ class Batches:
         classed: whether all labels are classes: whole numbers of any dtype.
         sha256: the hash of all inputs and labels.
         example: the arguments of the first batch, nested as the model takes them.
+        example_labels: the labels of the first batch; None if it has none.
 
     Raises:
         DataError: the data set is empty, ragged or not finite, or does not hold the inputs of the model; the message
@@ -107,12 +108,15 @@ class Batches:
         self._source, self._names = dataset, tuple(names)
         self._cache: list[Batch] | None = []  # None where the batches exceed `cache_bytes`
         self.example: tuple[Any, ...] = () if like is None else like.example
+        self.example_labels: Tensor | None = None
         self.samples, digest, used = 0, hashlib.sha256(), 0
         self.labelled = self.classed = True
         is_materialized = isinstance(dataset, (list, tuple))
         for batch in self._checked():
             batch = batch if is_materialized else batch.copy()  # a generator may reuse its buffer
             used += batch.bytes
+            if not self.samples:
+                self.example_labels = batch.labels
             if self._cache is not None and used <= cache_bytes:
                 self._cache.append(batch)
             elif isinstance(dataset, Iterator):
