@@ -305,3 +305,13 @@ def test_a_file_of_objects_is_told_without_advice_to_run_it(tmp_path: Path) -> N
         with pytest.raises(DataError, match="or holds objects; expected arrays of numbers") as refused:
             load_data(str(tmp_path / name))
         assert "pickle" not in str(refused.value)
+
+
+def test_an_array_that_is_called_pickle_is_no_file_of_objects(tmp_path: Path) -> None:
+    file = tmp_path / "damaged.npz"
+    np.savez(file, pickle=np.arange(64.0).reshape(8, 8))
+    content = bytearray(file.read_bytes())
+    content[content.index(b"\x93NUMPY") + 200] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="Bad CRC-32 for file 'pickle.npy'"):
+        load_data(str(file))
