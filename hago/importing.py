@@ -90,7 +90,7 @@ def import_with_data(
     batches = Batches(dataset, input_names(model), on_batch=on_batch)
     if isinstance(model, nn.Module):
         check_exportable(model)
-        check_runs(model, batches.example, where="batch 0", labels=next(iter(batches)).labels)
+        check_runs(model, batches.example, where="batch 0", labels=batches.example_labels)
     args = pytree.tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, batches.example)
     graph = import_for_chip(model, hardware, args, fold=fold, made_for=made_for)
     check_batches(graph, batches)

@@ -15,10 +15,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 
 PYTHON = "python"
 TORCH = "import torch"
+USAGE_ERROR = "hago search (a usage error)"
+#: The arguments of Python by the name of the call.
 CALLS = {
     PYTHON: ["-c", "pass"],
     TORCH: ["-c", "import torch"],
@@ -30,24 +31,30 @@ CALLS = {
     "hago --help": ["-m", "hago", "--help"],
     "hago --version": ["-m", "hago", "--version"],
     "hago search --help": ["-m", "hago", "search", "--help"],
-    "hago search (a usage error)": ["-m", "hago", "search"],
+    USAGE_ERROR: ["-m", "hago", "search"],
     "hago hardware list": ["-m", "hago", "hardware", "list"],
 }
+#: The exit codes of calls that do not end with 0.
+EXIT_CODES = {USAGE_ERROR: 2}
 
 
-def seconds_of(arguments: Sequence[str]) -> float:
-    """The seconds that Python takes for a call, from its start to its end."""
+def seconds_of(name: str) -> float:
+    """The seconds that Python takes for a call, from its start to its end; ends the script if the call fails."""
     started = time.perf_counter()
-    subprocess.run([sys.executable, *arguments], capture_output=True, check=False)
-    return time.perf_counter() - started
+    ended = subprocess.run([sys.executable, *CALLS[name]], capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - started
+    if ended.returncode != EXIT_CODES.get(name, 0):
+        expected = EXIT_CODES.get(name, 0)
+        sys.exit(f"{name} ended with code {ended.returncode}; expected {expected}:\n{ended.stderr.strip()}")
+    return seconds
 
 
 def measure(rounds: int) -> dict[str, list[float]]:
     """The seconds of every call in every round."""
     seconds: dict[str, list[float]] = {name: [] for name in CALLS}
     for number in range(rounds + 1):
-        for name, arguments in CALLS.items():
-            spent = seconds_of(arguments)
+        for name in CALLS:
+            spent = seconds_of(name)
             if number:
                 seconds[name].append(spent)
     return seconds

@@ -21,6 +21,7 @@ from toys import timeless
 import hago
 from hago.arithmetic.equality import count_differing
 from hago.errors import HagoError
+from hago.ops import OPS
 from hago.plan.space import Bits, Space
 from hago.plan.strategy import Strategy
 from hago.runtime.reference import IntegerModel
@@ -232,7 +233,10 @@ def test_options_of_the_training_are_checked_before_the_search(
 
 def test_signatures_do_not_print_the_registry() -> None:
     for function in (hago.from_torch, hago.load_integer_model):
-        assert "= hago.ops.OPS" in str(signature(function)) and len(str(signature(function))) < 600
+        assert "= mappingproxy(hago.ops.OPS)" in str(signature(function)) and len(str(signature(function))) < 600
+    assert set(OPS | {"mine": OPS["add"]}) == {*OPS, "mine"}  # type: ignore[operator]
+    with pytest.raises(TypeError):
+        OPS["mine"] = OPS["add"]  # type: ignore[index]
 
 
 def test_every_option_of_a_search_is_a_keyword_of_the_api() -> None:

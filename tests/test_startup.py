@@ -165,3 +165,13 @@ def test_an_interrupt_while_the_model_is_imported_says_how_to_go_on(command: str
 def test_the_command_is_installed_with_the_entry_that_handles_interrupts() -> None:
     root = Path(hago.__file__).parents[1]
     assert "hago = hago.__main__:run\n" in (root / "setup.cfg").read_text("utf-8")
+
+
+def test_the_benchmark_of_the_startup_does_not_time_calls_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    import benchmark_startup
+
+    monkeypatch.setitem(benchmark_startup.CALLS, "a call", ["-c", "raise ValueError('for a reason')"])
+    with pytest.raises(SystemExit, match="a call ended with code 1; expected 0:\n(.*\n)*ValueError: for a reason"):
+        benchmark_startup.seconds_of("a call")
+    monkeypatch.setitem(benchmark_startup.EXIT_CODES, "a call", 1)
+    assert benchmark_startup.seconds_of("a call") > 0

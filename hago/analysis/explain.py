@@ -18,7 +18,7 @@ from hago.arithmetic.numerics import OVERFLOWS
 from hago.arithmetic.schemes import TWO_SIDED
 from hago.arithmetic.types import INT16, Edge
 from hago.cost import node_macs
-from hago.graph import CONST, INPUT, Graph, Node
+from hago.graph import Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import Operand, Ops
 from hago.plan import Space, Topology
@@ -200,9 +200,7 @@ def explain_topology(graph: Graph, hardware: Hardware, topology: Topology, space
         topology, space: of this graph on this hardware.
     """
     ops = hardware.rules(hardware.known_ops)
-    rows = tuple(
-        _explain(graph, node, hardware, topology, space, ops) for node in graph if node.op not in (INPUT, CONST)
-    )
+    rows = tuple(_explain(graph, node, hardware, topology, space, ops) for node in graph.computed)
     boundaries = tuple(_boundary(graph, topology, e) for e in float_boundaries(graph, topology))
     return Explanation(hardware.name, rows, boundaries, len(space.groups), space.size)
 

@@ -26,7 +26,7 @@ from hago.analysis.processor import cpu_lines, processor_name
 from hago.arithmetic.types import SimQ
 from hago.cost import node_macs
 from hago.errors import HagoError, HardwareError
-from hago.graph import CONST, INPUT, OUTPUT, Graph, channels_last, compute_real, from_torch
+from hago.graph import OUTPUT, Graph, channels_last, compute_real, from_torch
 from hago.hardware import Hardware, OpDesc, check_hardware, hardware_from_document, hardware_to_document
 from hago.importing import HardwareLike, as_hardware
 from hago.ops import OPS
@@ -250,7 +250,7 @@ def _float_job(hardware: Hardware, op: str, desc: OpDesc, case: Case) -> Job:
     if len({*desc.in_dtypes, desc.out_dtype}) > 1:
         raise HagoError("torch computes in one dtype")
     graph = from_torch(case.make().eval(), tuple(x[:2] for x in _inputs(case)), ops=hardware.known_ops)
-    (node,) = [n for n in graph if n.op not in (INPUT, CONST)]
+    (node,) = graph.computed
     values = dict(graph.consts) | dict(zip(graph.inputs, _inputs(case), strict=True))
     read = [channels_last(values[name]).to(desc.out_dtype.torch) for name in node.inputs]
 
@@ -315,7 +315,7 @@ def requantize_job(hardware: Hardware) -> Job | str:
 
 def _work(graph: Graph, case: Case) -> int:
     """The work of one call as costs count it: multiply-accumulates, or the elements of the largest value."""
-    (node,) = [n for n in graph if n.op not in (INPUT, CONST)]
+    (node,) = graph.computed
     batch = case.shapes[0][0]
     values = [math.prod(graph[name].shape or ()) for name in (node.name, *graph.inputs)]
     return batch * (node_macs(graph, node, OPS) or max(values))

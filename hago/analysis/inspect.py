@@ -407,10 +407,9 @@ class Lockstep:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.graph = plan, plan.graph
-        computed = [n for n in plan.graph if n.op not in (INPUT, CONST)]
         self.tallies = {n.name: Tally() for n in plan.graph if n.op != CONST}
-        self.splitters = {n.name: NodeSplitter(plan, n) for n in computed if n.name in plan.nodes}
-        self._integer_models = {n.name: IntegerModel(single_node_plan(plan, n)) for n in computed}
+        self.splitters = {n.name: NodeSplitter(plan, n) for n in plan.graph.computed if n.name in plan.nodes}
+        self._integer_models = {n.name: IntegerModel(single_node_plan(plan, n)) for n in plan.graph.computed}
         self._simulator = Simulator(plan, watch=self._on_accumulator)
         self._dropped = {s.step.name: s.dropped for s in plan.graph.schedule}
         self._accumulators: dict[str, Tensor] = {}

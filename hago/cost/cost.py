@@ -449,9 +449,8 @@ class _Account:
         self.cores = self.hardware.cost.get("cores", 1.0)
 
     def cost(self) -> Cost:
-        computed = [n for n in self.graph if n.op not in (INPUT, CONST)]
         edges = tuple(self._edge(e) for e in self.graph.edges)
-        nodes = tuple(self._node(n) for n in computed)
+        nodes = tuple(self._node(n) for n in self.graph.computed)
         if "clock_hz" not in self.hardware.cost:
             self.missing["clock_hz (latency in seconds)"] = None
         clock = self.hardware.cost.get("clock_hz")

@@ -73,7 +73,8 @@ class Batches:
         names: the names of the model's inputs, in order.
         cache_bytes: the most bytes of batches that are kept in memory.
         like: Batches of the same model, whose first batch fixes the order of inputs in dicts.
-        on_batch: called after every batch of every pass, the first included, in which batches are checked.
+        on_batch: called after every batch of every pass, the first included, in which batches are checked. Batches that
+            are made of other Batches do not take over theirs.
 
     Attributes:
         samples: the number of samples.
@@ -81,6 +82,7 @@ class Batches:
         classed: whether all labels are classes: whole numbers of any dtype.
         sha256: the hash of all inputs and labels.
         example: the arguments of the first batch, nested as the model takes them.
+        example_labels: the labels of the first batch; None if it has none.
 
     Raises:
         DataError: the data set is empty, ragged or not finite, or does not hold the inputs of the model; the message
@@ -95,23 +97,26 @@ class Batches:
         like: Batches | None = None,
         on_batch: OnBatch | None = None,
     ) -> None:
-        self._on_batch = on_batch
         if isinstance(dataset, Batches):
             self.__dict__.update(dataset.__dict__)  # checked already
-            self._on_batch = dataset._on_batch if on_batch is None else on_batch
+            self._on_batch = on_batch
             return
+        self._on_batch = on_batch
         if isinstance(dataset, Tensor):
             dataset = torch.split(dataset, BATCH_SIZE)
         check_data_set(dataset)
         self._source, self._names = dataset, tuple(names)
         self._cache: list[Batch] | None = []  # None where the batches exceed `cache_bytes`
         self.example: tuple[Any, ...] = () if like is None else like.example
+        self.example_labels: Tensor | None = None
         self.samples, digest, used = 0, hashlib.sha256(), 0
         self.labelled = self.classed = True
         is_materialized = isinstance(dataset, (list, tuple))
         for batch in self._checked():
             batch = batch if is_materialized else batch.copy()  # a generator may reuse its buffer
             used += batch.bytes
+            if not self.samples:
+                self.example_labels = batch.labels
             if self._cache is not None and used <= cache_bytes:
                 self._cache.append(batch)
             elif isinstance(dataset, Iterator):
@@ -143,8 +148,8 @@ class Batches:
             if self._on_batch is not None:
                 self._on_batch(done, self.samples)
 
-    def observed(self, on_batch: OnBatch) -> Batches:
-        """The same batches, which call `on_batch` after every batch of every pass."""
+    def observed(self, on_batch: OnBatch | None) -> Batches:
+        """The same batches, which call `on_batch` after every batch of every pass, or nothing if it is None."""
         return Batches(self, self._names, on_batch=on_batch)
 
     def _read(self) -> Iterator[Batch]:

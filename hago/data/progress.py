@@ -51,6 +51,11 @@ class StatusLine:
         if self._bar is not None:
             self._bar.close()
 
+    def is_due(self, now: float, force: bool = False) -> bool:
+        """Whether a text would be shown now; arguments as for `show`."""
+        due = now - self._last >= (TERMINAL_SECONDS if self._terminal else PLAIN_SECONDS)
+        return self._shown and (due or (force and self._terminal))
+
     def show(self, text: str, force: bool = False) -> None:
         """Show a text instead of the last one, unless that is too recent.
 
@@ -58,8 +63,7 @@ class StatusLine:
             force: on a terminal, show it in any case.
         """
         now = self._clock()
-        due = now - self._last >= (TERMINAL_SECONDS if self._terminal else PLAIN_SECONDS)
-        if not self._shown or not (due or (force and self._terminal)):
+        if not self.is_due(now, force):
             return
         self._last = now
         if not self._terminal:
@@ -122,6 +126,8 @@ class JobProgress:
             # when the pass began is not known, only when its first batch ended
             self._passes, self._timed_from = self._passes + 1, (done, now)
         self._done = done
+        if not self._line.is_due(now):
+            return
         nth = f", pass {self._passes}" if self._passes > 1 else ""
         count = f"{done} samples" if samples is None else f"{done} of {samples} samples"
         left = "" if samples is None else self._left(samples - done, now)

@@ -126,7 +126,7 @@ def _arrays(path: Path, batch_size: int, samples: int | None) -> ArrayBatches:
         raise
     except Exception as error:  # numpy's and zip's readers raise many types for damaged files
         why = one_line(error)
-        if "pickle" in why:  # numpy's advice is to run what the file says
+        if isinstance(error, ValueError) and "allow_pickle" in why:  # numpy's advice is to run what the file says
             why = "it is no file of numpy, or holds objects; expected arrays of numbers in which all samples have the "
             why += "same shape, written with numpy.savez(path, x=array)"
         raise DataError(f"data {str(path)!r} cannot be read: {why}") from None

@@ -138,7 +138,7 @@ class Graph(Summarized):
     @functools.cached_property
     def schedule(self) -> Schedule[Node]:
         """The nodes that are computed, in order, with the values that each is the last to read."""
-        return make_schedule([n for n in self.nodes if n.op not in (INPUT, CONST)], self.outputs)
+        return make_schedule(self.computed, self.outputs)
 
     @functools.cached_property
     def model_hash(self) -> str:
@@ -156,7 +156,7 @@ class Graph(Summarized):
             digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
-    @property
+    @functools.cached_property
     def computed(self) -> tuple[Node, ...]:
         """The nodes that are computed: all but inputs and constants."""
         return tuple(n for n in self.nodes if n.op not in (INPUT, CONST))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from hago.ops import _opaque as opaque
@@ -87,29 +88,14 @@ def _discover() -> dict[str, OpRule]:
     return found
 
 
-class _Registry(Mapping[str, OpRule]):
-    """A read-only mapping with a short repr, so that signatures with the default OPS can be read."""
-
-    def __init__(self, rules: Mapping[str, OpRule]) -> None:
-        self._rules = dict(rules)
-
-    def __getitem__(self, op: str) -> OpRule:
-        return self._rules[op]
-
-    def __contains__(self, op: object) -> bool:
-        return op in self._rules
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rules)
-
-    def __len__(self) -> int:
-        return len(self._rules)
+class _Rules(dict[str, OpRule]):
+    """Rules with a short repr, so that signatures with the default OPS can be read."""
 
     def __repr__(self) -> str:
         return "hago.ops.OPS"
 
 
-OPS: Final[Ops] = _Registry(_discover())
+OPS: Final[Ops] = MappingProxyType(_Rules(_discover()))
 
 
 def aliases(ops: Ops = OPS) -> dict[str, str]:

@@ -29,7 +29,7 @@ from hago.arithmetic.numerics import apply_simq, dequantize, quantize
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.caching import LRU
 from hago.errors import InfeasibleBits
-from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.graph import OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import OPS, Ops, Site
 from hago.plan.accumulators import Bounds, additions_of, largest_centered, pairs_of
@@ -293,7 +293,7 @@ class Resolver:
     def _variant(self, floats: frozenset[str]) -> Resolver:
         """The Resolver of the topology in which these nodes are float, too."""
         base, graph, ops = self.topology, self.graph, self.ops
-        float_nodes = [n for n in graph if n.op not in (INPUT, CONST) and not base.nodes[n.name]]
+        float_nodes = [n for n in graph.computed if not base.nodes[n.name]]
         kept_float = [name for node in float_nodes for name in _names_kept_float(node, base)]
         patterns = [glob.escape(name) for name in (*kept_float, *sorted(floats))]
         topology = analyze(graph, self.hardware, patterns, ops) if floats else base

@@ -127,8 +127,8 @@ def analyze(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str] = 
         HagoError: a pattern that matches neither node nor edge.
     """
     ops, keep_float = hardware.rules(ops), as_strings(keep_float, "keep_float")
-    compute = [n for n in graph if n.op not in (INPUT, CONST)]
-    check_patterns(keep_float, [*(n.name for n in compute), *(str(e) for n in compute for e in n.edges)], "keep_float")
+    names = [*(n.name for n in graph.computed), *(str(e) for n in graph.computed for e in n.edges)]
+    check_patterns(keep_float, names, "keep_float")
     integer: dict[str, bool] = {}
     reasons: dict[str, str] = {}
     edges: dict[Edge, bool] = {}

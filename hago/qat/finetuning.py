@@ -43,8 +43,6 @@ from hago.study import Budget
 
 #: Number of steps of a run that has neither `steps` nor a budget.
 STEPS: Final = 400
-#: Number of steps of a run that ends only by its budget.
-ENDLESS: Final = 1 << 40
 #: A function that measures a quantizer on the data; its results are JSON values.
 Measure = Callable[[Quantizer], dict[str, Any]]
 
@@ -110,7 +108,7 @@ class FinetuneOptions:
         seconds = budget.seconds
         if self.budget is not None and (seconds is None or budget != Budget(seconds=seconds)):
             raise HagoError(f"budget {self.budget!r}; expected a time such as '5m', and steps= for a number of steps")
-        steps = ENDLESS if self.steps is None and seconds is not None else self.steps or STEPS
+        steps = STEPS if self.steps is None and seconds is None else self.steps
         return TrainingSchedule(steps, math.inf if seconds is None else seconds)
 
 
@@ -248,7 +246,7 @@ def _settings(
         "objective": objective_name,
         "scheme": training_scheme(options.scheme).name,
         "seed": options.seed,
-        "steps": None if schedule.steps == ENDLESS else schedule.steps,
+        "steps": schedule.steps,
         "seconds_allowed": None if schedule.seconds == math.inf else schedule.seconds,
         "lr": options.lr,
         "range_lr": options.range_lr,

@@ -110,19 +110,20 @@ class TrainingSchedule:
     """The length of a run and its learning rate: a linear warm-up, then a cosine to 0.
 
     Args:
-        steps: number of steps of the whole run.
+        steps: number of steps of the whole run; None for a run that ends only by its time.
         seconds: wall time of the whole run. It ends when either is used up.
 
     References:
         Loshchilov and Hutter, arXiv:1608.03983.
     """
 
-    steps: int
+    steps: int | None
     seconds: float
 
     def completed(self, step: int, seconds: float) -> float:
         """The completed fraction of the run, from 0 to 1: of its steps or of its seconds, whichever is larger."""
-        return min(1.0, max(step / self.steps, seconds / self.seconds))
+        of_steps = 0.0 if self.steps is None else step / self.steps
+        return min(1.0, max(of_steps, seconds / self.seconds))
 
     def rate(self, completed: float) -> float:
         """The learning rate, relative to the largest, after a fraction of the run is completed."""
@@ -302,7 +303,8 @@ class TrainingRun:
         """The step, the loss, and the time left at the rate so far."""
         completed = self.schedule.completed(self.step, self.seconds)
         left = duration(self.seconds * (1.0 - completed) / completed) if completed else "some time"
-        return f"training: step {self.step} of at most {self.schedule.steps}, loss {loss:.4g}, {left} left"
+        limit = "" if self.schedule.steps is None else f" of at most {self.schedule.steps}"
+        return f"training: step {self.step}{limit}, loss {loss:.4g}, {left} left"
 
     def validation_loss(self, plan: Plan) -> float:
         """The mean loss of a plan on the validation samples, or on all if there are too few to keep any aside."""

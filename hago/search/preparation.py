@@ -87,6 +87,10 @@ class Prepared:
         groups = ((k, g.source) for k, g in self.space.groups.items() if g.source not in consts)
         return tuple(dict.fromkeys(source for key, source in groups if given.named(key, source) is None))
 
+    def unobserved(self) -> Prepared:
+        """The same with batches that call nothing, for use after the job that showed its progress."""
+        return replace(self, batches=self.batches.observed(None))
+
 
 def prepare(
     model: ModelLike,
@@ -102,7 +106,7 @@ def prepare(
 
     Args:
         made_for: of from_torch.
-        steps: shows the progress, also that of later passes over the batches; None for none.
+        steps: shows the progress, also of later passes over the batches (see `Prepared.unobserved`); None for none.
 
     Raises:
         HagoError: whatever is wrong with the model, the hardware, the data, the patterns or the tables.

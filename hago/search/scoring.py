@@ -73,6 +73,14 @@ class GoalScorer:
         other.goal = goal
         return other
 
+    def unobserved(self) -> GoalScorer:
+        """A scorer whose batches call nothing, which shares the cache of simulated values."""
+        other = copy(self)
+        other.prepared = self.prepared.unobserved()
+        other.evaluator = copy(self.evaluator)
+        other.evaluator.batches = self.evaluator.batches.observed(None)
+        return other
+
     def __call__(self, bits: Bits, rival: Bits | None = None) -> Score:
         """The score of a point, from this process.
 

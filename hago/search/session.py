@@ -233,6 +233,7 @@ def run_search(
         scorer = scorer.with_prepared(start.prepared)
         check_measures_reachable(goal, start.prepared, start.most_bits, scorer)
         searcher = build_searcher(searcher, start, options.seed)
+    calibrated, scorer = calibrated.unobserved(), scorer.unobserved()
     search = Search(
         options=options,
         held_out=held_out,

@@ -26,7 +26,7 @@ from hago.serialization.summary import Summarized, Summary, bits_text, figures_t
 from hago.study.budget import Budget, BudgetKind
 from hago.study.interrupts import Interrupts
 from hago.study.log import Header, LogFile, Notice, Trial, best_trial, log_notice
-from hago.study.progress import Progress
+from hago.study.progress import Progress, value_in_words
 from hago.study.score import Score
 from hago.study.searcher import Explains, Recalls, Searcher
 from hago.study.trial_cache import ScorePoint, Submit, TrialCache
@@ -85,7 +85,7 @@ def run_study(
     budget: Budget | str | int | None = None,
     resume: bool = True,
     progress: bool = False,
-    value_text: Callable[[Trial], str] | None = None,
+    value_text: Callable[[Trial], str] = value_in_words,
     on_best: Callable[[Trial], None] | None = None,
     on_trial: OnTrial | None = None,
     plan_key: Callable[[Bits], str] | None = None,
@@ -140,7 +140,7 @@ def run_study(
         if log is not None and header is not None:
             file = stack.enter_context(LogFile(log))
             logged, model_hash = file.start(header, _now(), resume, notice), header.model_hash
-        bar = stack.enter_context(Progress(limit, progress, value_text) if value_text else Progress(limit, progress))
+        bar = stack.enter_context(Progress(limit, progress, value_text))
         cache = stack.enter_context(TrialCache(score_point, plan_key, submit, race))
         run = _Run(
             space=space,

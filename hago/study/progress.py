@@ -14,7 +14,8 @@ from hago.study.budget import Budget
 from hago.study.log import Trial
 
 
-def _value_text(trial: Trial) -> str:
+def value_in_words(trial: Trial) -> str:
+    """The number that a trial is ranked by."""
     return f"{trial.score.value:.6g}"
 
 
@@ -33,7 +34,7 @@ class Progress:
         self,
         budget: Budget,
         shown: bool,
-        value_text: Callable[[Trial], str] = _value_text,
+        value_text: Callable[[Trial], str] = value_in_words,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._budget, self._value_text = budget, value_text

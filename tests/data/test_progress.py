@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import sys
 from collections.abc import Callable
 
@@ -79,14 +80,38 @@ def test_without_a_terminal_there_is_a_plain_line_now_and_then(capsys: pytest.Ca
     assert lines == [f"hago: inspect: step {second}" for second in (30, 60, 90)] and PLAIN_SECONDS == 30.0
 
 
-@pytest.mark.parametrize("use", [lambda b: b, lambda b: Batches(b, ["x"])])
-def test_observed_batches_are_the_same_batches(use: Callable[[Batches], Batches]) -> None:
+def test_observed_batches_are_the_same_batches() -> None:
     calls: list[tuple[int, int | None]] = []
     plain = Batches(torch.arange(10.0).reshape(5, 2).split(2), ["x"])
-    watched = use(plain.observed(lambda done, samples: calls.append((done, samples))))
+    watched = plain.observed(lambda done, samples: calls.append((done, samples)))
     assert [b.size for b in watched] == [b.size for b in plain] and watched.sha256 == plain.sha256
     assert calls == [(2, 5), (4, 5), (5, 5)]
     assert [b.size for b in plain] == [2, 2, 1] and len(calls) == 3  # the first are not observed
+
+
+@pytest.mark.parametrize("use", [lambda b: Batches(b, ["x"]), lambda b: b.observed(None)])
+def test_batches_that_are_made_of_observed_ones_are_not_observed(use: Callable[[Batches], Batches]) -> None:
+    calls: list[tuple[int, int | None]] = []
+    watched = Batches(torch.zeros(4, 2).split(2), ["x"], on_batch=lambda *call: calls.append(call))
+    assert calls == [(2, None), (4, None)]
+    plain = use(watched)
+    assert [b.size for b in plain] == [2, 2] and len(calls) == 2
+    assert [b.size for b in watched] == [2, 2] and len(calls) == 4
+    assert pickle.loads(pickle.dumps(plain)).sha256 == watched.sha256
+
+
+def test_progress_that_is_not_due_is_not_worded(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, worded = Clock(), list[float]()
+
+    def words(seconds: float) -> str:
+        worded.append(seconds)
+        return "now"
+
+    monkeypatch.setattr("hago.data.progress.duration", words)
+    with JobProgress("search", clock=clock) as steps:
+        for clock.now in (0.0, PLAIN_SECONDS, PLAIN_SECONDS + 1.0):
+            steps.on_batch(1, None)
+    assert worded == [PLAIN_SECONDS]
 
 
 def test_durations() -> None:

@@ -247,6 +247,37 @@ def test_a_model_without_a_conversion_is_told_what_its_layer_takes() -> None:
         hago.quantize(Mean().eval(), CHIP, [images(2, 5, 7, 11)])
 
 
+class Trying(nn.Module):
+    """A model that catches the error of one layer, runs another while it does, and fails for another reason."""
+
+    def __init__(self, ending: str) -> None:
+        super().__init__()
+        self.large, self.small, self.last, self.ending = nn.Linear(9, 9), nn.Linear(3, 4), nn.Linear(5, 5), ending
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            self.large(x)
+        except RuntimeError:
+            self.small(x)
+            if self.ending == "again":
+                raise
+        if self.ending == "other":
+            raise ValueError("an error of the model itself")
+        return torch.as_tensor(self.last(x))
+
+
+@pytest.mark.parametrize("ending, layer", [("other", None), ("again", "large"), ("last", "last")])
+def test_only_the_layer_that_raised_the_error_is_named(ending: str, layer: str | None) -> None:
+    with pytest.raises(DataError) as refused:
+        hago.from_torch(Trying(ending).eval(), (torch.zeros(2, 3),))
+    assert re.findall(r"its Linear '(\w+)' takes", str(refused.value)) == ([] if layer is None else [layer])
+
+
+def test_example_inputs_without_a_tensor_are_described() -> None:
+    with pytest.raises(DataError, match="example_inputs has no tensor, but int and NoneType; the model fails on it"):
+        hago.from_torch(net(), [3, None])
+
+
 def test_models_are_left_as_they_were() -> None:
     model = net()
     with pytest.raises(DataError):
@@ -305,3 +336,13 @@ def test_a_file_of_objects_is_told_without_advice_to_run_it(tmp_path: Path) -> N
         with pytest.raises(DataError, match="or holds objects; expected arrays of numbers") as refused:
             load_data(str(tmp_path / name))
         assert "pickle" not in str(refused.value)
+
+
+def test_an_array_that_is_called_pickle_is_no_file_of_objects(tmp_path: Path) -> None:
+    file = tmp_path / "damaged.npz"
+    np.savez(file, pickle=np.arange(64.0).reshape(8, 8))
+    content = bytearray(file.read_bytes())
+    content[content.index(b"\x93NUMPY") + 200] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="Bad CRC-32 for file 'pickle.npy'"):
+        load_data(str(file))

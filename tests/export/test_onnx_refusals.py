@@ -78,12 +78,16 @@ def test_the_engines_own_hardware_comes_first(tmp_path: Path) -> None:
 
 
 def test_reasons_are_grouped() -> None:
-    found = [Refusal(f"n{i}", "sums reach {}", 10.0 * i) for i in range(5)]
-    found += [Refusal("n0", "rounds up"), Refusal("n0:0", "rounds up", on_edge=True), Refusal("m", "has {{1}}")]
+    found = [Refusal(f"n{i}", "sums reach {amount}", 10.0 * i) for i in range(5)]
+    found += [
+        Refusal("n0", "rounds up"),
+        Refusal("n0:0", "rounds up", on_edge=True),
+        Refusal("m", "has {1}, { and {amount}"),
+    ]
     assert list(grouped(found + found)) == [
         "5 nodes ('n0', 'n1', 'n2', ...): sums reach 40",
         "node 'n0' and edge 'n0:0': rounds up",
-        "node 'm': has {1}",
+        "node 'm': has {1}, { and {amount}",
     ]
 
 

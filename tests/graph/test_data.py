@@ -109,6 +109,14 @@ def test_a_model_that_takes_a_dict() -> None:
     assert set(batches.example[0]) == {"a", "b"} and len(batches.example) == 1
 
 
+def test_the_labels_of_the_first_batch_are_kept_although_the_batches_are_not() -> None:
+    batches = Batches(DataLoader(TensorDataset(X, Y), batch_size=4), ["x"], cache_bytes=0)
+    assert batches.kept is None and batches.example_labels is not None
+    assert batches.example_labels.equal(Y[:4])
+    assert Batches(batches, ["x"]).example_labels is batches.example_labels
+    assert Batches([X], ["x"]).example_labels is None
+
+
 def test_integers_stay_integers() -> None:
     (ids,), _ = whole(Batches([Y[:4], Y[4:]], ["ids"]))
     assert ids.dtype == torch.int64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -461,6 +462,18 @@ def with_nan() -> nn.Module:
 def test_what_is_refused(make: Callable[[], nn.Module], says: str) -> None:
     with pytest.raises(GraphError, match=says):
         from_torch(make(), (images(2, 1, 6, 6),))
+
+
+def test_a_package_whose_name_begins_with_torch_is_not_torch() -> None:
+    folder = Path(torch.__file__).parent
+    source = "def forward(self, x):\n    return x + 1 if x.sum() > 0 else x\n"
+    for file, is_named in ((f"{folder}vision/net.py", True), (str(folder / "net.py"), False)):
+        names: dict[str, Any] = {}
+        exec(compile(source, file, "exec"), names)
+        model = type("Net", (nn.Module,), {"forward": names["forward"]})().eval()
+        with pytest.raises(GraphError) as caught:
+            from_torch(model, (images(2, 1, 6, 6),))
+        assert ("net.py:2" in str(caught.value)) == is_named
 
 
 def test_what_is_no_model() -> None:

@@ -17,6 +17,7 @@ from networks import Small, randomized
 from torch import Tensor
 
 import hago
+from hago.data import StatusLine
 from hago.errors import HagoError, StrategyMismatch
 from hago.graph.execute import run_real
 from hago.graph.graph import Graph
@@ -84,6 +85,18 @@ def test_an_interrupted_run_completes_its_step_and_can_be_resumed(tmp_path: Path
     assert len(calls) == 4 and (tmp_path / "run.safetensors").exists()
     resumed = tuned(objective=distance, checkpoint=tmp_path / "run.safetensors")
     assert resumed.steps == 8 and same(resumed, tuned(objective=distance))
+
+
+@pytest.mark.parametrize(
+    "length, limit", [({"steps": 2}, " of at most 2"), ({"steps": None, "budget": "0.3s"}, "")], ids=["steps", "budget"]
+)
+def test_progress_names_the_largest_number_of_steps_if_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, length: dict[str, Any], limit: str
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(StatusLine, "show", lambda _, text, force=False: shown.append(text))
+    tuned(**length)
+    assert any(text.startswith(f"training: step 1{limit}, loss") for text in shown)
 
 
 def test_labels_train_too() -> None:

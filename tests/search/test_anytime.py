@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from building import residual_block, seeded
 from toys import timeless
 
-from hago.data.progress import StatusLine
+from hago.data.progress import JobProgress, StatusLine
 from hago.errors import LogError
 from hago.importing import as_strategy
 from hago.search.pareto_front import load_front
@@ -108,3 +109,18 @@ def test_a_disk_that_is_full_is_said_and_what_was_found_is_continued(name: str, 
     for other in ("best.json", "front.json"):
         assert (short / other).read_bytes() == (whole / other).read_bytes()
     assert timeless((short / "log").read_bytes()) == timeless((whole / "log").read_bytes())
+
+
+@pytest.mark.parametrize("searcher, race", [("nsga2", False), ("default", False), ("default", True)])
+def test_neither_trials_nor_the_outcome_call_the_progress_of_the_steps_before(
+    searcher: str, race: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(JobProgress, "on_batch", lambda _, done, samples: calls.append(done))
+    data, before = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(3)], list[int]()
+    options = SearchOptions.of(searcher, budget=4, race=race)
+    outcome = run_search(residual_block(), "x86_vnni", data, options, lambda: before.append(len(calls)))
+    batches = outcome.prepared.batches
+    assert sum(batch.size for batch in batches) == 24
+    assert before and before[0] > 0 and len(calls) == before[0]
+    assert pickle.loads(pickle.dumps(batches)).sha256 == batches.sha256

@@ -31,6 +31,8 @@ from hago.plan.topology import varies_along
 ONNX_FORMS: Final = ("common_scale", "dequantize", "qlinear")
 #: The forms in which Plans are written, see `hago.export.onnx.export.FORMS`.
 _FORMS: Final = ("qdq", "qoperator")
+#: Stands for the amount in the text of a reason.
+_AMOUNT: Final = "{amount}"
 #: The most nodes, and the most edges, that a line of an error names.
 _NAMED: Final = 3
 
@@ -41,7 +43,7 @@ class Refusal:
 
     Args:
         place: the name of the node, or the key of the edge.
-        reason: in words; `{}` stands for the amount.
+        reason: in words; `_AMOUNT` stands for the amount.
         amount: the largest sum, where the reason is one.
         on_edge: whether the place is an edge.
     """
@@ -78,10 +80,8 @@ def grouped(refusals: Sequence[Refusal]) -> Iterator[str]:
             ("edge" if on_edge else "node", [r.place for r in group if r.on_edge == on_edge]) for on_edge in (0, 1)
         ]
         places = " and ".join(_places(kind, names) for kind, names in kinds if names)
-        if len(group) == 1:
-            places = f"{'edge' if group[0].on_edge else 'node'} {group[0].place!r}"
-        largest = max((r.amount for r in group if r.amount is not None), default=0.0)
-        yield f"{places}: {reason.format(f'{largest:.0f}')}"
+        amounts = [r.amount for r in group if r.amount is not None]
+        yield f"{places}: {reason.replace(_AMOUNT, f'{max(amounts):.0f}') if amounts else reason}"
 
 
 def _places(kind: str, names: Sequence[str]) -> str:
@@ -147,7 +147,7 @@ def _refusals(plan: Plan, form: str) -> Iterator[Refusal]:
         if node.op in (INPUT, CONST):
             continue
         if (why := unsupported_reason(node)) is not None:
-            yield Refusal(node.name, why.replace("{", "{{").replace("}", "}}"))
+            yield Refusal(node.name, why)
         if node.name in plan.nodes:
             yield from _node_refusals(plan, node, plan.nodes[node.name], form)
     for edge, simq in plan.edges.items():
@@ -168,23 +168,23 @@ def _node_refusals(plan: Plan, node: Node, node_plan: NodePlan, form: str) -> It
     if not node_plan.proved and (register.overflow != "wrap" or register.dtype != INT32):
         yield Refusal(
             node.name,
-            f"sums may leave the register, up to {{}} in {register.dtype}, which {OVERFLOWS[register.overflow].verb}; "
-            "ONNX sums in int32 that wraps. Take fewer bits",
+            f"sums may leave the register, up to {_AMOUNT} in {register.dtype}, which "
+            f"{OVERFLOWS[register.overflow].verb}; ONNX sums in int32 that wraps. Take fewer bits",
             largest,
         )
     elif register.dtype.bits > 32 and largest > INT32.max:
-        yield Refusal(node.name, "sums reach {}; ONNX sums in int32. Take fewer bits", node_plan.bound)
+        yield Refusal(node.name, f"sums reach {_AMOUNT}; ONNX sums in int32. Take fewer bits", node_plan.bound)
     elif form == "qoperator" and not node_plan.proved and sums_in_int64(node.op):
         yield Refusal(
             node.name,
-            f"sums may leave the register, up to {{}} in {register.dtype}, which wraps; the file sums {node.op} in "
-            "int64. Take fewer bits",
+            f"sums may leave the register, up to {_AMOUNT} in {register.dtype}, which wraps; the file sums {node.op} "
+            "in int64. Take fewer bits",
             largest,
         )
     elif form == "qoperator" and _float32_changes_sums(plan, node, node_plan):
         yield Refusal(
             node.name,
-            f"sums reach {{}}; ONNX has {node.op} with such operands in float32 only, which ends at 2**24",
+            f"sums reach {_AMOUNT}; ONNX has {node.op} with such operands in float32 only, which ends at 2**24",
             node_plan.bound,
         )
     if node_plan.out_simq is not None and desc.form in (None, "common_scale"):

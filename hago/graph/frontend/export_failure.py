@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import linecache
 import logging
+import os
 import re
 import sys
 import sysconfig
@@ -25,8 +26,8 @@ from hago.errors import shortened_to
 #: What torch says where it must know a value that depends on the data.
 _OF_DATA: Final = re.compile(r"data-dependent|dynamic control flow|Dynamic value|_local_scalar_dense", re.I)
 #: Folders whose lines are none of the user's: torch and the import itself.
-_OTHERS: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
-_STANDARD_LIBRARY: Final = sysconfig.get_paths()["stdlib"]
+_OTHERS: Final = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parent.parent))
+_STANDARD_LIBRARY: Final = sysconfig.get_paths()["stdlib"] + os.sep
 LONGEST_LINE: Final = 100
 
 

@@ -8,6 +8,7 @@ numbers for bytes), and the message names one on which the model runs.
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -109,35 +110,49 @@ def _two_samples(x: Any) -> Any:
 # ---------------------------------------------------------------- running the model
 def _failure(model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> str | None:
     """Why the model fails on arguments, in one line; None if it runs."""
-    with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=()), _layers(model) as running:
+    with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=()), _layers(model) as raised:
         warnings.simplefilter("ignore")
         try:
             model(*call[0], **call[1])
         except Exception as error:  # whatever the user's code raises
             said = named_objects.one_line(error).removesuffix(":").removesuffix(", but expected one of")
-            layer = f"; {_expectation(*running[-1], pytree.tree_leaves(call))}" if running else ""
+            inputs = pytree.tree_leaves(call)
+            layer = next((f"; {_expectation(r, inputs)}" for r in raised if r.exception is error), "")
             return shortened_to(said.rstrip(". "), LONGEST_REASON) + layer
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """A layer that ended while an exception was handled. Of several with one exception, the first raised it.
+
+    Args:
+        got: the first argument of the layer.
+    """
+
+    exception: BaseException
+    name: str
+    layer: Any
+    got: Any
+
+
 @contextmanager
-def _layers(model: nn.Module) -> Iterator[list[tuple[str, nn.Module, Any]]]:
-    """The layers that are running: name, module and first argument of each; after an exception, those it came from."""
-    running: list[tuple[str, nn.Module, Any]] = []
+def _layers(model: nn.Module) -> Iterator[list[_Raised]]:
+    """The layers that raised exceptions, also ones that the model caught, in the order of their ends."""
+    raised: list[_Raised] = []
     handles = []
     for name, module in model.named_modules():
         if name and isinstance(module, _LAYERS):
 
-            def enter(module: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
-                running.append((name, module, args[0] if args else None))
+            def leave(module: nn.Module, args: tuple[Any, ...], result: Any, name: str = name) -> None:
+                if (exception := sys.exc_info()[1]) is not None:
+                    raised.append(_Raised(exception, name, module, args[0] if args else None))
 
-            def leave(module: nn.Module, args: Any, result: Any) -> None:
-                running.pop()
-
-            handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+            handles.append(module.register_forward_hook(leave, always_call=True))
     try:
-        yield running
+        yield raised
     finally:
+        raised.clear()  # tracebacks hold the frames that hold this list
         for handle in handles:
             handle.remove()
 
@@ -147,8 +162,9 @@ _SPATIAL: Final = {1: "length", 2: "height, width", 3: "depth, height, width"}
 _LAYERS: Final = (_ConvNd, _BatchNorm, nn.Linear, nn.Embedding, nn.RNNBase)
 
 
-def _expectation(name: str, layer: Any, got: Any, inputs: Sequence[Any]) -> str:
+def _expectation(raised: _Raised, inputs: Sequence[Any]) -> str:
     """What a layer takes, and what it got if that is not an input of the model."""
+    name, layer, got = raised.name, raised.layer, raised.got
     if isinstance(layer, _ConvNd):
         axes = layer.weight.ndim - 2
         takes = f"(batch, {layer.in_channels}, {_SPATIAL[axes]})"
@@ -181,6 +197,9 @@ def _dtype(x: Tensor) -> str:
 def _described(call: tuple[tuple[Any, ...], dict[str, Any]]) -> str:
     """The shapes and dtypes of arguments."""
     tensors = [x for x in pytree.tree_leaves(call) if isinstance(x, Tensor)]
+    if not tensors:
+        kinds = [type(x).__name__ for x in pytree.tree_leaves(call)[:6]]
+        return f"no tensor{', but ' if kinds else ''}{' and '.join(kinds)}"
     keys = next(([str(k) for k in x] for x in call[0] if isinstance(x, Mapping)), [])
     of_dict = f", in a dict with the keys {', '.join(map(repr, keys[:8]))}" if keys else ""
     if len(tensors) == 1:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hago.arithmetic.types import Edge
 from hago.errors import HagoError, did_you_mean
-from hago.graph import CONST, INPUT, Node
+from hago.graph import Node
 from hago.graph.schedule import Name, Schedule, Step, make_schedule, run_schedule
 from hago.plan import Plan
 from hago.runtime.native.lowering import lower
@@ -221,8 +221,7 @@ class Executor:
                 rows[name] = KernelRow(name, graph[name].op, use.kernel, why)
         for name in self._lowered.skipped:
             rows[name] = KernelRow(name, graph[name].op, "none", "part of its readers' clipping")
-        order = [n.name for n in graph if n.op not in (INPUT, CONST)]
-        return KernelTable(str(self.using), tuple(rows[name] for name in order if name in rows))
+        return KernelTable(str(self.using), tuple(rows[n.name] for n in graph.computed if n.name in rows))
 
 
 # ---------------------------------------------------------------- model

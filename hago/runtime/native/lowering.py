@@ -145,9 +145,7 @@ class Lowering:
         self.constant_cache, self.kernels = constant_cache, kernels
         #: The kernel of every node that is computed.
         self.selected: dict[str, SelectedKernel] = {
-            n.name: select_kernel(self.plan, n, kernels)
-            for n in self.graph
-            if n.op not in (INPUT, CONST) and n.name not in wiring.skipped
+            n.name: select_kernel(self.plan, n, kernels) for n in self.graph.computed if n.name not in wiring.skipped
         }
         self.layouts = RequestedLayouts(wiring, {name: s.kernel for name, s in self.selected.items()})
         #: The names of the values that the steps so far, and the caller, store.
