@@ -385,11 +385,14 @@ def is_one_shot(strategy: Strategy) -> bool:
     return "estimator" in strategy.made_by and {"searcher", "finetuned", "trained"}.isdisjoint(strategy.made_by)
 
 
-def one_shot_plan(graph: Graph, hardware: Hardware, strategy: Strategy, batches: Batches) -> Plan | str:
+def one_shot_plan(
+    graph: Graph, hardware: Hardware, strategy: Strategy, batches: Batches, steps: JobProgress
+) -> Plan | str:
     """The Plan of one-shot quantization with the estimator and the patterns of a strategy; or why there is none.
 
     Args:
         batches: the data that the strategy was calibrated on.
+        steps: shows the progress.
     """
     made_by = strategy.made_by
     if made_by.get("data_hash") != batches.sha256:
@@ -408,7 +411,7 @@ def one_shot_plan(graph: Graph, hardware: Hardware, strategy: Strategy, batches:
             keep_float=[str(pattern) for pattern in made_by.get("keep_float", ())],
             fix_bits={str(k): int(v) for k, v in made_by.get("fix_bits", {}).items()},
         )
-        return quantize_in_one_shot(prepare(graph, hardware, batches, options)).plan
+        return quantize_in_one_shot(prepare(graph, hardware, batches, options, steps=steps)).plan
     except (HagoError, KeyError) as error:
         return f"one shot is not shown, since it cannot be made again: {error}"
 
@@ -514,7 +517,7 @@ def answer_for_stored(
     one_shot: Plan | str = ""
     if not is_one_shot(strategy):
         steps("quantizing in one shot")
-        one_shot = one_shot_plan(resolver.graph, resolver.hardware, strategy, batches)
+        one_shot = one_shot_plan(resolver.graph, resolver.hardware, strategy, batches, steps)
     if strategy.made_by.get("data_hash") != batches.sha256:
         data = {"data": batches, **{name: each for name, each in data.items() if each is not batches}}
     known = {next(iter(data)): Known(evaluator, {plan.key: measured})}
