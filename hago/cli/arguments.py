@@ -307,7 +307,8 @@ def _course(group: argparse._ArgumentGroup) -> None:
         "--log",
         metavar="FILE",
         help="an existing log is continued; default: logs/MODEL-HARDWARE-SEARCHER-HASH.jsonl, where HASH is of all "
-        "options on which the trials depend, so that the same command continues and another begins its own",
+        "options on which the trials depend, so that the same command continues and another begins its own; a model with "
+        "other weights begins one with its hash in the name",
     )
     group.add_argument(
         "--reuse", action="append", metavar="LOG", help="take the scores of equal plans from this log; may be repeated"
@@ -460,7 +461,8 @@ def _data(parser: argparse.ArgumentParser, required: bool = True) -> None:
 
 
 def _quantization(
-    parser: argparse.ArgumentParser, saves: str = "the strategy; default: strategies/MODEL-HARDWARE-SEARCHER-HASH.json"
+    parser: argparse.ArgumentParser,
+    saves: str = "the strategy; default: strategies/MODEL-HARDWARE-SEARCHER-HASH.json, or beside --log with its name",
 ) -> None:
     _model(parser)
     _chip(parser, required=True)

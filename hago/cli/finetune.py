@@ -19,7 +19,7 @@ from hago.cli.options import (
     resumable,
     training_so_far,
 )
-from hago.cli.output_files import check_folder_of, default_stem, folders_of
+from hago.cli.output_files import STRATEGY, check_output, default_stem, folders_of
 from hago.qat import Finetuned, FinetuneOptions, finetune_with, save_state, trained_state
 from hago.serialization.json_text import check_distinct
 
@@ -28,10 +28,10 @@ def finetune_command(args: Namespace, console: Console) -> Outcome:
     """Run the command: train, save the strategy and the weights, and report measures before and after."""
     strategy, hardware, model = load_strategy(args)
     stem = default_stem(args, hardware, "finetuned", strategy.to_json(), args.budget)
-    log = check_folder_of(Path(args.log or Path("logs") / f"{stem}.jsonl"))
-    checkpoint = check_folder_of(Path(args.checkpoint or Path("logs") / f"{stem}.safetensors"))
-    saved = check_folder_of(Path(args.save or Path("strategies") / f"{stem}.json"))
-    weights = check_folder_of(Path(args.save_weights or saved.with_suffix(".safetensors")))
+    log = check_output(Path(args.log or Path("logs") / f"{stem}.jsonl"))
+    checkpoint = check_output(Path(args.checkpoint or Path("logs") / f"{stem}.safetensors"))
+    saved = check_output(Path(args.save or Path("strategies") / f"{stem}.json"), STRATEGY)
+    weights = check_output(Path(args.save_weights or saved.with_suffix(".safetensors")))
     check_distinct({"--log": log, "--checkpoint": checkpoint, "--save": saved, "--save-weights": weights})
     console.continued.extend((log, checkpoint))
     continues = os.path.exists(checkpoint) and not args.no_resume

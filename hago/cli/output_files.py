@@ -1,7 +1,8 @@
-"""The files that a command writes where the user names none, and the check that they can be written.
+"""The files that a command writes: their names where the user gives none, and the check that they can be written.
 
-The name of such a file has a hash of the command's arguments, so that the same command continues its own files, and a
-command with other arguments never overwrites them.
+A default name has a hash of the command's arguments, so that the same command continues its own files, and a command
+with other arguments never overwrites them. A file that exists is replaced only if hago wrote it, as a file of the same
+kind.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import hashlib
 import os
 import re
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hago.errors import HagoError
 from hago.hardware import Hardware, hardware_hash
-from hago.serialization.json_text import canonical, json_values
+from hago.runtime import is_stored
+from hago.serialization.json_text import canonical, json_values, parse_json, read_file
 
 #: Arguments that leave the results of a command as they are: where they are written, how long it runs, and where. A
 #: search is continued with another value of each.
@@ -32,7 +35,7 @@ _OTHERWISE_HASHED: Final = frozenset({"hardware", "objective", "maximize", "reco
 #: Arguments that name a file to write.
 _OUTPUTS: Final = ("checkpoint", "csv", "front", "log", "output", "save", "save_weights")
 #: The number of hexadecimal digits of the hash in a file's name.
-_DIGITS: Final = 8
+HASH_IN_NAMES: Final = 8
 
 
 def default_stem(args: Namespace, hardware: Hardware, made_by: str, *content: Any) -> str:
@@ -57,7 +60,7 @@ def default_stem(args: Namespace, hardware: Hardware, made_by: str, *content: An
 
 def digest(*values: Any) -> str:
     """A hash of JSON values, as it stands in the names of files."""
-    return hashlib.sha256(canonical(json_values(values, "arguments")).encode()).hexdigest()[:_DIGITS]
+    return hashlib.sha256(canonical(json_values(values, "arguments")).encode()).hexdigest()[:HASH_IN_NAMES]
 
 
 def model_name(model: str) -> str:
@@ -94,6 +97,98 @@ def folders_of(*paths: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
+# ---------------------------------------------------------------- what a file that exists holds
+@dataclass(frozen=True, slots=True)
+class OutputKind:
+    """A kind of file that commands write.
+
+    Args:
+        name: the kind in words, with its article.
+        suffix: the usual ending of its files.
+        is_one: whether a file that exists is one that hago wrote; it may raise an OSError or a ValueError, too.
+        instead: what to do where a file of another format was asked for.
+    """
+
+    name: str
+    suffix: str
+    is_one: Callable[[Path], bool]
+    instead: str = ""
+
+
+def _json_with(*keys: str) -> Callable[[Path], bool]:
+    """A test whether a file is a JSON object with these keys, whatever the version of its format."""
+
+    def is_one(path: Path) -> bool:
+        try:
+            value = parse_json(read_file(path).decode("utf-8"), str(path))
+        except HagoError:
+            return False
+        return isinstance(value, Mapping) and set(keys) <= value.keys()
+
+    return is_one
+
+
+def _begins_with(*starts: bytes) -> Callable[[Path], bool]:
+    return lambda path: read_file(path, max(map(len, starts))).startswith(starts)
+
+
+STRATEGY: Final = OutputKind(
+    "a strategy",
+    ".json",
+    _json_with("version", "model_hash", "hardware", "bits", "made_by"),
+    "'hago realize MODEL STRATEGY --data DATA --save FILE' stores the integer model",
+)
+FRONT: Final = OutputKind("a Pareto front", ".json", _json_with("version", "measure", "cost", "points"))
+_SENSITIVITY: Final = OutputKind("a table of sensitivities", ".json", _json_with("version", "objective", "losses"))
+_HARDWARE: Final = OutputKind("a hardware file", ".json", _json_with("version", "name", "signatures", "ops"))
+_STORED: Final = OutputKind("a stored integer model", ".safetensors", is_stored)
+_ARRAYS: Final = OutputKind("an .npz file", ".npz", _begins_with(b"PK\x03\x04", b"PK\x05\x06"))
+_TABLE: Final = OutputKind("a table of nodes", ".csv", _begins_with(b"node,"))
+#: By command and argument, the kind of its file. Logs and checkpoints are read before they are continued.
+KINDS: Final[Mapping[tuple[str, str], OutputKind]] = {
+    **{(command, "save"): STRATEGY for command in ("search", "quantize", "finetune")},
+    ("search", "front"): FRONT,
+    ("sensitivity", "save"): _SENSITIVITY,
+    ("hardware", "output"): _HARDWARE,
+    ("realize", "save"): _STORED,
+    ("run", "save"): _ARRAYS,
+    ("inspect", "csv"): _TABLE,
+}
+#: Endings of files of other formats, which are refused for a kind of another ending.
+_SUFFIXES: Final = (".csv", ".json", ".jsonl", ".npy", ".npz", ".onnx", ".pt", ".pth", ".py", ".safetensors")
+
+
+def check_output(path: Path, kind: OutputKind | None = None, name: str = "") -> Path:
+    """Check that a file can be written, and that none but one of the same kind is overwritten; return the path.
+
+    Args:
+        kind: the kind of the file; None for one that is read before it is replaced.
+        name: the option that names the file, for the message.
+
+    Raises:
+        HagoError: the folder cannot be made or be written to, the path is that of a folder, its ending is of another
+            format, or a file exists that hago did not write.
+    """
+    check_folder_of(path)
+    given = f"{name} {path}".strip()
+    suffix = ".json" if kind is None else kind.suffix
+    if path.is_dir():
+        raise HagoError(f"{given} is a folder; give the path of a file in it, e.g. {path / f'net{suffix}'}")
+    if kind is None:
+        return path
+    if path.suffix != suffix and path.suffix in _SUFFIXES:
+        more = f"; {kind.instead}" if kind.instead else ""
+        raise HagoError(f"{given}: {kind.name} is a {suffix} file; give e.g. {path.with_suffix(suffix)}{more}")
+    try:
+        # where a file is empty nothing is lost, and a device is none
+        keeps = path.is_file() and path.stat().st_size > 0 and not kind.is_one(path)
+    except (OSError, ValueError):
+        keeps = True
+    if keeps:
+        raise HagoError(f"{given} exists and is not {kind.name} of hago, so it is not overwritten; give another path")
+    return path
+
+
 def check_folder_of(path: Path) -> Path:
     """Check that the folder of an output file exists or can be made, and return the file's path.
 
@@ -120,5 +215,10 @@ def check_given_paths(args: Namespace) -> None:
         HagoError: one cannot.
     """
     for option in _OUTPUTS:
-        if path := getattr(args, option, None):
-            check_folder_of(Path(path))
+        if not (path := getattr(args, option, None)):
+            continue
+        name, kind = f"--{option.replace('_', '-')}", KINDS.get((args.command, option))
+        if path.endswith(("/", os.sep)):
+            example = Path(path) / f"net{kind.suffix if kind else '.jsonl' if option == 'log' else ''}"
+            raise HagoError(f"{name} {path} is a folder; give the path of a file in it, e.g. {example}")
+        check_output(Path(path), kind, name)

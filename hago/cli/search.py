@@ -26,13 +26,22 @@ from hago.cli.options import (
     stamp,
     training_so_far,
 )
-from hago.cli.output_files import check_folder_of, default_stem, digest, folders_of
+from hago.cli.output_files import (
+    FRONT,
+    HASH_IN_NAMES,
+    STRATEGY,
+    check_output,
+    default_stem,
+    digest,
+    folders_of,
+)
 from hago.cost import METRICS, amount_text
 from hago.data import Batches
 from hago.errors import HagoError, did_you_mean
+from hago.graph import ModelLike
 from hago.graph.model_source import load_model
 from hago.hardware import Hardware
-from hago.importing import input_names
+from hago.importing import import_with_data, input_names
 from hago.plan import Strategy
 from hago.qat import FinetuneOptions, Tuned, finetune_after_search
 from hago.search import (
@@ -42,6 +51,7 @@ from hago.search import (
     SearchOptions,
     SearchOutcome,
     continued,
+    hashes_of,
     held_out_batches,
     prepare,
     quantize_and_measure,
@@ -51,7 +61,7 @@ from hago.search import (
 from hago.search.objective import named_objective
 from hago.serialization.json_text import check_distinct
 from hago.serialization.summary import names_text
-from hago.study import Trial, interruptible_job, read_log
+from hago.study import Header, Trial, interruptible_job, read_log
 
 #: The options of `--finetune`, with the function that reads each.
 OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
@@ -157,14 +167,22 @@ def search_command(args: Namespace, console: Console) -> Outcome:
     hardware = load_chip(args, args.hardware)
     tuning_options(args.finetune or "")
     files = search_files(args, hardware)
+    options, logged = _checked(args, files, hardware)
+    model, data = load_model(args.model, args.weights), load_batches(args)
+    imported: ModelLike = model
+    if args.log is None and logged is not None:
+        # a default log is named by the arguments, which are the same for a model that was trained again
+        with interruptible_job("search") as steps:
+            steps("importing the model to compare it with that of the log")
+            made_for = [*hashes_of(args.reuse), logged.model_hash]
+            imported, data = import_with_data(model, data, hardware, made_for=made_for)
+        if imported.model_hash != logged.model_hash:
+            console.note(f"log {files.log} is of other weights or another network, so this model has files of its own")
+            files = search_files(args, hardware, imported.model_hash)
+            options, _ = _checked(args, files, hardware)
     log, saved = files.log, files.strategy
     console.continued.append(log)
-    options = search_options(args, files)
-    if args.no_resume and log.exists() and log.stat().st_size:
-        raise HagoError(f"--no-resume: log {log} exists; leave --no-resume out to continue it, or give another --log")
-    continued(options, hardware, option_of)
     earlier = len(read_log(log).trials) if log.exists() else 0
-    model, data = load_model(args.model, args.weights), load_batches(args)
     options = replace(options, held_out=load_held_out(args))
     before = stamp(saved)
 
@@ -180,7 +198,7 @@ def search_command(args: Namespace, console: Console) -> Outcome:
 
     started = time.monotonic()
     with folders_of(log, saved, files.front), resumable(so_far):
-        outcome = run_search(model, hardware, data, options, before_trials=tell_log)
+        outcome = run_search(imported, hardware, data, options, before_trials=tell_log)
         seconds = time.monotonic() - started
         with interruptible_job("search") as steps:
             goal = options.goal
@@ -188,6 +206,21 @@ def search_command(args: Namespace, console: Console) -> Outcome:
             answer = answer_for_search(outcome, steps, objective)
     tuned = None if args.finetune is None else tune(args, console, model, hardware, data, outcome, saved)
     return _outcome(args, outcome, answer, files, tuned, ThisRun(earlier, seconds))
+
+
+def _checked(args: Namespace, files: SearchFiles, hardware: Hardware) -> tuple[SearchOptions, Header | None]:
+    """The options of a search, and the header of the log that it continues; None if it begins one.
+
+    Raises:
+        HagoError: the log may not be continued, or not with these options.
+    """
+    if args.no_resume and files.log.exists() and files.log.stat().st_size:
+        raise HagoError(
+            f"--no-resume: log {files.log} exists; leave --no-resume out to continue it, or give another --log"
+        )
+    options = search_options(args, files)
+    _, logged = continued(options, hardware, option_of)
+    return options, logged
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,20 +232,38 @@ class SearchFiles:
     front: Path
 
 
-def search_files(args: Namespace, hardware: Hardware) -> SearchFiles:
-    """The files that the user named, and default ones for those without a name.
+def search_files(args: Namespace, hardware: Hardware, model_hash: str = "") -> SearchFiles:
+    """The files that the user named, and default ones for those without a name. With a log of the user's own, the
+    strategy and the front stand beside it and have its name, so that files of different logs are different.
+
+    Args:
+        model_hash: the model's, if it belongs to default names, since the log without it is of another model.
 
     Raises:
-        HagoError: one cannot be written, or two are the same.
+        HagoError: one cannot be written, two are the same, or a new log would overwrite the strategy of another one.
     """
-    stem = default_stem(args, hardware, args.searcher.partition(":")[0])
     # the trained strategy takes the place of the one that was searched
     tuned = "" if args.finetune is None else f"-finetuned-{digest(args.finetune)}"
-    log = check_folder_of(Path(args.log or Path("logs") / f"{stem}.jsonl"))
-    saved = check_folder_of(Path(args.save or Path("strategies") / f"{stem}{tuned}.json"))
-    front = check_folder_of(Path(args.front or saved.with_suffix(".front.json")))
+    if args.log is None:
+        stem = default_stem(args, hardware, args.searcher.partition(":")[0])
+        stem = f"{stem}-{model_hash[:HASH_IN_NAMES]}" if model_hash else stem
+        log, default = Path("logs") / f"{stem}.jsonl", Path("strategies") / f"{stem}{tuned}.json"
+    else:
+        log = Path(args.log)
+        stem = log.stem if log.suffix == ".jsonl" else log.name
+        default = log.with_name(f"{stem}{tuned}.json")
+    saved = Path(args.save or default)
+    front = Path(args.front or saved.with_suffix(".front.json"))
     weights = None if args.finetune is None else weights_of(saved)
     check_distinct({"--log": log, "--save": saved, "--front": front, "the trained weights beside --save": weights})
+    check_output(log)
+    for kind, path, given in ((STRATEGY, saved, args.save), (FRONT, front, args.front)):
+        check_output(path, kind)
+        if args.log is not None and given is None and args.save is None and path.exists() and not log.exists():
+            raise HagoError(
+                f"--log {log} begins a new log, but {path} exists already, where {kind.name} of it is written; give "
+                "another --log, or --save another file"
+            )
     return SearchFiles(log, saved, front)
 
 
@@ -401,11 +452,16 @@ def _limit_lines(goal: Mapping[str, Any]) -> list[str]:
 def quantize_command(args: Namespace, console: Console) -> Outcome:
     """Quantize without a search, and save the strategy."""
     hardware = load_chip(args, args.hardware)
-    saved = check_folder_of(Path(args.save or Path("strategies") / f"{default_stem(args, hardware, 'one_shot')}.json"))
+    stem = default_stem(args, hardware, "one_shot")
+    saved = check_output(Path(args.save or Path("strategies") / f"{stem}.json"), STRATEGY)
     model, data = load_model(args.model, args.weights), load_batches(args)
     with interruptible_job("quantize") as steps:
         options = QuantizationOptions(**quantization_arguments(args))
         prepared = prepare(model, hardware, data, options, steps=steps)
+        if args.save is None and saved.exists() and Strategy.load(saved).model_hash != prepared.graph.model_hash:
+            console.note(f"strategy {saved} is of other weights or another network, so it is not overwritten")
+            stem = f"{stem}-{prepared.graph.model_hash[:HASH_IN_NAMES]}"
+            saved = check_output(saved.with_name(f"{stem}.json"), STRATEGY)
         held_out = load_held_out(args)
         if held_out is not None:
             held_out = held_out_batches(model, prepared.batches, held_out, labels=False)

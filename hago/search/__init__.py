@@ -1,7 +1,7 @@
 """One search of one model on one chip: prepare, measure sensitivities, refine thresholds, evaluate, replay."""
 
 from hago.search import objective
-from hago.search.earlier_logs import LogPath
+from hago.search.earlier_logs import LogPath, hashes_of
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures
 from hago.search.goal import GoalOptions, resolved_text
 from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
@@ -32,6 +32,7 @@ __all__ = [
     "SearchScore",
     "Sensitivity",
     "continued",
+    "hashes_of",
     "held_out_batches",
     "held_out_figures",
     "load_front",

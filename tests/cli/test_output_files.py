@@ -10,7 +10,7 @@ import pytest
 from commands import Run, runner
 
 from hago.cli.arguments import build_parser
-from hago.cli.output_files import NOT_HASHED, default_stem
+from hago.cli.output_files import KINDS, NOT_HASHED, default_stem
 from hago.hardware.file import load_hardware
 from hago.study.log import read_log
 
@@ -169,3 +169,119 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_work(hago: Run) -> N
         run = hago("search", "files_zoo:broken", *SEARCH[2:], option, "files_zoo.py/x")
         assert run.code == 2 and "files_zoo.py is not a folder; give another path" in run.err
     assert read_log(hago(*SEARCH, "--log", "a/b/l.jsonl", "--json").json["log"]).trials
+
+
+# ---------------------------------------------------------------- logs of the user's own
+def test_a_log_of_the_user_s_own_has_its_own_strategy(hago: Run) -> None:
+    """The same command with another log and a smaller budget overwrote the strategy and the front."""
+    assert hago(*SEARCH).code == 0
+    for log in ("own/short.jsonl", "other/short.jsonl", "own/short.txt"):
+        before = files()
+        run = hago(*SEARCH, "--log", log, "--budget", "1 trials", "--json")
+        assert run.code == 0, run.err
+        assert before.items() < files().items()
+        assert Path(run.json["strategy"]).parent == Path(run.json["front"]).parent == Path(log).parent
+    assert {"own/short.json", "own/short.front.json", "own/short.txt.json"} < files().keys()
+    again = hago(*SEARCH, "--log", "own/short.jsonl", "--json").json
+    assert again["strategy"] == "own/short.json" and again["trials"] == 3
+
+
+def test_a_new_log_overwrites_no_strategy_of_another(hago: Run) -> None:
+    assert hago(*SEARCH, "--save", "own/short.json").code == 0
+    before = files()
+    run = hago("search", "files_zoo:broken", *SEARCH[2:], "--log", "own/short.jsonl")
+    assert run.code == 2 and "own/short.json exists already" in run.err and "--save another file" in run.err
+    assert files() == before
+    assert hago(*SEARCH, "--log", "own/short.jsonl", "--save", "own/short.json").code == 0
+
+
+# ---------------------------------------------------------------- files that exist
+ON_STRATEGY = ["files_zoo:broken", "s.json", "--hardware", "vta", "--data", "files_zoo:batches"]
+#: Every option that names a file with a kind, on a command that fails once the model is made.
+WRITERS = {
+    "search --save": ["search", "files_zoo:broken", *SEARCH[2:]],
+    "search --front": ["search", "files_zoo:broken", *SEARCH[2:]],
+    "quantize --save": ["quantize", "files_zoo:broken", *GIVEN],
+    "sensitivity --save": ["sensitivity", "files_zoo:broken", *GIVEN],
+    "finetune --save": ["finetune", *ON_STRATEGY],
+    "realize --save": ["realize", *ON_STRATEGY],
+    "inspect --csv": ["inspect", *ON_STRATEGY],
+    "run --save": ["run", "stored.safetensors", "--data", "files_zoo:batches"],
+    "hardware --output": ["hardware", "measure", "x86_vnni"],
+}
+
+
+def test_every_kind_of_file_has_a_writer() -> None:
+    assert {f"{command} --{option}" for command, option in KINDS} == WRITERS.keys()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_file_that_hago_did_not_write_is_not_overwritten(hago: Run, name: str) -> None:
+    option, kind = name.split()[1], KINDS[name.split()[0], name.split("--")[1]]
+    for mine in (f"mine{kind.suffix}", "notes.txt", "files_zoo.py" if kind.suffix == ".py" else "notes"):
+        text = b'{"version": 1, "mine": "print(1)"}'
+        Path(mine).write_bytes(text)
+        run = hago(*WRITERS[name], option, mine)
+        assert run.code == 2, run
+        assert run.err == (
+            f"hago: error: {option} {mine} exists and is not {kind.name} of hago, so it is not overwritten; "
+            "give another path\n"
+        )
+        assert Path(mine).read_bytes() == text
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_folder_and_a_file_of_another_format_are_refused(hago: Run, name: str) -> None:
+    option, kind = name.split()[1], KINDS[name.split()[0], name.split("--")[1]]
+    Path("folder").mkdir()
+    for given in ("folder", "folder/", "new/"):
+        run = hago(*WRITERS[name], option, given)
+        example = Path(given) / f"net{kind.suffix}"
+        expected = f"hago: error: {option} {given} is a folder; give the path of a file in it, e.g. {example}\n"
+        assert (run.code, run.err) == (2, expected)
+    other = "x.npz" if kind.suffix != ".npz" else "x.json"
+    run = hago(*WRITERS[name], option, other)
+    assert (
+        run.code == 2 and f"{option} {other}: {kind.name} is a {kind.suffix} file; give e.g. x{kind.suffix}" in run.err
+    )
+
+
+def test_files_that_hago_wrote_are_overwritten(hago: Run) -> None:
+    save = ["--save", "s.json"]
+    stored = ["realize", "files_zoo:net", "s.json", "--data", "files_zoo:batches", "--save", "m.safetensors"]
+    inspected = ["inspect", "files_zoo:net", "s.json", "--data", "files_zoo:batches", "--csv", "t.csv"]
+    sensitivity = ["sensitivity", "files_zoo:net", *GIVEN, "--save", "sensitivity.json"]
+    run = ["run", "m.safetensors", "--data", "files_zoo:batches", "--save", "o.npz"]
+    Path("s.json").touch()  # an empty file is none that could be lost
+    trained = ["finetune", "files_zoo:net", "s.json", "--data", "files_zoo:batches", "--steps", "1", "--save", "f.json"]
+    for words in ([*SEARCH, *save], [*QUANTIZE, *save], stored, inspected, sensitivity, run, trained):
+        for _ in range(2):
+            result = hago(*words)
+            assert result.code == 0, result.err
+    refused = hago(*QUANTIZE, "--save", "m.safetensors")
+    assert (
+        refused.code == 2 and "'hago realize MODEL STRATEGY --data DATA --save FILE' stores the integer" in refused.err
+    )
+    front = hago(*QUANTIZE, "--save", "s.front.json")
+    assert front.code == 2 and "s.front.json exists and is not a strategy of hago" in front.err
+
+
+# ---------------------------------------------------------------- models that were trained again
+def test_a_model_with_other_weights_has_files_of_its_own(hago: Run) -> None:
+    """The default command was continued after a training, and ended in an error about other weights."""
+    first = [hago(*words, "--json").json["strategy"] for words in (SEARCH, QUANTIZE)]
+    before = files()
+    zoo = Path("files_zoo.py").read_text("utf-8")
+    Path("files_zoo.py").write_text(zoo.replace("manual_seed(0)", "manual_seed(7)"), "utf-8")
+    sys.modules.pop("files_zoo")
+    for words, old in zip((SEARCH, QUANTIZE), first, strict=True):
+        run = hago(*words)
+        assert run.code == 0 and "is of other weights or another network" in run.err, run.err
+        assert Path(old).stem in run.out
+        assert before.items() < files().items()
+        now = files()
+        assert hago(*words).code == 0
+        assert now.keys() == files().keys()  # the same files are continued
+    Path("files_zoo.py").write_text(zoo, "utf-8")
+    sys.modules.pop("files_zoo")
+    assert "continuing after 3 trials" in hago(*SEARCH).err and files().keys() == now.keys()
