@@ -385,10 +385,27 @@ def is_one_shot(strategy: Strategy) -> bool:
     return "estimator" in strategy.made_by and {"searcher", "finetuned", "trained"}.isdisjoint(strategy.made_by)
 
 
+def one_shot_options(strategy: Strategy) -> QuantizationOptions:
+    """The options with which `hago.quantize` gives the one shot that a strategy is compared with: the patterns of the
+    strategy, and the estimator that its user chose. Only where the user chose none are thresholds refined, whose record
+    names the estimator that refinement began with; one shot then has the default of the hardware.
+
+    Raises:
+        HagoError: no estimator of hago has the name.
+        KeyError: the strategy names none.
+    """
+    made_by = strategy.made_by
+    return QuantizationOptions(
+        None if made_by.get("refined") else named_estimator(str(made_by["estimator"])),
+        keep_float=[str(pattern) for pattern in made_by.get("keep_float", ())],
+        fix_bits={str(k): int(v) for k, v in made_by.get("fix_bits", {}).items()},
+    )
+
+
 def one_shot_plan(
     graph: Graph, hardware: Hardware, strategy: Strategy, batches: Batches, steps: JobProgress
 ) -> Plan | str:
-    """The Plan of one-shot quantization with the estimator and the patterns of a strategy; or why there is none.
+    """The Plan of one-shot quantization with the options of a strategy; or why there is none.
 
     Args:
         batches: the data that the strategy was calibrated on.
@@ -405,13 +422,7 @@ def one_shot_plan(
     if made_by.get("topology") == "searched" and made_by.get("keep_float"):
         return "one shot is not shown, since the search chose which nodes are float"
     try:
-        estimator = named_estimator(str(made_by["estimator"]))
-        options = QuantizationOptions(
-            estimator,
-            keep_float=[str(pattern) for pattern in made_by.get("keep_float", ())],
-            fix_bits={str(k): int(v) for k, v in made_by.get("fix_bits", {}).items()},
-        )
-        return quantize_in_one_shot(prepare(graph, hardware, batches, options, steps=steps)).plan
+        return quantize_in_one_shot(prepare(graph, hardware, batches, one_shot_options(strategy), steps=steps)).plan
     except (HagoError, KeyError) as error:
         return f"one shot is not shown, since it cannot be made again: {error}"
 

@@ -307,8 +307,8 @@ def _course(group: argparse._ArgumentGroup) -> None:
         "--log",
         metavar="FILE",
         help="an existing log is continued; default: logs/MODEL-HARDWARE-SEARCHER-HASH.jsonl, where HASH is of all "
-        "options on which the trials depend, so that the same command continues and another begins its own; a model with "
-        "other weights begins one with its hash in the name",
+        "options on which the trials depend, so that the same command continues and another begins its own; a model "
+        "with other weights begins one with its hash in the name",
     )
     group.add_argument(
         "--reuse", action="append", metavar="LOG", help="take the scores of equal plans from this log; may be repeated"
