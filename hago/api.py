@@ -399,7 +399,7 @@ def inspect_graph_statistic(
 
     Args:
         remedies: whether changes of the strategy are tried for the nodes with the largest errors, on the first 32
-            samples: nodes kept float, other bits, other estimators.
+            samples: nodes kept float, other bits, other estimators; and one that rules overflow out.
 
     Returns:
         A table, which prints itself and has `.to_json()`, `.to_csv()`, `.first_wrong` and `.remedies`.
@@ -409,4 +409,5 @@ def inspect_graph_statistic(
     statistic = inspect_plan(plan, batches)
     if not remedies:
         return statistic
-    return replace(statistic, remedies=find_remedies(plan, chosen, batches, statistic.suspects))
+    found = find_remedies(plan, chosen, batches, statistic.suspects, statistic.overflowing)
+    return replace(statistic, remedies=found)

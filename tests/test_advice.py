@@ -1300,7 +1300,7 @@ ELSEWHERE: Final = {
         "export/test_onnx_refusals.py",
         "test_a_check_that_fails_says_what_and_what_helps",
     ),
-    "try (measured on {} samples": ("analysis/test_remedies.py", "test_remedies_are_legal_and_gain_what_they_say"),
+    "try with hago {} (measured on {} samples": ("analysis/test_remedies.py", "test_remedies_are_legal_and_gain_what_they_say"),
     "hago has no rule for {}{}: these run": ("test_warnings.py", "test_an_operator_is_named_until_it_has_a_rule"),
 }
 PACKAGE: Final = "a package would have to be taken away and installed"

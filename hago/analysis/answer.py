@@ -9,15 +9,15 @@ are kept.
 
 from __future__ import annotations
 
-import glob
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from torch import Tensor
 
-from hago.analysis.remedies import Change
+from hago.analysis.remedies import overflow_changes
 from hago.analysis.strategy_report import StrategyReport, figure_cells, report_on
 from hago.calibration import named_estimator
 from hago.cost import amount_text, float_cost, plan_cost
@@ -27,7 +27,6 @@ from hago.graph import Graph, ModelLike
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware, import_with_data
 from hago.plan import Plan, Resolver, Strategy, Topology
-from hago.plan.feasibility import group_feeding
 from hago.search import (
     Evaluator,
     Measurement,
@@ -51,6 +50,9 @@ Row = Literal["float", "one shot", "found"]
 
 #: What the data is called that a strategy was made with.
 CALIBRATION: Final = "calibration data"
+
+#: The most options of a command that rules out overflow which was not seen.
+MOST_OPTIONS: Final = 6
 
 #: The most reasons for staying float that are listed.
 LISTED: Final = 5
@@ -219,6 +221,14 @@ class Answer:
         return [line for text in [*lines, *([self.remedy] if self.remedy else [])] for line in wrapped(text)]
 
 
+def _by_count(parts: Sequence[DataAnswer]) -> list[str]:
+    """The nodes that overflowed on any data, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for part in parts:
+        counts.update(part.overflows)
+    return [name for name, count in counts.most_common() if count]
+
+
 def _samples(parts: Sequence[DataAnswer]) -> str:
     return f"these {sum(part.samples for part in parts)} samples"
 
@@ -299,7 +309,7 @@ def answer_for(
         nodes=len(graph.computed),
         floats=_float_nodes(graph, resolver.topology, plan),
         possible=possible,
-        remedy=_overflow_remedy(resolver, strategy, possible[0]) if possible else "",
+        remedy=_overflow_remedy(resolver, strategy, _by_count(parts), possible) if possible else "",
         note=note,
     )
 
@@ -350,33 +360,19 @@ def _float_nodes(graph: Graph, topology: Topology, plan: Plan) -> tuple[FloatNod
 
 
 # ---------------------------------------------------------------- overflow
-def _overflow_remedy(resolver: Resolver, strategy: Strategy, name: str) -> str:
-    """How to rule the overflow of a node out: bits of its operands that were tried, or the node in float if the
-    hardware takes that. Empty where neither is possible."""
-    changes = []
-    if fewer := _proved_bits(resolver, strategy, name):
-        changes.append(Change(fix_bits={glob.escape(key): bits for key, bits in fewer.items()}))
-    if resolver.hardware.float_descs(resolver.graph[name].op, integer_fits=True):
-        changes.append(Change(keep_float=glob.escape(name)))
-    words = ", or with ".join(map(str, changes))
-    return f"to rule that out at {name}, quantize or search again with {words}" if changes else ""
-
-
-def _proved_bits(resolver: Resolver, strategy: Strategy, name: str) -> dict[str, int]:
-    """The most bits of the groups that a node's operands have their bits of, all lowered alike, with which its
-    accumulator is proved to hold every input; empty where there are none."""
-    keys = (group_feeding(resolver, edge) for edge in resolver.graph[name].edges)
-    groups = [resolver.space.groups[key] for key in dict.fromkeys(keys) if key is not None]
-    bits = dict(strategy.bits)
-    while lowerable := [g for g in groups if any(c < bits[g.key] for c in g.choices)]:
-        bits |= {g.key: max(c for c in g.choices if c < bits[g.key]) for g in lowerable}
-        try:
-            plan = resolver(bits)
-        except HagoError:
-            continue  # no signature has these bits, or the strategy holds no thresholds for them
-        if name in plan.nodes and plan.nodes[name].proved:
-            return {g.key: bits[g.key] for g in groups if bits[g.key] != strategy.bits[g.key]}
-    return {}
+def _overflow_remedy(
+    resolver: Resolver, strategy: Strategy, overflowing: Sequence[str], possible: Sequence[str]
+) -> str:
+    """How to rule the overflow out, in one command: at all nodes that overflowed, or else at all that may; where that
+    takes many options and nothing overflowed, at the first. Empty where the hardware allows nothing."""
+    changes = overflow_changes(resolver, strategy, overflowing or possible)
+    if not overflowing and changes and len(changes[0][1].options) > MOST_OPTIONS:
+        changes = overflow_changes(resolver, strategy, possible[:1])
+    if not changes:
+        return ""
+    nodes = names_text(changes[0][0])
+    words = ", or with ".join(str(change) for _, change in changes)
+    return f"to rule that out at {nodes}, quantize or search again with {words}"
 
 
 # ---------------------------------------------------------------- stored strategies

@@ -585,6 +585,12 @@ class GraphStatistic(Summarized):
         rows = {row.name: row for row in self.rows}
         return tuple(s for name in names if (s := suspect(rows[name])) is not None)
 
+    @property
+    def overflowing(self) -> tuple[str, ...]:
+        """The nodes whose accumulators left their register, the most frequent first."""
+        rows = sorted((row for row in self.rows if row.overflows), key=lambda row: -row.overflows)
+        return tuple(row.name for row in rows)
+
     def to_json(self) -> dict[str, Any]:
         """The statistic as JSON values; None for a missing number."""
         wrong = self.first_wrong

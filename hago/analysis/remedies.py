@@ -2,8 +2,9 @@
 samples.
 
 `find_remedies` takes the nodes that add most of the error, and tries for each to keep it float and to give its worst
-edge other bits; it also tries the other estimators. Every change is resolved to a Plan and simulated, so what is
-reported is legal and its gain is measured. All thresholds that a change does not concern stay those of the strategy.
+edge other bits; it also tries the other estimators, and what rules overflow out. Every change is resolved to a Plan and
+simulated, so what is reported is legal and its gain is measured. All thresholds that a change does not concern stay
+those of the strategy. `rule_out_overflow` finds bits with which accumulators are proved to hold every input.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from hago.arithmetic.schemes import Grid
 from hago.calibration import named_estimator
 from hago.cost import amount_text, plan_cost
 from hago.data import Batch, Batches
-from hago.errors import HagoError, HagoWarning
-from hago.plan import Plan, Resolver, StoredThresholds, Strategy, ThresholdSource, estimated_resolver
-from hago.plan.feasibility import nearest_feasible
-from hago.search import Evaluator, Prepared, QuantizationOptions, make_strategy, plan_of, prepare
+from hago.errors import HagoError, HagoWarning, as_strings
+from hago.plan import Bits, Group, Plan, Resolver, StoredThresholds, Strategy, ThresholdSource, estimated_resolver
+from hago.plan.feasibility import group_feeding, nearest_feasible
+from hago.plan.topology import matches
+from hago.search import Evaluator, Prepared, QuantizationOptions, make_strategy, plan_of, prepare, stored_resolver
 from hago.search.objective import named_objective
+from hago.serialization.summary import names_text
 from hago.serialization.text_table import wrapped
 from hago.study import Score
 
@@ -35,6 +38,9 @@ TRIED_SAMPLES: Final = 32
 TRIED_NODES: Final = 3
 #: The smallest gain that is reported, in dB.
 LEAST_GAIN: Final = 0.05
+#: The pattern of all weights, and the number of groups above which it stands for their names.
+ALL_WEIGHTS: Final = "*.weight"
+MOST_NAMED: Final = 4
 #: The estimators that are tried.
 _TRIED_ESTIMATORS: Final = ("mse", "max_range", "percentile", "power2_range")
 
@@ -62,23 +68,30 @@ class Change:
     """Options of `hago.quantize` and of a search that are added to those with which a strategy was made.
 
     Args:
-        keep_float: a pattern of nodes that stay float.
+        keep_float: a pattern of nodes that stay float, or several.
         fix_bits: bits by pattern of edges.
         estimator: the name of an estimator.
     """
 
-    keep_float: str | None = None
+    keep_float: str | tuple[str, ...] | None = None
     fix_bits: Mapping[str, int] = field(default_factory=dict)
     estimator: str | None = None
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The patterns that the change names."""
+        return (*as_strings(self.keep_float, "keep_float"), *self.fix_bits)
+
     def to_json(self) -> dict[str, Any]:
         """The options as keyword arguments."""
-        given = {"keep_float": self.keep_float, "fix_bits": dict(self.fix_bits), "estimator": self.estimator}
+        kept = self.keep_float
+        given = {"keep_float": list(kept) if isinstance(kept, tuple) else kept, "fix_bits": dict(self.fix_bits)}
+        given["estimator"] = self.estimator
         return {name: value for name, value in given.items() if value}
 
     def __str__(self) -> str:
         """The options as words of the command line."""
-        words = [] if self.keep_float is None else ["--keep-float", self.keep_float]
+        words = [word for name in as_strings(self.keep_float, "keep_float") for word in ("--keep-float", name)]
         for pattern, bits in self.fix_bits.items():
             words += ["--fix-bits", f"{pattern}={bits}"]
         return shlex.join(words if self.estimator is None else [*words, "--estimator", self.estimator])
@@ -112,7 +125,27 @@ class Remedy:
         costs = (
             f"costs {size} and" if self.bytes > 0 else f"saves {size} and" if self.bytes < 0 else "costs no bytes and"
         )
-        return f"{self.change} {costs} gains {self.gain:.1f} dB"
+        return f"{self.change} {costs} {'loses' if self.gain < 0.0 else 'gains'} {abs(self.gain):.1f} dB"
+
+
+@dataclass(frozen=True, slots=True)
+class OverflowRemedy:
+    """A change with which the accumulators of some nodes are proved to hold every input.
+
+    Args:
+        nodes: their names.
+        remedy: the change, with what it costs and gains.
+    """
+
+    nodes: tuple[str, ...]
+    remedy: Remedy
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {"nodes": list(self.nodes), **self.remedy.to_json()}
+
+    def __str__(self) -> str:
+        return f"no overflow at {names_text(self.nodes)}: {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +158,8 @@ class Remedies:
         found: the changes, the largest gain first.
         impossible: by node, what would help and is not possible on the hardware.
         tried: number of changes that were tried.
+        overflow: the change that rules overflow out, whatever it gains; None where none is possible or needed.
+        command: the command that takes the options: `quantize`, or `search` for a strategy that was searched.
     """
 
     samples: int
@@ -132,6 +167,8 @@ class Remedies:
     found: tuple[Remedy, ...]
     impossible: Mapping[str, tuple[str, ...]]
     tried: int
+    overflow: OverflowRemedy | None = None
+    command: str = "quantize"
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -141,6 +178,8 @@ class Remedies:
             "tried": self.tried,
             "found": [r.to_json() for r in self.found],
             "impossible": {node: list(words) for node, words in self.impossible.items()},
+            "overflow": None if self.overflow is None else self.overflow.to_json(),
+            "for": self.command,
         }
 
     def lines(self) -> Iterator[str]:
@@ -148,9 +187,14 @@ class Remedies:
         if not self.found:
             yield f"{self.tried} changes were tried on {self.samples} samples, and none gains {LEAST_GAIN} dB"
         else:
-            yield f"try (measured on {self.samples} samples, on which the outputs have {self.sqnr:.1f} dB):"
+            yield (
+                f"try with hago {self.command} (measured on {self.samples} samples, on which the outputs have "
+                f"{self.sqnr:.1f} dB):"
+            )
         for remedy in self.found:
             yield from wrapped(f"  {remedy.node or 'all nodes'}: {remedy}", " " * 4)
+        if self.overflow is not None:
+            yield from wrapped(f"{self.overflow}", " " * 4)
         if self.impossible:
             yield "not possible:"
         for node, words in self.impossible.items():
@@ -160,17 +204,118 @@ class Remedies:
         return "\n".join(self.lines())
 
 
-def find_remedies(plan: Plan, strategy: Strategy, batches: Batches, suspects: Sequence[Suspect]) -> Remedies:
-    """Try changes of a strategy that make the error of some nodes smaller.
+def find_remedies(
+    plan: Plan, strategy: Strategy, batches: Batches, suspects: Sequence[Suspect], overflowing: Sequence[str] = ()
+) -> Remedies:
+    """Try changes of a strategy that make the error of some nodes smaller, and one that rules overflow out.
 
     Args:
         plan: the Plan of the strategy.
         batches: the data, of which the first `TRIED_SAMPLES` samples are used.
         suspects: the nodes, of which the first `TRIED_NODES` are taken.
+        overflowing: the nodes whose accumulators left their register; if there are none, overflow is ruled out where it
+            is possible.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HagoWarning)
-        return _Trials(plan, strategy, batches).run(suspects[:TRIED_NODES])
+        return _Trials(plan, strategy, batches).run(suspects[:TRIED_NODES], overflowing)
+
+
+# ---------------------------------------------------------------- overflow
+def rule_out_overflow(resolver: Resolver, bits: Bits, nodes: Sequence[str]) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Bits with which the accumulators of nodes are proved to hold every input: those of the widest operand are lowered
+    step by step, of the weight first.
+
+    Args:
+        bits: of the strategy.
+
+    Returns:
+        The nodes for which there is a proof, and the bits of every group that feeds them, unless these are the most
+        that the group may have. All of them belong to the proof.
+    """
+    groups_of = {name: _groups_feeding(resolver, name) for name in nodes}
+    left = [name for name in nodes if groups_of[name]]
+    while left:
+        point, stuck = _lowered_until_proved(resolver, bits, {name: groups_of[name] for name in left})
+        if not stuck:
+            groups = {g.key: g for name in left for g in groups_of[name]}
+            return tuple(left), {k: point[k] for k, g in groups.items() if point[k] < g.choices[0]}
+        left = [name for name in left if name not in stuck]
+    return (), {}
+
+
+def _groups_feeding(resolver: Resolver, name: str) -> list[Group]:
+    keys = (group_feeding(resolver, edge) for edge in resolver.graph[name].edges)
+    return [resolver.space.groups[key] for key in dict.fromkeys(keys) if key is not None]
+
+
+def _lowered_until_proved(
+    resolver: Resolver, bits: Bits, groups_of: Mapping[str, Sequence[Group]]
+) -> tuple[dict[str, int], set[str]]:
+    """The bits with which all nodes are proved, and no nodes; or bits, and the nodes whose operands cannot be lowered
+    far enough."""
+    point, unproved = dict(bits), set(groups_of)
+    while True:
+        steps = {name: _widest(resolver, point, name, groups_of[name]) for name in unproved}
+        stuck = {name for name, groups in steps.items() if not groups}
+        for group in {g.key: g for groups in steps.values() for g in groups}.values():
+            point[group.key] = max(c for c in group.choices if c < point[group.key])
+        try:
+            plan = resolver(point)
+        except HagoError:  # no signature has these bits, or the strategy holds no thresholds for them
+            if stuck:
+                return point, stuck
+            continue
+        unproved = {name for name in groups_of if not (name in plan.nodes and plan.nodes[name].proved)}
+        if stuck & unproved:
+            return point, stuck & unproved
+        if not unproved:
+            return point, set()
+
+
+def _widest(resolver: Resolver, bits: Bits, name: str, groups: Sequence[Group]) -> list[Group]:
+    """The groups of a node's operands that lose a bit next; empty where none can."""
+    lowerable = [g for g in groups if g.choices[-1] < bits[g.key]]
+    widest = max((bits[g.key] for g in lowerable), default=0)
+    chosen = [g for g in lowerable if bits[g.key] == widest]
+    form = resolver.ops[resolver.graph[name].op].integer
+    if form is not None and "common" in form.slots:
+        return chosen
+    return sorted(chosen, key=lambda g: g.source not in resolver.graph.consts)[:1]
+
+
+def overflow_changes(resolver: Resolver, strategy: Strategy, nodes: Sequence[str]) -> list[tuple[list[str], Change]]:
+    """Changes that rule overflow out at nodes, each with the nodes where it does: fewer bits, with a proof, and what
+    cannot be proved in float; and all of the nodes in float. Empty where the hardware allows neither.
+    """
+    hardware, graph = resolver.hardware, resolver.graph
+    floats = [n for n in nodes if hardware.float_descs(graph[n].op, integer_fits=True)]
+    proved, fewer = rule_out_overflow(resolver, strategy.bits, nodes)
+    rest = [n for n in nodes if n not in proved and n in floats]
+    changes = []
+    if proved:
+        kept = tuple(map(glob.escape, rest)) or None
+        change = Change(keep_float=kept, fix_bits=_as_patterns(resolver, strategy.bits, proved, fewer))
+        changes.append(([n for n in nodes if n in proved or n in rest], change))
+    if floats and (len(floats) == len(nodes) or not proved):
+        names = tuple(map(glob.escape, floats))
+        changes.append((floats, Change(keep_float=names[0] if len(names) == 1 else names)))
+    return changes
+
+
+def _as_patterns(resolver: Resolver, bits: Bits, proved: Sequence[str], fewer: Mapping[str, int]) -> dict[str, int]:
+    """The bits of groups by pattern: one for all weights where that is as good and shorter than their names."""
+    groups, (first, *others) = resolver.space.groups, set(fewer.values())
+    weights = [k for k, g in groups.items() if matches(g.source, (ALL_WEIGHTS,))]
+    if len(fewer) > MOST_NAMED and not others and set(fewer) <= set(weights):
+        fits = all(first in groups[k].choices and bits[k] >= first for k in weights)
+        try:
+            plan = resolver({**bits, **dict.fromkeys(weights, first)}) if fits else None
+        except HagoError:
+            plan = None
+        if plan is not None and all(plan.nodes[name].proved for name in proved):
+            return {ALL_WEIGHTS: first}
+    return {glob.escape(key): b for key, b in fewer.items()}
 
 
 def first_samples(plan: Plan, batches: Batches, count: int = TRIED_SAMPLES) -> Batches:
@@ -216,7 +361,7 @@ class _Trials:
         self.prepared = self._prepare(self.keep_float)
         self.tried = 0
 
-    def run(self, suspects: Sequence[Suspect]) -> Remedies:
+    def run(self, suspects: Sequence[Suspect], overflowing: Sequence[str]) -> Remedies:
         found: list[Remedy] = []
         impossible: dict[str, tuple[str, ...]] = {}
         for suspect in suspects:
@@ -230,7 +375,31 @@ class _Trials:
             others = [Change(estimator=e) for e in _TRIED_ESTIMATORS if e != self.estimator.partition(":")[0]]
             found += self._best(None, others)
         found.sort(key=lambda remedy: -remedy.gain)
-        return Remedies(self.batches.samples, self.base.results["sqnr"], tuple(found), impossible, self.tried)
+        return Remedies(
+            self.batches.samples,
+            self.base.results["sqnr"],
+            tuple(found),
+            impossible,
+            overflow=self._without_overflow(overflowing),
+            tried=self.tried,
+            command="search" if "searcher" in self.strategy.made_by else "quantize",
+        )
+
+    def _without_overflow(self, overflowing: Sequence[str]) -> OverflowRemedy | None:
+        """The change that rules overflow out at these nodes, or where it is possible, at the least loss."""
+        nodes = list(overflowing) or [n for n, verdict in self.plan.verdicts.items() if verdict == "possible"]
+        resolver = stored_resolver(self.plan.graph, self.plan.hardware, self.strategy)
+        tried = [
+            OverflowRemedy(tuple(where), remedy)
+            for where, change in (overflow_changes(resolver, self.strategy, nodes) if nodes else ())
+            if (remedy := self._try(None, change)) is not None and self._is_proved(remedy.strategy, where)
+        ]
+        return max(tried, key=lambda each: (len(each.nodes), each.remedy.gain), default=None)
+
+    def _is_proved(self, strategy: Strategy, nodes: Collection[str]) -> bool:
+        """Whether no accumulator of some nodes can overflow with a strategy."""
+        plan = plan_of(self.plan.graph, self.plan.hardware, strategy)
+        return all(plan.nodes[name].proved for name in nodes if name in plan.nodes)
 
     def _best(self, node: str | None, changes: Sequence[Change]) -> list[Remedy]:
         """The change with the largest gain, if there is one that helps."""
@@ -290,13 +459,19 @@ class _Trials:
         """
         prepared, keep_float = self.prepared, self.keep_float
         if change.keep_float is not None:
-            keep_float = (*keep_float, change.keep_float)
+            keep_float = (*keep_float, *as_strings(change.keep_float, "keep_float"))
             prepared = self._prepare(keep_float)
-        changed = {key for key in self.strategy.bits if glob.escape(key) in change.fix_bits}
+        fixed_bits = {
+            key: bits
+            for pattern, bits in change.fix_bits.items()
+            for key, group in prepared.space.groups.items()
+            if key in self.strategy.bits and (matches(key, (pattern,)) or matches(group.source, (pattern,)))
+        }
+        changed = set(fixed_bits)
         resolver = self._resolver(prepared, changed, change.estimator)
         groups = resolver.space.groups
         bits = {key: _choice(group.choices, self.strategy.bits.get(key)) for key, group in groups.items()}
-        bits |= {key: change.fix_bits[glob.escape(key)] for key in changed}
+        bits |= fixed_bits
         point = nearest_feasible(resolver, bits, changed)
         if point is None:
             raise HagoError("no bits were found that fit every node")

@@ -122,7 +122,7 @@ def test_one_shot_is_made_again_from_the_calibration_alone(outcome: SearchOutcom
     assert list(other.weight_bytes) == ["float", "found"] and "--held-out" in other.note
     assert other.parts[0].data == "data"
     for made_by, why in (
-        ({"estimator": "halved"}, "cannot be made again: unknown estimator 'halved'"),
+        ({"estimator": "halved", "refined": False}, "cannot be made again: unknown estimator 'halved'"),
         ({"estimated": []}, "given by a table"),
         ({"topology": "searched", "keep_float": ["0"]}, "which nodes are float"),
     ):
