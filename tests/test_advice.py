@@ -1248,6 +1248,26 @@ ELSEWHERE: Final = {
         "cli/test_output_files.py",
         "test_a_folder_that_cannot_be_made_is_refused_before_any_work",
     ),
+    "is a folder; give the path of a file in it": (
+        "cli/test_output_files.py",
+        "test_a_folder_and_a_file_of_another_format_are_refused",
+    ),
+    "{}: {} is a {} file; give e.g. {}": (
+        "cli/test_output_files.py",
+        "test_a_folder_and_a_file_of_another_format_are_refused",
+    ),
+    "so it is not overwritten; give another path": (
+        "cli/test_output_files.py",
+        "test_a_file_that_hago_did_not_write_is_not_overwritten",
+    ),
+    "give another --log, or --save another file": (
+        "cli/test_output_files.py",
+        "test_a_new_log_overwrites_no_strategy_of_another",
+    ),
+    "to rule overflow out at {}, try with hago {}: {}": (
+        "analysis/test_answer.py",
+        "test_inspection_tries_what_rules_overflow_out",
+    ),
     "was made for hardware {}, which does not": ("cli/test_cli.py", "test_hardware_of_the_user_must_be_given_again"),
     "is of objective {}, which is none of hago's own": (
         "cli/test_cli.py",
@@ -1300,7 +1320,10 @@ ELSEWHERE: Final = {
         "export/test_onnx_refusals.py",
         "test_a_check_that_fails_says_what_and_what_helps",
     ),
-    "try with hago {} (measured on {} samples": ("analysis/test_remedies.py", "test_remedies_are_legal_and_gain_what_they_say"),
+    "try with hago {} (measured on {} samples": (
+        "analysis/test_remedies.py",
+        "test_remedies_are_legal_and_gain_what_they_say",
+    ),
     "hago has no rule for {}{}: these run": ("test_warnings.py", "test_an_operator_is_named_until_it_has_a_rule"),
 }
 PACKAGE: Final = "a package would have to be taken away and installed"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import glob
 import shlex
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -144,9 +145,6 @@ class OverflowRemedy:
         """The fields as JSON values."""
         return {"nodes": list(self.nodes), **self.remedy.to_json()}
 
-    def __str__(self) -> str:
-        return f"no overflow at {names_text(self.nodes)}: {self.remedy}"
-
 
 @dataclass(frozen=True, slots=True)
 class Remedies:
@@ -194,7 +192,8 @@ class Remedies:
         for remedy in self.found:
             yield from wrapped(f"  {remedy.node or 'all nodes'}: {remedy}", " " * 4)
         if self.overflow is not None:
-            yield from wrapped(f"{self.overflow}", " " * 4)
+            where, remedy = names_text(self.overflow.nodes), self.overflow.remedy
+            yield from wrapped(f"to rule overflow out at {where}, try with hago {self.command}: {remedy}", " " * 4)
         if self.impossible:
             yield "not possible:"
         for node, words in self.impossible.items():
@@ -304,18 +303,32 @@ def overflow_changes(resolver: Resolver, strategy: Strategy, nodes: Sequence[str
 
 
 def _as_patterns(resolver: Resolver, bits: Bits, proved: Sequence[str], fewer: Mapping[str, int]) -> dict[str, int]:
-    """The bits of groups by pattern: one for all weights where that is as good and shorter than their names."""
-    groups, (first, *others) = resolver.space.groups, set(fewer.values())
+    """The bits of groups by pattern: one for all weights where most of them are lowered, with exceptions by
+    name, or the name of a node for all of its operands."""
+    groups = resolver.space.groups
     weights = [k for k, g in groups.items() if matches(g.source, (ALL_WEIGHTS,))]
-    if len(fewer) > MOST_NAMED and not others and set(fewer) <= set(weights):
-        fits = all(first in groups[k].choices and bits[k] >= first for k in weights)
+    if len(fewer) > MOST_NAMED and set(fewer) <= set(weights) and 2 * len(fewer) > len(weights):
+        common = Counter(fewer.values()).most_common(1)[0][0]
+        others = {key: b for key, b in fewer.items() if b != common}
+        fits = all(common in groups[k].choices and bits[k] >= common for k in weights)
         try:
-            plan = resolver({**bits, **dict.fromkeys(weights, first)}) if fits else None
+            plan = resolver({**bits, **dict.fromkeys(weights, common), **others}) if fits else None
         except HagoError:
             plan = None
         if plan is not None and all(plan.nodes[name].proved for name in proved):
-            return {ALL_WEIGHTS: first}
-    return {glob.escape(key): b for key, b in fewer.items()}
+            return {ALL_WEIGHTS: common, **{glob.escape(key): b for key, b in others.items()}}
+    of_nodes: dict[str, dict[str, int]] = {}
+    for key, b in fewer.items():
+        of_nodes.setdefault(key.rpartition(":")[0], {})[key] = b
+    patterns: dict[str, int] = {}
+    for node, keys in of_nodes.items():
+        # a node's name also stands for what reads its value
+        named = {key for key, group in groups.items() if node in group.names}
+        alike = len(keys) > 1 and named == keys.keys() and len(set(keys.values())) == 1
+        patterns |= (
+            {glob.escape(node): next(iter(keys.values()))} if alike else {glob.escape(k): b for k, b in keys.items()}
+        )
+    return patterns
 
 
 def first_samples(plan: Plan, batches: Batches, count: int = TRIED_SAMPLES) -> Batches:
@@ -461,11 +474,13 @@ class _Trials:
         if change.keep_float is not None:
             keep_float = (*keep_float, *as_strings(change.keep_float, "keep_float"))
             prepared = self._prepare(keep_float)
+        # names, which are more specific, overwrite the pattern
+        by_pattern = sorted(change.fix_bits.items(), key=lambda item: item[0] != ALL_WEIGHTS)
         fixed_bits = {
             key: bits
-            for pattern, bits in change.fix_bits.items()
+            for pattern, bits in by_pattern
             for key, group in prepared.space.groups.items()
-            if key in self.strategy.bits and (matches(key, (pattern,)) or matches(group.source, (pattern,)))
+            if key in self.strategy.bits and any(matches(name, (pattern,)) for name in group.names)
         }
         changed = set(fixed_bits)
         resolver = self._resolver(prepared, changed, change.estimator)

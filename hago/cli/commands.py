@@ -154,9 +154,7 @@ def inspect_command(args: Namespace, console: Console) -> Outcome:
         statistic = inspect_plan(loaded.plan, loaded.batches)
         if args.remedies:
             steps("trying remedies for the nodes with the largest errors")
-            found = find_remedies(
-                loaded.plan, strategy, loaded.batches, statistic.suspects, statistic.overflowing
-            )
+            found = find_remedies(loaded.plan, strategy, loaded.batches, statistic.suspects, statistic.overflowing)
             statistic = replace(statistic, remedies=found)
         _, answer = answer_for_stored(loaded, steps)
     if args.csv is not None:

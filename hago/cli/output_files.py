@@ -158,7 +158,7 @@ KINDS: Final[Mapping[tuple[str, str], OutputKind]] = {
 _SUFFIXES: Final = (".csv", ".json", ".jsonl", ".npy", ".npz", ".onnx", ".pt", ".pth", ".py", ".safetensors")
 
 
-def check_output(path: Path, kind: OutputKind | None = None, name: str = "") -> Path:
+def check_output(given: Path | str, kind: OutputKind | None = None, name: str = "") -> Path:
     """Check that a file can be written, and that none but one of the same kind is overwritten; return the path.
 
     Args:
@@ -169,10 +169,11 @@ def check_output(path: Path, kind: OutputKind | None = None, name: str = "") -> 
         HagoError: the folder cannot be made or be written to, the path is that of a folder, its ending is of another
             format, or a file exists that hago did not write.
     """
-    check_folder_of(path)
-    given = f"{name} {path}".strip()
-    suffix = ".json" if kind is None else kind.suffix
-    if path.is_dir():
+    path = check_folder_of(Path(given))
+    suffix = "" if kind is None else kind.suffix
+    is_folder = path.is_dir() or str(given).endswith(("/", os.sep))
+    given = f"{name} {given}".strip()
+    if is_folder:
         raise HagoError(f"{given} is a folder; give the path of a file in it, e.g. {path / f'net{suffix}'}")
     if kind is None:
         return path
@@ -215,10 +216,5 @@ def check_given_paths(args: Namespace) -> None:
         HagoError: one cannot.
     """
     for option in _OUTPUTS:
-        if not (path := getattr(args, option, None)):
-            continue
-        name, kind = f"--{option.replace('_', '-')}", KINDS.get((args.command, option))
-        if path.endswith(("/", os.sep)):
-            example = Path(path) / f"net{kind.suffix if kind else '.jsonl' if option == 'log' else ''}"
-            raise HagoError(f"{name} {path} is a folder; give the path of a file in it, e.g. {example}")
-        check_output(Path(path), kind, name)
+        if path := getattr(args, option, None):
+            check_output(path, KINDS.get((args.command, option)), f"--{option.replace('_', '-')}")

@@ -73,6 +73,11 @@ class Group:
         bits."""
         return self.key.endswith(f":{_KIND}")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What patterns of `fix_bits` are compared with: the key, its node, the source, and the nodes that read it."""
+        return (self.key, self.key.rpartition(":")[0], self.source, *(e.dst for e in self.edges))
+
 
 @dataclass(frozen=True, slots=True)
 class Space:
@@ -285,8 +290,7 @@ class _Builder:
     def _with_fixed_bits(self, group: Group) -> Group:
         """The group with the bits of the most specific pattern that matches it, if one does. The order of the patterns
         does not matter, since files sort them."""
-        names = (group.key, group.key.rpartition(":")[0], group.source, *(e.dst for e in group.edges))
-        ranked = [(rank, p) for p in self.fixed if (rank := _specificity(p, names)) is not None]
+        ranked = [(rank, p) for p in self.fixed if (rank := _specificity(p, group.names)) is not None]
         if not ranked:
             return group
         first, pattern = max(ranked)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hago
 from hago.analysis.answer import (
@@ -21,6 +21,7 @@ from hago.analysis.answer import (
     is_one_shot,
     load_stored,
 )
+from hago.analysis.remedies import overflow_changes, rule_out_overflow
 from hago.data.progress import JobProgress
 from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
@@ -29,6 +30,7 @@ from hago.search.objective import named_objective
 from hago.search.one_shot import quantize_and_measure
 from hago.search.preparation import QuantizationOptions, prepare
 from hago.search.session import SearchOptions, SearchOutcome, run_search
+from hago.search.stored_strategy import make_strategy
 
 CHIP = "int16_accumulator"
 QUIET = JobProgress("test", shown=False)
@@ -143,14 +145,86 @@ def test_what_stays_float_is_listed_by_reason() -> None:
     assert "no node stays float" in str(integers) and "no accumulator can overflow" in str(integers)
 
 
-def test_the_remedy_of_an_overflow_rules_it_out(found: Answer) -> None:
-    strategy = hago.quantize(model(), CHIP, data()).strategy
-    answer = stored(strategy, data())
-    words = shlex.split(answer.remedy)
-    fixed = dict(word.rsplit("=", 1) for option, word in itertools.pairwise(words) if option == "--fix-bits")
-    assert fixed and answer.possible[0] in answer.remedy
-    again = hago.quantize(model(), CHIP, data(), fix_bits={edge: int(bits) for edge, bits in fixed.items()})
-    assert again.plan.nodes[answer.possible[0]].proved
+def adds() -> nn.Module:
+    """Additions, whose sums leave their register on data with larger values, between convolutions."""
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            y = self.second(x) + x
+            return y + 3.0 * x
+
+    torch.manual_seed(0)
+    return Adds().eval()
+
+
+def with_options(words: str) -> dict[str, Any]:
+    """The options of `hago.quantize` that a command of a remedy gives."""
+    pairs = list(itertools.pairwise(shlex.split(words)))
+    fixed = dict(word.rsplit("=", 1) for option, word in pairs if option == "--fix-bits")
+    kept = [word for option, word in pairs if option == "--keep-float"]
+    return {"fix_bits": {edge: int(bits) for edge, bits in fixed.items()}, "keep_float": kept}
+
+
+@pytest.mark.parametrize("net", [model, adds])
+@pytest.mark.parametrize("larger", [1.0, 50.0])
+def test_the_remedy_of_an_overflow_rules_it_out(net: Any, larger: float) -> None:
+    """One command cures every node that overflowed, and names these; it named the first that may overflow."""
+    images = data(labelled=False)
+    strategy = hago.quantize(net(), CHIP, images).strategy
+    wide = strategy if larger == 1.0 else replace(strategy, bits=dict.fromkeys(strategy.bits, 8))
+    loaded = load_stored(net(), CHIP, wide, [larger * x for x in images], None, QUIET)
+    answer = answer_for_stored(loaded, QUIET)[1]
+    seen = answer.parts[0].overflows
+    if larger == 1.0:
+        assert not seen
+    nodes = sorted(seen) or list(answer.possible)
+    assert nodes and answer.remedy, str(answer)
+    named = answer.remedy.split(" out at ", 1)[1].split(", quantize")[0].split(", ")
+    assert sorted(named) == sorted(nodes)
+    for words in answer.remedy.split(" with ", 1)[1].split(", or with "):
+        options = with_options(words)
+        assert any(options.values())
+        plan = hago.quantize(net(), CHIP, images, **options).plan
+        assert all(name not in plan.nodes or plan.nodes[name].proved for name in nodes)
+
+
+def test_many_weights_are_named_by_a_pattern() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2 if i == 0 else 8, 8, 3, padding=1) for i in range(6)]
+    deep = nn.Sequential(*(layer for conv in layers for layer in (conv, nn.ReLU()))).eval()
+    images = data(labelled=False)
+    prepared = prepare(deep, CHIP, images, QuantizationOptions(fix_bits={"*:0": 6}))
+    widest = {key: group.choices[0] for key, group in prepared.space.groups.items()}
+    nodes = [name for name, verdict in prepared.resolver(widest).verdicts.items() if verdict == "possible"]
+    proved, fewer = rule_out_overflow(prepared.resolver, widest, nodes)
+    assert len(nodes) > 4 and list(proved) == nodes
+    point = {**widest, **fewer}
+    assert all(prepared.resolver(point).nodes[name].proved for name in nodes)
+    strategy = replace(make_strategy(prepared, prepared.resolver(widest), widest, {"estimator": "mse"}))
+    (where, change), *_ = overflow_changes(prepared.resolver, strategy, nodes)
+    assert where == nodes and change.fix_bits == {"*.weight": 5, "0:1": 7}
+    fixed = {"*:0": 6, **change.fix_bits}
+    assert all(hago.quantize(deep, CHIP, images, fix_bits=fixed).plan.nodes[name].proved for name in nodes)
+
+
+def test_inspection_tries_what_rules_overflow_out() -> None:
+    images = data(labelled=False)
+    strategy = hago.quantize(adds(), CHIP, images).strategy
+    wide = replace(strategy, bits=dict.fromkeys(strategy.bits, 8))
+    statistic = hago.inspect_graph_statistic(adds(), CHIP, wide, [50 * x for x in images])
+    assert statistic.overflowing and statistic.remedies is not None and statistic.remedies.overflow is not None
+    found = statistic.remedies.overflow
+    assert set(statistic.overflowing) == set(found.nodes)
+    plan = hago.create_quantizer(adds(), CHIP, found.remedy.strategy).plan
+    assert all(name not in plan.nodes or plan.nodes[name].proved for name in found.nodes)
+    said = f"out at {', '.join(found.nodes)}, try with hago quantize: {found.remedy.change}"
+    assert said in " ".join(str(statistic).split())
+    assert statistic.remedies.to_json()["overflow"]["nodes"] == list(found.nodes)
 
 
 def test_overflow_that_was_seen_is_said_first() -> None:
