@@ -20,7 +20,7 @@ from torch import Tensor
 from hago.analysis.remedies import overflow_changes
 from hago.analysis.strategy_report import StrategyReport, figure_cells, report_on
 from hago.calibration import named_estimator
-from hago.cost import amount_text, float_cost, plan_cost
+from hago.cost import Cost, amount_text, float_cost, plan_cost
 from hago.data import Batches, JobProgress
 from hago.errors import HagoError, InfeasibleBits
 from hago.graph import Graph, ModelLike
@@ -147,6 +147,9 @@ class Answer:
         possible: the nodes whose accumulators are not proved to hold every input.
         remedy: how to rule the overflow out, in words; empty where there is none, or nothing helps.
         note: why the one-shot quantization is missing, or equals what was found; else empty.
+        stored: the bytes of the last strategy's constants as the chip reads them, in words; empty where these are as
+            many as packed to their bits.
+        stored_bytes: the same bytes.
     """
 
     weight_bytes: Mapping[Row, float]
@@ -156,6 +159,8 @@ class Answer:
     possible: tuple[str, ...]
     remedy: str = ""
     note: str = ""
+    stored: str = ""
+    stored_bytes: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
@@ -166,6 +171,8 @@ class Answer:
             "may_overflow": list(self.possible),
             "remedy": self.remedy,
             "note": self.note,
+            "stored": self.stored,
+            "stored_bytes": self.stored_bytes,
         }
 
     def __str__(self) -> str:
@@ -178,7 +185,7 @@ class Answer:
             lines += [*([""] if lines else []), f"{part.data}, {part.samples} samples", *self._table(part)]
             if part.differences:
                 lines += ["  sample by sample, with 95 % intervals:", *(f"    {d}" for d in part.differences)]
-        return [*lines, *([self.note] if self.note else [])]
+        return [*lines, *([self.stored] if self.stored else []), *([self.note] if self.note else [])]
 
     def _table(self, part: DataAnswer) -> list[str]:
         own = {n: None for figures in part.figures.values() for n, v in figures.items() if _is_own(n, v)}
@@ -296,7 +303,9 @@ def answer_for(
         else:
             plans["found"] = plan
     weights: dict[Row, float] = {"float": float_cost(plan).figures["weight_bytes"]}
-    weights |= {row: plan_cost(p).figures["weight_bytes"] for row, p in plans.items()}
+    costs = {row: plan_cost(p) for row, p in plans.items()}
+    weights |= {row: cost.figures["weight_bytes"] for row, cost in costs.items()}
+    last = costs[list(plans)[-1]]
     parts = tuple(
         _answer_on(name, batches, plans, objective or named_objective("sqnr"), (known or {}).get(name), steps)
         for name, batches in data.items()
@@ -311,7 +320,18 @@ def answer_for(
         possible=possible,
         remedy=_overflow_remedy(resolver, strategy, _by_count(parts), possible) if possible else "",
         note=note,
+        stored=_stored_text(last),
+        stored_bytes=last.stored_bytes,
     )
+
+
+def _stored_text(cost: Cost) -> str:
+    """What constants take on the chip, in words; empty where it is what they take packed to their bits."""
+    if cost.stored_bytes == cost["weight_bytes"]:
+        return ""
+    widths = " or ".join(map(str, cost.padded_widths))
+    size = amount_text("weight_bytes", cost.stored_bytes)
+    return f"weights as stored on {cost.hardware}: {size}, since those of fewer bits are stored in {widths}"
 
 
 def _answer_on(

@@ -125,6 +125,21 @@ class Cost(Summarized):
         return sum(e.elements for e in self.edges if e.is_counted_weight)
 
     @functools.cached_property
+    def stored_bytes(self) -> int:
+        """Bytes of the constants as the chip reads them, each in the width of its dtype. `weight_bytes` counts them
+        packed to their bits."""
+        counted = (e for e in self.edges if e.weight_bytes)
+        return sum(
+            packed_bytes(e.elements, DTYPES[e.dtype].bits) if e.dtype in DTYPES else e.weight_bytes for e in counted
+        )
+
+    @functools.cached_property
+    def padded_widths(self) -> tuple[int, ...]:
+        """The widths of the dtypes of constants that have fewer bits than their dtype."""
+        of_dtypes = ((e, DTYPES[e.dtype].bits) for e in self.edges if e.weight_bytes and e.dtype in DTYPES)
+        return tuple(sorted({width for e, width in of_dtypes if e.bits < width}))
+
+    @functools.cached_property
     def effective_bits(self) -> float:
         """Mean bits of a weight, biases of convolutions and linear layers aside; 0 without weights."""
         bits = sum(e.elements * e.bits for e in self.edges if e.is_counted_weight)

@@ -256,3 +256,20 @@ def test_one_shot_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = answer_for_one_shot(made, prepared, None, QUIET)
     assert len(measured) == before
     assert answer.parts[0].figures["one shot"] == made.quantizer.strategy.made_by["results"]
+
+
+@pytest.mark.parametrize("chip", ["tflite", "x86_vnni", "vta", CHIP])
+@pytest.mark.parametrize("bits", [8, 6])
+def test_bits_below_the_width_of_a_dtype_save_no_bytes_on_the_chip(chip: str, bits: int) -> None:
+    quantizer = hago.quantize(model(), chip, data(), fix_bits={"*.weight": bits})
+    cost = hago.estimate_cost(model(), chip, quantizer.strategy)
+    expected = sum(
+        t.numel() * (4 if (target := quantizer.plan.target(edge)) is None else target.dtype.bits // 8)
+        for edge in quantizer.plan.graph.edges
+        if (t := quantizer.plan.graph.consts.get(quantizer.plan.graph.source(edge))) is not None
+    )
+    assert cost.stored_bytes == expected
+    answer = stored(quantizer.strategy, data(), chip=chip)
+    assert answer.stored_bytes == answer.to_json()["stored_bytes"] == expected
+    said = f"weights as stored on {chip}: {expected} B, since those of fewer bits are stored in 8"
+    assert (said in str(answer)) == (expected != answer.weight_bytes["one shot"]) == (bits < 8)
