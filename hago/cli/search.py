@@ -352,6 +352,7 @@ def _outcome(
     further = check_command(args, saved, weights)
     lines = [
         *run.lines(args, outcome),
+        *([] if outcome.unconfirmed is None else [f"  {outcome.unconfirmed}"]),
         *_strategy_lines(outcome.strategy),
         f"  {_costs(best)}",
         *_limit_lines(strategy.made_by.get("goal", {})),
@@ -378,6 +379,7 @@ def _outcome(
         "bits": dict(strategy.bits),
         "trials": len(trials),
         "best_trial": best.index,
+        "unconfirmed_trial": None if outcome.unconfirmed is None else outcome.unconfirmed.trial.index,
         "costs": dict(best.score.costs),
         "overflows": dict(best.score.overflows),
         "unproved": best.score.unproved,
@@ -419,7 +421,10 @@ def _confirmed_lines(strategy: Strategy) -> list[str]:
     if "gain" not in confirmed or {"refined", "weighted", "mse", "refined once"}.isdisjoint(
         map(str, confirmed.values())
     ):
-        return [f"  thresholds are as estimated: refined ones were not surely better on {samples}"]
+        return [
+            f"  thresholds are as estimated: refined ones were not surely better on {samples}; more calibration "
+            "samples make this surer"
+        ]
     clipped = (
         f"{100 * confirmed['clipped']:.2g} % of activations clipped, {100 * confirmed['clipped_before']:.2g} % without"
     )

@@ -91,6 +91,12 @@ class Objective:
         """Its name in the results of a trial, and in limits."""
         return self.reported_as or self.name
 
+    def text(self, value: float) -> str:
+        """The name and a value of it, in words."""
+        if self.unit == "share":
+            return f"{self.name} {100 * value:.2f} %"
+        return f"{self.name} {value:.4g}{' dB' if self.unit == 'dB' else ''}"
+
 
 def check_rows(outputs: Sequence[Tensor], samples: int) -> None:
     """Refuse outputs that are not one row per sample.

@@ -116,6 +116,27 @@ class SearchOptions:
 
 
 # ---------------------------------------------------------------- results
+@dataclass(frozen=True, slots=True)
+class Unconfirmed:
+    """The trial with the best score of a search, where it is not surely better than the start on other samples, so that
+    the start is taken.
+
+    Args:
+        score: its objective in words.
+        samples: number of samples kept aside that it was compared on.
+    """
+
+    trial: Trial
+    score: str
+    samples: int
+
+    def __str__(self) -> str:
+        return (
+            f"trial {self.trial.index} has {self.score}, but is not surely better on {self.samples} samples kept "
+            "aside; more calibration samples make this surer"
+        )
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class SearchOutcome(Summarized):
     """The result of a search. `run_search` returns it.
@@ -130,6 +151,7 @@ class SearchOutcome(Summarized):
         before: seconds before the first trial: import, calibration, gradients, refinement.
         prepared: the calibrated graph with estimated thresholds, as one-shot quantization takes it.
         held_out: the further batches that the best strategy was reported on, if there are any.
+        unconfirmed: the trial with a better score than the best one, if there is one.
     """
 
     strategy: Strategy
@@ -140,6 +162,7 @@ class SearchOutcome(Summarized):
     before: float
     prepared: Prepared
     held_out: Batches | None = None
+    unconfirmed: Unconfirmed | None = None
 
     def summary(self) -> Summary:
         """The best strategy, and what the search took."""
@@ -333,8 +356,8 @@ class Search:
         """
         if self.scorer.race is not None:
             check_racing(self.searcher.name)
-        result, front = self.run_trials()
-        result = self.confirm_best(result)
+        searched, front = self.run_trials()
+        result = self.confirm_best(searched)
         if result.score.shortfall:
             raise InfeasibleBits(explain_missed_limits(self.scorer.goal, result))
         strategy = self.measure_held_out(self.strategy_of(result.best))
@@ -348,6 +371,9 @@ class Search:
             before=self.before,
             prepared=self.calibrated,
             held_out=self.held_out,
+            unconfirmed=None
+            if result.best is searched.best or self.confirmation is None
+            else Unconfirmed(searched.best, self.value_text(searched.best), self.confirmation.count),
         )
 
     def run_trials(self) -> tuple[StudyResult, ParetoFront]:
@@ -423,10 +449,7 @@ class Search:
     def value_text(self, trial: Trial) -> str:
         """The objective of a trial, in words."""
         objective = self.scorer.goal.objective
-        value = float(trial.score.results.get(objective.figure, trial.score.value))
-        if objective.unit == "share":
-            return f"{objective.name} {100 * value:.2f} %"
-        return f"{objective.name} {value:.4g}{' dB' if objective.unit == 'dB' else ''}"
+        return objective.text(float(trial.score.results.get(objective.figure, trial.score.value)))
 
     def strategy_of(self, trial: Trial) -> Strategy:
         """The strategy of a trial."""

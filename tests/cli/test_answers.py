@@ -13,6 +13,8 @@ from commands import Run, runner
 from hago.analysis.answer import one_shot_options
 from hago.calibration import ESTIMATORS
 from hago.plan import Strategy
+from hago.search.confirmation import Gain
+from hago.study.log import read_log
 
 ZOO = """
 import torch
@@ -79,3 +81,27 @@ def test_refined_thresholds_come_of_another_estimator_than_one_shot(hago: Run) -
     made_by = Strategy.load("s.json").made_by
     assert made_by["refined"] and made_by["estimator"] == "mse"
     assert one_shot_options(Strategy.load("s.json")).estimator is None
+
+
+# ---------------------------------------------------------------- what was not surely better
+def test_a_trial_that_is_not_surely_better_is_named(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log and the front showed a better score than that of the trial that was called the best."""
+    monkeypatch.setattr(Gain, "is_significant", lambda self, margin=0.0, candidates=0: False)
+    search = ["search", NET, "--hardware", "int16_accumulator", *DATA, "--budget", "8 trials", "--searcher", "gradient"]
+    trials = hago(*search, "--save", "s.json", "--log", "l.jsonl", "--json").json
+    scores = [trial.score.value for trial in read_log("l.jsonl").trials]
+    best = max(range(len(scores)), key=scores.__getitem__)
+    assert best > 0 and trials["best_trial"] == 0 and trials["unconfirmed_trial"] == best
+    text = hago(*search, "--save", "s.json", "--log", "l.jsonl").out
+    kept = Strategy.load("s.json").made_by["refined"]["kept_aside"]
+    said = f"  trial {best} has sqnr {scores[best]:.4g} dB, but is not surely better on {kept} samples kept aside; more "
+    assert said in text, text
+    monkeypatch.setattr(Gain, "is_significant", lambda self, margin=0.0, candidates=0: True)
+    sure = hago(*search, "--save", "s.json", "--log", "l2.jsonl", "--json").json
+    assert sure["best_trial"] == best and sure["unconfirmed_trial"] is None
+
+
+def test_estimated_thresholds_ask_for_more_samples(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gain, "is_significant", lambda self, margin=0.0, candidates=0: False)
+    text = hago("search", NET, "--hardware", "vta", *DATA, "--budget", "1 trials", "--save", "s.json").out
+    assert "not surely better on " in text and "; more calibration samples make this surer" in text
