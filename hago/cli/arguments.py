@@ -301,7 +301,11 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
 
 def _course(group: argparse._ArgumentGroup) -> None:
     """Add the options of the length of a search, its log, and the choices that it makes."""
-    group.add_argument("--budget", metavar="LIMIT", help="'200 trials', '10m', '50 forwards'; default: none")
+    group.add_argument(
+        "--budget",
+        metavar="LIMIT",
+        help="'200 trials', '10m' (minutes), '50 forwards'; a number alone, as in 10, is of trials; default: none",
+    )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all randomness; default: %(default)s")
     group.add_argument(
         "--log",

@@ -12,7 +12,7 @@ import torch
 
 from hago import api
 from hago.analysis import examine_machine, find_remedies, inspect_plan, measure_hardware
-from hago.analysis.answer import answer_for_stored, load_stored
+from hago.analysis.answer import LoadedStrategy, answer_for_stored, is_one_shot, load_stored
 from hago.analysis.speed import time_against_float
 from hago.arithmetic.types import TORCH_DTYPES
 from hago.cli.console import NO, OK, Console, Outcome, command_line
@@ -30,6 +30,8 @@ from hago.cli.options import (
     make_folder_of,
     named,
     resumable,
+    search_command_line,
+    search_line,
     with_next,
 )
 from hago.cli.search import quantize_command, search_command
@@ -167,7 +169,24 @@ def inspect_command(args: Namespace, console: Console) -> Outcome:
     text = f"{statistic}\n\n{statistic.values()}" if args.values else str(statistic)
     code = NO if statistic.total_differences else OK
     outcome = Outcome(f"{text}\n\n{answer}", {**statistic.to_json(), "answer": answer.to_json()}, code)
-    return outcome if code != OK else with_next(outcome, store_command(args))
+    if code != OK:
+        return outcome
+    outcome = with_next(outcome, store_command(args))
+    return outcome if not is_one_shot(strategy) else _with_search(args, strategy, loaded, outcome)
+
+
+def _with_search(args: Namespace, strategy: Strategy, loaded: LoadedStrategy, outcome: Outcome) -> Outcome:
+    """The outcome with the command that searches for a better strategy than one shot."""
+    made_by = strategy.made_by
+    calibration = args.data if made_by.get("data_hash") == loaded.batches.sha256 else "CALIBRATION_DATA"
+    command = search_command_line(
+        args,
+        args.hardware or strategy.hardware.name,
+        calibration,
+        [str(pattern) for pattern in made_by.get("keep_float", ())],
+        {str(pattern): int(bits) for pattern, bits in made_by.get("fix_bits", {}).items()},
+    )
+    return Outcome(f"{outcome.text}\n{search_line(command)}", {**outcome.json, "search": command}, outcome.code)
 
 
 def replay_command(args: Namespace, console: Console) -> Outcome:

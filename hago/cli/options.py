@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,30 @@ def check_command(args: Namespace, strategy: Path, weights: Path | str | None, *
     words += ["--held-out", args.held_out] if args.held_out else []
     words += ["--weights", str(weights)] if weights else []
     return command_line(*words, *data_words(args))
+
+
+def search_command_line(
+    args: Namespace, hardware: str, data: str, keep_float: Iterable[str], fix_bits: Mapping[str, int]
+) -> str:
+    """The command that searches for a better strategy than one shot.
+
+    Args:
+        data: the calibration data.
+    """
+    words = ["search", args.model, "--hardware", hardware, "--data", data]
+    words += ["--held-out", args.held_out] if args.held_out else []
+    words += ["--weights", args.weights] if args.weights else []
+    words += [word for pattern in keep_float for word in ("--keep-float", pattern)]
+    words += [word for pattern, bits in fix_bits.items() for word in ("--fix-bits", f"{pattern}={bits}")]
+    for option in ("calibration_table", "quantize_table"):
+        if table := getattr(args, option, None):
+            words += [f"--{option.replace('_', '-')}", table]
+    return command_line(*words, *data_words(args, chip=False))
+
+
+def search_line(command: str) -> str:
+    """The line that names a search as an alternative to the next command."""
+    return f"or        {command}  # a search may lose less"
 
 
 def data_words(args: Namespace, chip: bool = True) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from hago.errors import HagoError
 from hago.hardware import Hardware, hardware_hash
 from hago.runtime import is_stored
+from hago.search import normalized_limits
 from hago.serialization.json_text import canonical, json_values, parse_json, read_file
 
 #: Arguments that leave the results of a command as they are: where they are written, how long it runs, and where. A
@@ -48,6 +49,7 @@ def default_stem(args: Namespace, hardware: Hardware, made_by: str, *content: An
     skipped = NOT_HASHED | _OTHERWISE_HASHED
     # without options that are not given, so that new options change no names
     named = {k: _normal(v) for k, v in vars(args).items() if k not in skipped and v not in (None, False, [])}
+    named |= {k: normalized_limits(named[k]) for k in ("keep", "budget_cost") if k in named}
     objective = getattr(args, "maximize", None) or getattr(args, "objective", None)
     parts = [
         model_name(args.model),

@@ -22,6 +22,8 @@ from hago.cli.options import (
     load_held_out,
     named,
     resumable,
+    search_command_line,
+    search_line,
     searcher_argument,
     stamp,
     training_so_far,
@@ -478,6 +480,7 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         console.written.append(str(saved))
         answer = answer_for_one_shot(made, prepared, held_out, steps)
     further = check_command(args, saved, args.weights)
+    search = search_command_line(args, args.hardware, args.data, args.keep_float, dict(args.fix_bits))
     lines = [
         "the widest bits that do not overflow on the data:",
         *_strategy_lines(strategy),
@@ -486,6 +489,7 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         "",
         f"strategy  {saved}",
         f"next      {further}",
+        *([search_line(search)] if strategy.bits else []),
     ]
     values = {
         "model": args.model,
@@ -495,5 +499,6 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         "answer": answer.to_json(),
         "strategy": str(saved),
         "next": further,
+        "search": search if strategy.bits else None,
     }
     return Outcome("\n".join(lines), values)

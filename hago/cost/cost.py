@@ -162,8 +162,9 @@ class Cost(Summarized):
         in_cycles = metric == "latency" and "cycles" in self.figures
         instead = ", so it is known in cycles only: use 'cycles'" if in_cycles else ""
         raise HagoError(
-            f"hardware {self.hardware!r} does not give what {metric!r} needs{instead}. Not given: "
-            f"{'; '.join(self.missing)}"
+            f"hardware {self.hardware!r} does not give what {metric!r} needs{instead}. Add to its file "
+            f"{_keys_text(self.missing, metric)}, which docs/hardware.md explains and 'hago hardware show "
+            f"{self.hardware}' lists; 'hago hardware measure' finds those of a CPU"
         )
 
     def __getattr__(self, name: str) -> float:
@@ -213,6 +214,23 @@ class Cost(Summarized):
 # ---------------------------------------------------------------- metrics
 #: Units of metrics.
 Unit = Literal["", "B", "bits", "cycles", "s", "J"]
+
+
+def _keys_text(missing: Sequence[str], metric: str) -> str:
+    """The keys of a hardware file that a metric needs, in words, from what a Cost names as missing."""
+    needed_by = "energy" if metric == "energy" else "latency"
+    chip: dict[str, None] = {}
+    signatures: dict[str, None] = {}
+    for text in missing:
+        key, _, by = text.partition(" ")
+        if needed_by in by and (key != "clock_hz" or metric == "latency"):
+            (signatures if by.startswith("of signature") else chip)[key] = None
+    parts = [
+        f"{', '.join(keys)} {where}" for keys, where in ((chip, "to 'cost'"), (signatures, "to signatures")) if keys
+    ]
+    return " and ".join(parts)
+
+
 #: The part of one row of a Cost in a total; None where the hardware file gives no figure for it.
 Part = Callable[[Row, Cost], float | None]
 #: How a metric depends on bits where they select equal signatures: not at all, by the bits of constants, or by those of

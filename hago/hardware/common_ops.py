@@ -1,8 +1,8 @@
-"""The ops of common networks, and which of them a chip does not compute in integers."""
+"""The ops of common networks: which of them a chip does not compute in integers, and what other systems call them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +32,39 @@ DATA_MOVEMENT: Final = (
     *("concat", "stack", "pad", "reshape", "permute", "squeeze", "unsqueeze", "expand", "slice", "select", "index"),
     *("pixel_shuffle", "upsample_nearest2d", "embedding"),
 )
+
+#: By the name of an op in other systems, that of hago, and what else is to be known.
+FOREIGN_OPS: Final[Mapping[str, tuple[str, str]]] = {
+    **dict.fromkeys(
+        ("depthwise_conv2d", "depthwise_conv", "depthwiseconv2d", "dwconv", "dwconv2d", "group_conv2d"),
+        ("conv2d", "which has every number of groups: a depthwise convolution has as many as channels"),
+    ),
+    **dict.fromkeys(("conv", "convolution", "conv_2d"), ("conv2d", "or 'conv1d'")),
+    **dict.fromkeys(("deconv", "deconv2d", "transpose_conv", "conv2d_transpose"), ("conv_transpose2d", "")),
+    **dict.fromkeys(("dense", "fully_connected", "fullyconnected", "fc", "gemm", "inner_product"), ("linear", "")),
+    **dict.fromkeys(("batch_matmul", "bmm", "mm"), ("matmul", "")),
+    **dict.fromkeys(("maxpool", "max_pool", "max_pooling"), ("max_pool2d", "or 'max_pool1d'")),
+    **dict.fromkeys(("avgpool", "average_pool", "avg_pool", "average_pooling"), ("avg_pool2d", "or 'avg_pool1d'")),
+    **dict.fromkeys(("global_average_pool", "global_avg_pool", "gap"), ("adaptive_avg_pool2d", "or 'mean'")),
+    **dict.fromkeys(("relu6", "clip", "hardtanh"), ("clamp", "")),
+    **dict.fromkeys(("concatenate", "concatenation", "cat"), ("concat", "")),
+    **dict.fromkeys(("transpose",), ("permute", "")),
+    **dict.fromkeys(("flatten", "view"), ("reshape", "")),
+    **dict.fromkeys(("hard_swish", "hswish"), ("hardswish", "")),
+    **dict.fromkeys(("logistic",), ("sigmoid", "")),
+    **dict.fromkeys(("multiply",), ("mul", "")),
+    **dict.fromkeys(("eltwise_add", "elementwise_add", "residual"), ("add", "")),
+}
+
+
+def foreign_op(name: str, known: Iterable[str]) -> str:
+    """`"hago calls it 'linear'"` for the name of an op in other systems, else an empty string.
+
+    Args:
+        known: the ops that a hardware file may list.
+    """
+    own, more = FOREIGN_OPS.get(name.lower().rpartition(".")[2], ("", ""))
+    return f"hago calls it {own!r}{', ' if more else ''}{more}" if own in known else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from hago.arithmetic.rounding import ROUNDINGS
 from hago.arithmetic.schemes import SCHEMES, SMALLEST_SCALE
 from hago.arithmetic.types import DTYPES, DType
 from hago.errors import did_you_mean
+from hago.hardware.common_ops import foreign_op
 from hago.hardware.hardware import DEFAULT_MAX_BITS, DEFAULT_MIN_BITS
 from hago.ops import IntegerForm, OpRule, Ops, aliases
 
@@ -329,8 +330,8 @@ def _ops(sound: Document, names: Document, known_ops: Ops) -> Iterator[Finding]:
             yield Finding(("ops", op), f"lists {name} a second time, after {show(spelling_of[name])}; expected one")
         spelling_of.setdefault(name, op)
         if name not in known_ops:
-            close = did_you_mean(op, [*known_ops, *spelled])
-            yield Finding(("ops", op), f"unknown op; expected one of {comma_list(known_ops)}.{close}")
+            expected = f"expected one of {comma_list(known_ops)}.{did_you_mean(op, [*known_ops, *spelled])}"
+            yield Finding(("ops", op), f"unknown op; {foreign_op(op, known_ops) or expected}")
         for index, signature in enumerate(listed):
             path = ("ops", op, index)
             yield from known_name(path, signature, names, "signature")

@@ -26,6 +26,7 @@ from hago.graph import CONST, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import OPS, IntegerForm, Ops
 from hago.plan.topology import (
+    KEPT_FLOAT,
     Topology,
     accepts_scale,
     check_patterns,
@@ -35,6 +36,7 @@ from hago.plan.topology import (
     range_chain,
     weight_only_descs,
 )
+from hago.serialization.summary import names_text
 
 Bits = Mapping[str, int]
 
@@ -179,7 +181,20 @@ class _Builder:
                 self._visit_float(node)
         self._merge_outputs()
         check_patterns(list(self.fixed), [*self.groups, *self.topology.nodes], "fix_bits")
+        self._check_integers()
         return Space({key: self._with_fixed_bits(group) for key, group in self.groups.items()})
+
+    def _check_integers(self) -> None:
+        """Refuse patterns that give bits to nothing but nodes that the user keeps float."""
+        for pattern in self.fixed:
+            if any(matches(name, (pattern,)) for group in self.groups.values() for name in group.names):
+                continue
+            found = [name for name in self.topology.nodes if matches(name, (pattern,))]
+            if all(self.topology.reasons.get(name) == KEPT_FLOAT for name in found):
+                raise HagoError(
+                    f"fix_bits {pattern!r} gives bits to {names_text(found)}, which keep_float keeps float; leave out "
+                    "one of them"
+                )
 
     def _visit_float(self, node: Node) -> None:
         """Add the group of a float node's weight, where it is stored as integers."""

@@ -55,6 +55,10 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, p) for p in patterns)
 
 
+#: The reason of nodes that the user keeps float by name.
+KEPT_FLOAT: Final = "kept float by the user"
+
+
 def check_patterns(patterns: Sequence[str], names: Sequence[str], what: str) -> None:
     """Check that every pattern matches a name.
 
@@ -213,7 +217,7 @@ def _accepted_float_forms(graph: Graph, node: Node, hardware: Hardware, ops: Ops
 def _why_kept_float(node: Node, keep_float: Sequence[str]) -> str:
     """Why a node must be float, if the user keeps it or an edge of it float; empty otherwise."""
     if matches(node.name, keep_float):
-        return "kept float by the user"
+        return KEPT_FLOAT
     return next((f"edge {e} is kept float by the user" for e in node.edges if matches(str(e), keep_float)), "")
 
 

@@ -3,7 +3,7 @@
 from hago.search import objective
 from hago.search.earlier_logs import LogPath, hashes_of
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures
-from hago.search.goal import GoalOptions, resolved_text
+from hago.search.goal import GoalOptions, normalized_limits, resolved_text
 from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
 from hago.search.one_shot import OneShot, quantize_and_measure, quantize_in_one_shot
 from hago.search.pareto_front import load_front
@@ -37,6 +37,7 @@ __all__ = [
     "held_out_figures",
     "load_front",
     "make_strategy",
+    "normalized_limits",
     "objective",
     "paired_difference",
     "paired_interval",

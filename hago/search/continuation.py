@@ -6,14 +6,14 @@ checked by the log itself (`Header.check_same`), once these are loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hago.calibration import named_estimator
 from hago.errors import LONGEST_QUOTE, LogError, StrategyMismatch, as_strings, shortened_to
 from hago.hardware import Hardware, hardware_hash
-from hago.search.goal import Goal, make_goal
+from hago.search.goal import Goal, GoalOptions, make_goal, normalized_limits
 from hago.search.preparation import QuantizationOptions, default_estimator, with_search_topology
 from hago.search.racing import as_race
 from hago.search.searcher_choice import costs_in_use
@@ -65,7 +65,9 @@ def check_same_options(
 def changed_options(options: Any, hardware: Hardware, logged: Header) -> Iterator[ChangedOption]:
     """Yield the options that differ from those with which a log was begun."""
     goal, settings = make_goal(options.goal), logged.settings
-    same_goal = goal.minimize == settings.get("minimize") and _limits(settings) == [x.text for x in goal.limits]
+    same_goal = goal.minimize == settings.get("minimize") and same_limits(
+        _limits(settings), [x.text for x in goal.limits]
+    )
     if hardware_hash(hardware) != logged.hardware.hash:
         now = hardware.name if hardware.name != logged.hardware.name else f"{hardware.name} with other content"
         yield ChangedOption("hardware", logged.hardware.name, now)
@@ -98,6 +100,19 @@ def _changed_searcher(searcher: Any, logged: Mapping[str, Any]) -> Iterator[Chan
             yield ChangedOption("searcher", was, searcher_text(name, {k: now.get(k) for k in keys}))
 
 
+def same_limits(before: Sequence[str], now: Sequence[str]) -> bool:
+    """Whether two lists of limits say the same, however each is written."""
+    return normalized_limits(before) == normalized_limits(now)
+
+
+def with_limits_as_logged(options: GoalOptions, logged: Header) -> GoalOptions:
+    """The options with limits written as in the header of a log, if they are the same: logs hold their texts."""
+    texts, keep = _limits(logged.settings), normalized_limits(options.keep)
+    if not same_limits(texts, [*keep, *normalized_limits(options.budget_cost)]):
+        return options
+    return replace(options, keep=texts[: len(keep)], budget_cost=texts[len(keep) :])
+
+
 def _limits(settings: Mapping[str, Any]) -> list[str]:
     """The limits of a log as the user wrote them."""
     return list(settings.get("limits_given", settings.get("limits", ())))
@@ -105,7 +120,7 @@ def _limits(settings: Mapping[str, Any]) -> list[str]:
 
 def _changed_limits(goal: Goal, settings: Mapping[str, Any]) -> Iterator[ChangedOption]:
     before, now = _limits(settings), [x.text for x in goal.limits]
-    if before != now:
+    if not same_limits(before, now):
         kinds = {x.is_cost for x in goal.limits if x.text not in before}
         yield ChangedOption("keep" if kinds == {False} else "budget_cost", _text(before), _text(now))
 

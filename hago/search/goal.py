@@ -166,6 +166,21 @@ def parse_limits(texts: str | Iterable[str] | None, objective: Objective | None 
     return tuple(_parse_limit(part, objectives) for text in as_strings(texts, "a limit") for part in text.split(","))
 
 
+def normalized_limit(text: str) -> str:
+    """A limit in one way of writing it, e.g. 'size <= 60 %' for 'size<60%'; a text that is no limit unchanged."""
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        return text
+    name, sign, number, unit, of_float = match.groups()
+    value = " ".join(of_float.split()) if of_float else f"{number} {unit}".strip()
+    return f"{name} {'<=' if '<' in sign else '>='} {value}"
+
+
+def normalized_limits(texts: str | Iterable[str] | None) -> list[str]:
+    """Limits in one way of writing them, one text each."""
+    return [normalized_limit(part) for text in as_strings(texts, "a limit") for part in text.split(",")]
+
+
 def resolved_text(given: str, text: str) -> str:
     """What a relative limit came to, for people: of a cost "6.799 KiB, 60 % of 11.33 KiB at the widest bits"; of a
     measure the limit with its number.

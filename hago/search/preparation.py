@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from hago.calibration import (
     Calibration,
     Estimator,
@@ -22,7 +24,7 @@ from hago.calibration import (
 )
 from hago.cost import METRICS
 from hago.data import Batches, JobProgress
-from hago.errors import DataError, as_strings
+from hago.errors import DataError, as_strings, warn
 from hago.graph import OUTPUT, Graph, ModelLike
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware, import_with_data, input_names
@@ -184,6 +186,12 @@ def held_out_batches(model: ModelLike, calibration: Batches, dataset: Iterable[A
     got, known = (_kinds(batches) for batches in (found, calibration))
     if got != known:
         raise DataError(f"held-out data has samples of {got}; the calibration data has {known}")
+    first, same = (next(iter(batches)).inputs for batches in (found, calibration))
+    if all(len(a) == len(b) and torch.equal(a, b) for a, b in zip(first, same, strict=True)):
+        warn(
+            "the held-out data begins with the same batch as the calibration data, so it does not show how the model "
+            "does on samples that calibration did not see; pass other samples as held_out (--held-out)"
+        )
     if labels and not found.classed:
         raise DataError("held-out data: the objective needs labels that are classes; pass (inputs, labels) batches")
     return found

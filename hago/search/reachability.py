@@ -1,12 +1,13 @@
-"""Limits that no point can keep: refused before a search where that is known, and reported after it otherwise."""
+"""Limits that no point can keep: refused before a search where that is known, and reported after it otherwise; and the
+warning about a cost that is minimized without any limit on the loss."""
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 from hago.cost import METRICS, plan_cost
-from hago.errors import InfeasibleBits
+from hago.errors import InfeasibleBits, warn
 from hago.plan import Bits
 from hago.plan.feasibility import nearest_feasible
 from hago.search.goal import Goal
@@ -15,11 +16,27 @@ from hago.search.objective import Objective
 from hago.search.preparation import Prepared
 from hago.search.safe_bits import safe_bits
 from hago.search.scoring import GoalScorer
+from hago.searchers import parse_searcher
 from hago.study import StudyResult
 
 #: The part of the squared error, or of another loss, that a point of fewer bits keeps. Seen: down to 1/35 of KL
 #: divergence over 16 samples.
 _CANCELLED: Final = 1e-3
+#: The searchers whose result is a front.
+FRONT_SEARCHERS: Final = ("pareto", "nsga2")
+
+
+def warn_of_unlimited_loss(goal: Goal, searcher: Any) -> None:
+    """Warn where a cost is minimized and no measure is limited, so that the cheapest point is the answer whatever it
+    loses; not where the search is for a front, which has all trades."""
+    name = parse_searcher(searcher)[0] if isinstance(searcher, str) else ""
+    if goal.minimize is None or name in FRONT_SEARCHERS or any(not limit.is_cost for limit in goal.limits):
+        return
+    warn(
+        f"{goal.minimize} is minimized and nothing limits the loss, so the cheapest strategy is the answer, however "
+        "inaccurate; add a limit, keep='agreement >= 99 %' or with labels keep='accuracy >= float - 1 %' (--keep), or "
+        "take searcher='pareto' for the front of all trades"
+    )
 
 
 def check_costs_reachable(goal: Goal, prepared: Prepared) -> None:

@@ -21,7 +21,7 @@ from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware
 from hago.plan import Strategy
 from hago.search.confirmation import Confirmation, losses_of
-from hago.search.continuation import check_same_options
+from hago.search.continuation import check_same_options, with_limits_as_logged
 from hago.search.description import description, header_of
 from hago.search.earlier_logs import LogPath, hashes_of, known_scores
 from hago.search.evaluate import held_out_figures
@@ -35,7 +35,12 @@ from hago.search.preparation import (
     with_search_topology,
 )
 from hago.search.racing import RaceOptions, as_race
-from hago.search.reachability import check_costs_reachable, check_measures_reachable, explain_missed_limits
+from hago.search.reachability import (
+    check_costs_reachable,
+    check_measures_reachable,
+    explain_missed_limits,
+    warn_of_unlimited_loss,
+)
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.relative_limits import resolve_limits
 from hago.search.scoring import GoalScorer
@@ -218,6 +223,7 @@ def run_search(
     chip = as_hardware(hardware)
     options, logged = continued(options, chip)
     goal = make_goal(options.goal)
+    warn_of_unlimited_loss(goal, options.searcher)
     costs = costs_in_use(options.searcher, goal)
     quantization = with_search_topology(options.quantization, costs)
     with interruptible_job("search", options.run.progress) as steps:
@@ -313,7 +319,7 @@ def continued(
     if options.searcher == AUTO and logged.searcher["name"] in AUTO_SEARCHERS:
         options = replace(options, searcher=searcher_text(logged.searcher["name"], logged.searcher["options"]))
     check_same_options(options, hardware, logged, str(path), spell)
-    return options, logged
+    return replace(options, goal=with_limits_as_logged(options.goal, logged)), logged
 
 
 # ---------------------------------------------------------------- the trials

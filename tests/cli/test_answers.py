@@ -94,7 +94,9 @@ def test_a_trial_that_is_not_surely_better_is_named(hago: Run, monkeypatch: pyte
     assert best > 0 and trials["best_trial"] == 0 and trials["unconfirmed_trial"] == best
     text = hago(*search, "--save", "s.json", "--log", "l.jsonl").out
     kept = Strategy.load("s.json").made_by["refined"]["kept_aside"]
-    said = f"  trial {best} has sqnr {scores[best]:.4g} dB, but is not surely better on {kept} samples kept aside; more "
+    said = (
+        f"  trial {best} has sqnr {scores[best]:.4g} dB, but is not surely better on {kept} samples kept aside; more "
+    )
     assert said in text, text
     monkeypatch.setattr(Gain, "is_significant", lambda self, margin=0.0, candidates=0: True)
     sure = hago(*search, "--save", "s.json", "--log", "l2.jsonl", "--json").json
