@@ -189,12 +189,18 @@ class _Builder:
         for pattern in self.fixed:
             if any(matches(name, (pattern,)) for group in self.groups.values() for name in group.names):
                 continue
-            found = [name for name in self.topology.nodes if matches(name, (pattern,))]
-            if all(self.topology.reasons.get(name) == KEPT_FLOAT for name in found):
+            found = [node.name for node in self.graph if matches(node.name, (pattern,))]
+            if found and all(map(self._is_kept_float, found)):
                 raise HagoError(
                     f"fix_bits {pattern!r} gives bits to {names_text(found)}, which keep_float keeps float; leave out "
                     "one of them"
                 )
+
+    def _is_kept_float(self, name: str) -> bool:
+        """Whether the user keeps a node float; a constant, if all nodes that read it."""
+        edges = self.graph.out_edges[name] if self.graph[name].op == CONST else ()
+        read_by = [e.dst for e in edges] or [name]
+        return all(self.topology.reasons.get(reader) == KEPT_FLOAT for reader in read_by)
 
     def _visit_float(self, node: Node) -> None:
         """Add the group of a float node's weight, where it is stored as integers."""

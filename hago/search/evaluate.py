@@ -85,8 +85,8 @@ class Evaluator:
                 got = "some that are not whole numbers" if batches.labelled else "none"
                 if measure is not objective and measure.name != objective.name:
                     raise DataError(
-                        f"a limit on {measure.name!r} (keep, or --keep) needs labels that are classes, got {got} in the "
-                        "data (--data); pass (inputs, labels) batches, or limit 'agreement', which needs none"
+                        f"a limit on {measure.name!r} (keep, or --keep) needs labels that are classes, got {got} in "
+                        "the data (--data); pass (inputs, labels) batches, or limit 'agreement', which needs none"
                     )
                 raise DataError(
                     f"objective {measure.name!r} needs labels that are classes, got {got}; "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from commands import Run, runner
 
 from hago.analysis.answer import one_shot_options
 from hago.calibration import ESTIMATORS
+from hago.hardware import load_hardware, save_hardware
 from hago.plan import Strategy
 from hago.search.confirmation import Gain
 from hago.study.log import read_log
@@ -107,3 +111,124 @@ def test_estimated_thresholds_ask_for_more_samples(hago: Run, monkeypatch: pytes
     monkeypatch.setattr(Gain, "is_significant", lambda self, margin=0.0, candidates=0: False)
     text = hago("search", NET, "--hardware", "vta", *DATA, "--budget", "1 trials", "--save", "s.json").out
     assert "not surely better on " in text and "; more calibration samples make this surer" in text
+
+
+# ---------------------------------------------------------------- the commands that are named
+@pytest.mark.parametrize("command", ["quantize", "inspect"])
+@pytest.mark.parametrize(
+    "options", [[], ["--keep-float", "3", "--fix-bits", "2:1=7", "--estimator", "max_range"], ["--samples", "64"]]
+)
+def test_one_shot_names_a_search_that_runs(hago: Run, command: str, options: list[str]) -> None:
+    run = hago("quantize", NET, "--hardware", "vta", *DATA, *HELD_OUT, *options, "--save", "q.json", "--json")
+    if command == "inspect":
+        samples = options if "--samples" in options else []
+        run = hago("inspect", NET, "q.json", *DATA, *HELD_OUT, *samples, "--json")
+        assert hago("inspect", NET, "q.json", *DATA, *samples).out.rstrip().endswith("# a search may lose less")
+    words = shlex.split(run.json["search"])
+    words = words[words.index("search") :]
+    searched = hago(*words, "--budget", "1 trials", "--json")
+    assert searched.code == 0, searched.err
+    made_by = Strategy.load(searched.json["strategy"]).made_by
+    one = Strategy.load("q.json").made_by
+    assert all(made_by[key] == one[key] for key in ("keep_float", "fix_bits", "data_hash"))
+
+
+def test_inspection_on_other_data_names_no_data_for_a_search(hago: Run) -> None:
+    hago("quantize", NET, "--hardware", "vta", *DATA, "--save", "q.json")
+    on_others = ["inspect", NET, "q.json", "--data", "answers_zoo:others"]
+    assert "--data CALIBRATION_DATA" in hago(*on_others).out
+    hago("search", NET, "--hardware", "vta", *DATA, "--budget", "1 trials", "--save", "s.json")
+    searched = hago("inspect", NET, "s.json", *DATA)
+    assert "# a search may lose less" not in searched.out and "hago quantize (" not in searched.out
+
+
+@pytest.mark.parametrize(("searched", "command"), [(False, "quantize"), (True, "search")])
+def test_remedies_say_which_command_takes_them(hago: Run, searched: bool, command: str) -> None:
+    made = ["search", "--budget", "1 trials"] if searched else ["quantize"]
+    hago(*made, NET, "--hardware", "x86_vnni", *DATA, "--fix-bits", "0:1=4", "--save", "q.json")
+    run = hago("inspect", NET, "q.json", *DATA)
+    assert f"try with hago {command} (measured on 32 samples" in run.out, run.out
+    remedies = hago("inspect", NET, "q.json", *DATA, "--json").json["remedies"]
+    assert remedies["for"] == command and remedies["found"]
+
+
+# ---------------------------------------------------------------- limits
+def test_a_cost_that_is_minimized_without_a_limit_is_a_warning(hago: Run) -> None:
+    search = ["search", NET, "--hardware", "vta", *DATA, "--budget", "2 trials", "--minimize", "size"]
+    assert "nothing limits the loss" in hago(*search, "--save", "s.json").err
+    assert "nothing limits the loss" in hago(*search, "--budget-cost", "macs <= 1 M", "--save", "s.json").err
+    for limit in ("agreement >= 50 %", "accuracy >= float - 50 %"):
+        run = hago(*search, "--keep", limit, "--save", "s.json")
+        assert run.code == 0 and "warning" not in run.err, run.err
+    front = hago(*search, "--searcher", "pareto:points=2,rounds=1", "--save", "s.json")
+    assert front.code == 0 and "warning" not in front.err, front.err
+
+
+def test_a_limit_that_needs_labels_names_itself(hago: Run) -> None:
+    search = ["search", NET, "--hardware", "vta", "--minimize", "size", "--budget", "2 trials"]
+    run = hago(*search, "--data", "answers_zoo:images", "--keep", "accuracy >= float - 1 %")
+    assert run.code == 2 and "objective" not in run.err, run.err
+    assert "a limit on 'accuracy' (keep, or --keep) needs labels" in run.err and "(--data)" in run.err
+    assert hago(*search, "--data", "answers_zoo:images", "--keep", "agreement >= 50 %").code == 0
+    assert hago(*search, *DATA, "--keep", "accuracy >= float - 50 %").code == 0
+
+
+@pytest.mark.parametrize("metric", ["latency", "cycles", "energy"])
+def test_a_cost_without_figures_names_the_keys_of_the_hardware_file(hago: Run, metric: str) -> None:
+    search = ["search", NET, *DATA, "--minimize", metric, "--keep", "agreement >= 50 %", "--budget", "1 trials"]
+    run = hago(*search, "--hardware", "tflite")
+    assert run.code == 2 and "'hago hardware show tflite'" in run.err, run.err
+    named = re.search(r"Add to its file (.*) to 'cost' and (.*) to signatures", run.err)
+    assert named is not None, run.err
+    chip = load_hardware("tflite")
+    figures = dict.fromkeys(named[1].split(", "), 2.0)
+    each = dict.fromkeys(named[2].split(", "), 2.0)
+    ops = {op: tuple(replace(desc, cost={**desc.cost, **each}) for desc in descs) for op, descs in chip.ops.items()}
+    save_hardware(replace(chip, name="mine", ops=ops, cost={**chip.cost, **figures}), "mine.json")
+    again = hago(*search, "--hardware", "mine.json")
+    assert again.code == 0, again.err
+
+
+def test_limits_that_say_the_same_have_one_log(hago: Run) -> None:
+    search = ["search", NET, "--hardware", "vta", *DATA, "--budget", "2 trials", "--json"]
+    for spellings in (("size <= 60 %", "size<60%", " size <  60% "), ("size <= 4 kB", "size <= 4kB")):
+        logs = {hago(*search, "--budget-cost", spelling).json["log"] for spelling in spellings}
+        assert len(logs) == 1
+    kept = {
+        hago(*search, "--minimize", "size", "--keep", spelling).json["log"]
+        for spelling in ("agreement >= float - 50 %", "agreement>float  -  50 %")
+    }
+    assert len(kept) == 1
+    own = [*search, "--log", "l.jsonl"]
+    assert hago(*own, "--budget-cost", "size < 60%").code == hago(*own, "--budget-cost", "size <= 60 %").code == 0
+    other = hago(*own, "--budget-cost", "size <= 61 %")
+    assert other.code == 2 and "--budget-cost was size < 60%, is size <= 61 %" in other.err
+
+
+def test_a_budget_without_a_unit_is_of_trials(hago: Run) -> None:
+    assert "a number alone, as in 10, is of trials" in " ".join(hago("search", "--help").out.split())
+    search = ["search", NET, "--hardware", "vta", *DATA, "--searcher", "random:trials=4"]
+    assert hago(*search, "--budget", "2", "--json").json["trials"] == 2
+
+
+# ---------------------------------------------------------------- options that contradict each other
+@pytest.mark.parametrize("command", ["quantize", "search", "explain", "sensitivity"])
+def test_bits_of_nodes_that_stay_float_are_refused(hago: Run, command: str) -> None:
+    words = [command, NET, "--hardware", "x86_vnni", *DATA, "--keep-float", "4"]
+    for pattern in ("4", "4:1", "4.weight"):
+        run = hago(*words, "--fix-bits", f"{pattern}=4")
+        assert run.code == 2, run
+    run = hago(*words, "--fix-bits", "4=4")
+    assert "fix_bits '4' gives bits to 4, which keep_float keeps float; leave out one of them" in run.err
+    assert hago(*words).code == hago(*words, "--fix-bits", "*.weight=6").code == 0
+    assert hago(*words[:-2], "--fix-bits", "4=4").code == 0
+
+
+@pytest.mark.parametrize("command", ["quantize", "search", "evaluate"])
+def test_held_out_data_that_calibration_saw_is_a_warning(hago: Run, command: str) -> None:
+    hago("quantize", NET, "--hardware", "vta", *DATA, "--save", "q.json")
+    words = ["evaluate", NET, "q.json"] if command == "evaluate" else [command, NET, "--hardware", "vta"]
+    words += ["--budget", "1 trials"] if command == "search" else []
+    same = hago(*words, *DATA, "--held-out", "answers_zoo:images")
+    assert same.code == 0 and "the held-out data begins with the same batch" in same.err
+    assert "warning" not in hago(*words, *DATA, *HELD_OUT).err
