@@ -65,6 +65,7 @@ from hago.study.score import Score
 CHIP: Final = "x86_vnni"
 DATA: Final = [images(4, 1, 6, 6)]
 LABELS: Final = [(DATA[0], torch.arange(4) % 3)]
+OTHER_LABELS: Final = [(images(4, 1, 6, 6, seed=1), torch.arange(4) % 3)]
 ROOT: Final = Path(__file__).parent.parent
 
 
@@ -357,7 +358,7 @@ CASES: Final = (
     Case(
         "held-out data: the objective needs labels that are classes; pass (inputs, labels) batches",
         lambda _: search(objective="accuracy", data=LABELS, held_out=DATA),
-        lambda _: search(objective="accuracy", data=LABELS, held_out=LABELS),
+        lambda _: search(objective="accuracy", data=LABELS, held_out=OTHER_LABELS),
     ),
     Case(
         "needs labels that are classes, got {}; pass (inputs, labels) batches",
@@ -578,7 +579,7 @@ CASES: Final = (
     Case(
         "so it is known in cycles only: use 'cycles'",
         lambda _: search(minimize="latency", hardware=without_clock()),
-        lambda _: search(minimize="cycles", hardware=without_clock()),
+        lambda _: search(minimize="cycles", keep="sqnr >= 0", hardware=without_clock()),
     ),
     Case(
         "symmetric average pooling got a zero point; use avg_pool_asymmetric",
@@ -1263,6 +1264,26 @@ ELSEWHERE: Final = {
     "give another --log, or --save another file": (
         "cli/test_output_files.py",
         "test_a_new_log_overwrites_no_strategy_of_another",
+    ),
+    "does not give what {} needs{}. Add to its file": (
+        "cli/test_answers.py",
+        "test_a_cost_without_figures_names_the_keys_of_the_hardware_file",
+    ),
+    "a limit on {} (keep, or --keep) needs labels": (
+        "cli/test_answers.py",
+        "test_a_limit_that_needs_labels_names_itself",
+    ),
+    "which keep_float keeps float; leave out one of them": (
+        "cli/test_answers.py",
+        "test_bits_of_nodes_that_stay_float_are_refused",
+    ),
+    "pass other samples as held_out (--held-out)": (
+        "cli/test_answers.py",
+        "test_held_out_data_that_calibration_saw_is_a_warning",
+    ),
+    "is minimized and nothing limits the loss": (
+        "cli/test_answers.py",
+        "test_a_cost_that_is_minimized_without_a_limit_is_a_warning",
     ),
     "to rule overflow out at {}, try with hago {}: {}": (
         "analysis/test_answer.py",

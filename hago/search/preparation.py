@@ -186,14 +186,14 @@ def held_out_batches(model: ModelLike, calibration: Batches, dataset: Iterable[A
     got, known = (_kinds(batches) for batches in (found, calibration))
     if got != known:
         raise DataError(f"held-out data has samples of {got}; the calibration data has {known}")
+    if labels and not found.classed:
+        raise DataError("held-out data: the objective needs labels that are classes; pass (inputs, labels) batches")
     first, same = (next(iter(batches)).inputs for batches in (found, calibration))
     if all(len(a) == len(b) and torch.equal(a, b) for a, b in zip(first, same, strict=True)):
         warn(
             "the held-out data begins with the same batch as the calibration data, so it does not show how the model "
             "does on samples that calibration did not see; pass other samples as held_out (--held-out)"
         )
-    if labels and not found.classed:
-        raise DataError("held-out data: the objective needs labels that are classes; pass (inputs, labels) batches")
     return found
 
 

@@ -223,7 +223,6 @@ def run_search(
     chip = as_hardware(hardware)
     options, logged = continued(options, chip)
     goal = make_goal(options.goal)
-    warn_of_unlimited_loss(goal, options.searcher)
     costs = costs_in_use(options.searcher, goal)
     quantization = with_search_topology(options.quantization, costs)
     with interruptible_job("search", options.run.progress) as steps:
@@ -249,6 +248,7 @@ def run_search(
         searcher, refines = choose_searcher(options.searcher, scorer, options.quantization)
         steps("refining thresholds" if refines else "measuring sensitivities")
         check_costs_reachable(goal, prepared)
+        warn_of_unlimited_loss(goal, options.searcher)
         confirmation = Confirmation.of(scorer.evaluator.batches, logged) if refines else None
         start = find_starting_point(
             searcher,
