@@ -31,7 +31,6 @@ from hago.cli.options import (
     named,
     resumable,
     search_command_line,
-    search_line,
     with_next,
 )
 from hago.cli.search import quantize_command, search_command
@@ -171,22 +170,22 @@ def inspect_command(args: Namespace, console: Console) -> Outcome:
     outcome = Outcome(f"{text}\n\n{answer}", {**statistic.to_json(), "answer": answer.to_json()}, code)
     if code != OK:
         return outcome
-    outcome = with_next(outcome, store_command(args))
-    return outcome if not is_one_shot(strategy) else _with_search(args, strategy, loaded, outcome)
+    return with_next(outcome, store_command(args), _search_after(args, strategy, loaded))
 
 
-def _with_search(args: Namespace, strategy: Strategy, loaded: LoadedStrategy, outcome: Outcome) -> Outcome:
-    """The outcome with the command that searches for a better strategy than one shot."""
+def _search_after(args: Namespace, strategy: Strategy, loaded: LoadedStrategy) -> str | None:
+    """The command that searches for a better strategy than one shot; None for a strategy that is more than that."""
+    if not is_one_shot(strategy) or not strategy.bits:
+        return None
     made_by = strategy.made_by
     calibration = args.data if made_by.get("data_hash") == loaded.batches.sha256 else "CALIBRATION_DATA"
-    command = search_command_line(
+    return search_command_line(
         args,
         args.hardware or strategy.hardware.name,
         calibration,
         [str(pattern) for pattern in made_by.get("keep_float", ())],
         {str(pattern): int(bits) for pattern, bits in made_by.get("fix_bits", {}).items()},
     )
-    return Outcome(f"{outcome.text}\n{search_line(command)}", {**outcome.json, "search": command}, outcome.code)
 
 
 def replay_command(args: Namespace, console: Console) -> Outcome:

@@ -60,8 +60,8 @@ def search_command_line(
 
 
 def search_line(command: str) -> str:
-    """The line that names a search as an alternative to the next command."""
-    return f"or        {command}  # a search may lose less"
+    """The line that names a search, which may find a better strategy than one shot."""
+    return f"search    {command}  # may lose less than one shot"
 
 
 def data_words(args: Namespace, chip: bool = True) -> list[str]:
@@ -83,9 +83,11 @@ def data_words(args: Namespace, chip: bool = True) -> list[str]:
     return words
 
 
-def with_next(outcome: Outcome, command: str) -> Outcome:
-    """The outcome with the command to enter next."""
-    return Outcome(f"{outcome.text}\n\nnext      {command}", {**outcome.json, "next": command}, outcome.code)
+def with_next(outcome: Outcome, command: str, search: str | None = None) -> Outcome:
+    """The outcome with the command to enter next, and the one that searches for a better strategy, if there is one."""
+    lines = [*([] if search is None else [search_line(search)]), f"next      {command}"]
+    values = {"next": command, **({} if search is None else {"search": search})}
+    return Outcome("\n".join([outcome.text, "", *lines]), {**outcome.json, **values}, outcome.code)
 
 
 @contextlib.contextmanager

@@ -488,8 +488,8 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         str(answer),
         "",
         f"strategy  {saved}",
-        f"next      {further}",
         *([search_line(search)] if strategy.bits else []),
+        f"next      {further}",
     ]
     values = {
         "model": args.model,

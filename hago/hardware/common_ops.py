@@ -33,7 +33,8 @@ DATA_MOVEMENT: Final = (
     *("pixel_shuffle", "upsample_nearest2d", "embedding"),
 )
 
-#: By the name of an op in other systems, that of hago, and what else is to be known.
+#: By the name of an op in other systems, that of hago, and what else is to be known. Names that hardware files may use
+#: are aliases of rules instead.
 FOREIGN_OPS: Final[Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys(
         ("depthwise_conv2d", "depthwise_conv", "depthwiseconv2d", "dwconv", "dwconv2d", "group_conv2d"),
@@ -41,18 +42,15 @@ FOREIGN_OPS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     **dict.fromkeys(("conv", "convolution", "conv_2d"), ("conv2d", "or 'conv1d'")),
     **dict.fromkeys(("deconv", "deconv2d", "transpose_conv", "conv2d_transpose"), ("conv_transpose2d", "")),
-    **dict.fromkeys(("dense", "fully_connected", "fullyconnected", "fc", "gemm", "inner_product"), ("linear", "")),
-    **dict.fromkeys(("batch_matmul", "bmm", "mm"), ("matmul", "")),
+    **dict.fromkeys(("fully_connected", "fullyconnected", "fc", "gemm", "inner_product"), ("linear", "")),
+    "mm": ("matmul", ""),
     **dict.fromkeys(("maxpool", "max_pool", "max_pooling"), ("max_pool2d", "or 'max_pool1d'")),
     **dict.fromkeys(("avgpool", "average_pool", "avg_pool", "average_pooling"), ("avg_pool2d", "or 'avg_pool1d'")),
     **dict.fromkeys(("global_average_pool", "global_avg_pool", "gap"), ("adaptive_avg_pool2d", "or 'mean'")),
-    **dict.fromkeys(("relu6", "clip", "hardtanh"), ("clamp", "")),
-    **dict.fromkeys(("concatenate", "concatenation", "cat"), ("concat", "")),
-    **dict.fromkeys(("transpose",), ("permute", "")),
-    **dict.fromkeys(("flatten", "view"), ("reshape", "")),
+    **dict.fromkeys(("concatenation", "cat"), ("concat", "")),
+    "view": ("reshape", ""),
     **dict.fromkeys(("hard_swish", "hswish"), ("hardswish", "")),
-    **dict.fromkeys(("logistic",), ("sigmoid", "")),
-    **dict.fromkeys(("multiply",), ("mul", "")),
+    "logistic": ("sigmoid", ""),
     **dict.fromkeys(("eltwise_add", "elementwise_add", "residual"), ("add", "")),
 }
 

@@ -12,12 +12,20 @@ from torch import nn
 from hago import from_torch
 from hago.demo import DigitNet
 from hago.errors import HardwareError
-from hago.hardware.common_ops import COMMON_OPS, DATA_MOVEMENT, missing_common_ops
-from hago.hardware.file import available_hardware, check_hardware, hardware_hash, load_hardware, save_hardware
+from hago.hardware.common_ops import COMMON_OPS, DATA_MOVEMENT, FOREIGN_OPS, foreign_op, missing_common_ops
+from hago.hardware.file import (
+    available_hardware,
+    check_hardware,
+    hardware_hash,
+    hardware_to_document,
+    load_hardware,
+    save_hardware,
+)
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.hardware.start import start_hardware
+from hago.hardware.validation import check_hardware_document
 from hago.importing import import_for_chip
-from hago.ops import OPS
+from hago.ops import OPS, aliases
 from hago.plan.topology import analyze
 
 LISTED = [op for ops in COMMON_OPS.values() for op in ops]
@@ -94,3 +102,19 @@ def test_names_that_are_taken_or_none(name: str, says: str) -> None:
     with pytest.raises(HardwareError, match=says):
         start_hardware(name, load_hardware("vta"))
     assert start_hardware("my_vta", load_hardware("vta")).name == "my_vta"
+
+
+@pytest.mark.parametrize("name", FOREIGN_OPS)
+def test_an_op_by_the_name_of_another_system_is_called_what_hago_calls_it(name: str) -> None:
+    own, more = FOREIGN_OPS[name]
+    assert own in OPS and name not in OPS and name not in aliases()
+    assert all(other in OPS for other in more.removeprefix("or ").strip("'").split("' or '") if more.startswith("or "))
+    document = hardware_to_document(load_hardware("x86_vnni"))
+    document["ops"][name] = document["ops"][own]
+    (finding,) = [f for f in check_hardware_document(document, OPS) if f.path == ("ops", name)]
+    assert finding.text.startswith(f"unknown op; hago calls it {own!r}")
+    assert foreign_op(name.upper(), OPS) == foreign_op(name, OPS) and not foreign_op("conv9d", OPS)
+
+
+def test_a_chip_with_a_depthwise_convolution_is_told_of_groups() -> None:
+    assert "groups" in foreign_op("depthwise_conv2d", OPS)
