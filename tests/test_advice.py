@@ -1265,6 +1265,7 @@ ELSEWHERE: Final = {
         "cli/test_output_files.py",
         "test_a_new_log_overwrites_no_strategy_of_another",
     ),
+    "search    {}  # may lose less than one shot": ("cli/test_answers.py", "test_one_shot_names_a_search_that_runs"),
     "does not give what {} needs{}. Add to its file": (
         "cli/test_answers.py",
         "test_a_cost_without_figures_names_the_keys_of_the_hardware_file",
