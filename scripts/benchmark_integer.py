@@ -105,8 +105,9 @@ class Measured:
                     plan, using=replace(exact_kernels(), **{name: Verdict(False, "left out to measure the rest")})
                 )
                 parts[f"without {name}"] = partial(left.run, [images])
-        parts[LAYERS] = macs_alone(plan, batch)
-        parts[WHOLE] = whole_network(plan, images)
+        if exact_kernels().onednn.exact:  # elsewhere its sums are others, and its kernels too
+            parts[LAYERS] = macs_alone(plan, batch)
+            parts[WHOLE] = whole_network(plan, images)
         if self.options.compile:
             parts["compiled integer model"] = partial(torch.compile(Whole(models["power-of-two scales"])), images)
         seconds = interleaved(parts, self.options.rounds, self.clock)
@@ -114,8 +115,10 @@ class Measured:
         print(f"{self.name}, batch {batch}, {threads} threads: float forward {middle:.1f} ms")
         for part in list(parts)[1:]:
             print(f"  {part:24} {ratio(seconds, part, 'float')} of float", end="")
-            print(f", {ratio(seconds, part, WHOLE)} of the whole network in bare calls", end="")
-            print(f", {ratio(seconds, part, LAYERS)} of oneDNN's layers alone", flush=True)
+            if WHOLE in parts:
+                print(f", {ratio(seconds, part, WHOLE)} of the whole network in bare calls", end="")
+                print(f", {ratio(seconds, part, LAYERS)} of oneDNN's layers alone", end="")
+            print(flush=True)
         for scales, plan in self.plans.items():
             wrong = differences(plan, models[scales], images[:COMPARED])
             print(f"  {scales}: {wrong} values differ from the reference engine", flush=True)

@@ -6,6 +6,9 @@ renamed, so processes that build it at the same time do not disturb each other. 
 and SHA-256, so a file that a full disk, a crash or another user left there is built again instead of loaded. If it
 cannot be built, `library()` gives the reason, and other kernels compute the same results.
 
+The kernels use the instruction sets of this processor (cpp/lanes.h); `HAGO_MAX_CPU_ISA` names the largest set that they
+may use, as `ONEDNN_MAX_CPU_ISA` does for oneDNN.
+
 The structures mirror cpp/rows.h, cpp/conv.h, cpp/pool_window.h, cpp/multiply.cpp and cpp/matmul.cpp field by field.
 """
 
@@ -32,9 +35,16 @@ from hago.serialization.json_text import canonical, parse_json, replace_file
 SOURCES: Final = Path(__file__).parent / "cpp"
 #: -ffp-contract=off: no fused multiply-add, since product and sum round separately (N3 in docs/numerics.md).
 OPTIONS: Final = (
-    *("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp"),
+    *("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
+#: The compiler's name of the processor, by what `HAGO_MAX_CPU_ISA` may say; without it, the processor is this one.
+INSTRUCTION_SETS: Final = {
+    "SSE41": "x86-64-v2",
+    "AVX2": "x86-64-v3",
+    "AVX512_CORE": "x86-64-v4",
+    "AVX512_CORE_VNNI": "cascadelake",
+}
 #: In seconds.
 COMPILE_TIMEOUT: Final = 300
 #: The storage types, by the name of their dtype: `enum Type` of cpp/rows.h.
@@ -126,8 +136,9 @@ class Conv(ctypes.Structure):
     """A convolution: `Conv` of cpp/conv.h, which lays out the weights. Made by `calls.conv_call` from `weights.Packed`.
 
     Args:
-        channels: the bytes of a pixel: where values have 16 bits, two for each channel.
+        channels: the bytes of a pixel as products read it: two for each channel where they are of words.
         values: the type code of the activations.
+        widens: whether bytes are read as words, from which `zero` is subtracted.
         panel: output channels that are computed at once, a multiple of 16; 0: every channel by itself.
         panels: of a group.
         depth: the bytes of a tap, a multiple of 4.
@@ -136,12 +147,13 @@ class Conv(ctypes.Structure):
         steps: of a window that is read in matrix tiles; 0 for no tiles.
         woven: rows of a window that tiles read at once; 0 where they do not.
         offset: by output channel, bias - zero point * sum of the weights.
-        zeros: the zero points of a pixel, as stored.
+        zeros: the zero points of a pixel, as products read them.
     """
 
     _fields_ = [
         *((name, c_int32) for name in ("channels", "out_channels", "groups", "kernel_h", "kernel_w", "stride_h")),
         *((name, c_int32) for name in ("stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "values")),
+        ("widens", c_int32), ("zero", c_int32),
         *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather", "steps", "woven")),
         ("weight", c_void_p), ("offset", c_void_p), ("zeros", c_void_p),
     ]  # fmt: skip
@@ -189,8 +201,9 @@ class Matrices(ctypes.Structure):
 
 
 _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
-    "hago_has_conv": (),
+    "hago_adds_bytes": (c_int,),
     "hago_has_tiles": (),
+    "hago_widest_panel": (),
     "hago_conv": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
     "hago_conv_max_pool": (*[c_void_p] * 6, c_int),
     "hago_rows": (c_void_p, c_void_p, c_int, c_int, c_int64, c_int64, c_int),
@@ -215,21 +228,21 @@ class Library:
     why: str
 
     @property
-    def has_conv(self) -> bool:
-        """Whether it has convolutions, which need instructions that not every processor has."""
-        return self.calls is not None and bool(self.calls.hago_has_conv())
-
-    @property
     def has_tiles(self) -> bool:
         """Whether the processor has matrix tiles (AMX) and the system lets this process use them."""
-        return self.has_conv and bool(self.calls.hago_has_tiles())
+        return self.calls is not None and bool(self.calls.hago_has_tiles())
 
 
 @functools.cache
-def library() -> Library:
-    """The library, built on first use and loaded once per process."""
+def library(instruction_set: str | None = None) -> Library:
+    """The library, built on first use and loaded once per process.
+
+    Args:
+        instruction_set: one of `INSTRUCTION_SETS` that this processor has; by default that of `HAGO_MAX_CPU_ISA`, else
+            all that the processor has.
+    """
     try:
-        calls = ctypes.CDLL(str(build()))
+        calls = ctypes.CDLL(str(build(instruction_set)))
     except (OSError, subprocess.SubprocessError, LogError) as error:
         output = getattr(error, "stderr", None) or str(error)
         why = str(output).strip().splitlines()[-1][:200]
@@ -242,7 +255,7 @@ def library() -> Library:
         return Library(None, f"no native kernels: {why}")
     for name, arguments in _ARGUMENTS.items():
         function = getattr(calls, name)
-        function.argtypes, function.restype = arguments, c_int if name.startswith("hago_has_") else None
+        function.argtypes, function.restype = arguments, None if arguments and arguments[0] is c_void_p else c_int
     return Library(calls, "built from source on this machine")
 
 
@@ -251,11 +264,15 @@ def find_compiler() -> str | None:
     return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
-def build() -> Path:
+def build(instruction_set: str | None = None) -> Path:
     """The path of the built library.
 
+    Args:
+        instruction_set: as in `library`.
+
     Raises:
-        OSError: there is no compiler, or the folder cannot be written, or cannot be trusted.
+        OSError: there is no compiler, or the folder cannot be written, or cannot be trusted, or there is no such
+            instruction set.
         subprocess.SubprocessError: the compiler fails.
         LogError: the manifest cannot be written.
     """
@@ -264,8 +281,8 @@ def build() -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise OSError("no C++ compiler on this machine (c++, g++ or clang++)")
-    folder = cache_folder()
-    manifest = folder / f"kernels-{_fingerprint(compiler)}.json"
+    folder, target = cache_folder(), f"-march={_target(instruction_set)}"
+    manifest = folder / f"kernels-{_fingerprint(compiler, target)}.json"
     if (kept := _kept(manifest)) is not None:
         return kept
     folder.mkdir(parents=True, exist_ok=True)
@@ -276,17 +293,17 @@ def build() -> Path:
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as place:
         built = Path(place) / "kernels.so"
         sources = sorted(map(str, SOURCES.glob("*.cpp")))
-        command = [compiler, *OPTIONS, *sources, "-o", str(built)]
+        command = [compiler, *OPTIONS, target, *sources, "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT)
         built.chmod(0o755)
         digest, size = _sha256(built), built.stat().st_size
-        target = folder / f"{manifest.stem}-{digest[:16]}.so"
+        kept = folder / f"{manifest.stem}-{digest[:16]}.so"
         with open(built, "rb+") as file:
             os.fsync(file.fileno())
-        built.replace(target)
-    record = {"library": target.name, "bytes": size, "sha256": digest}
+        built.replace(kept)
+    record = {"library": kept.name, "bytes": size, "sha256": digest}
     replace_file(manifest, canonical(record))
-    return target
+    return kept
 
 
 def _kept(manifest: Path) -> Path | None:
@@ -340,7 +357,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hago"
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: str, target: str) -> str:
     """A hash of the sources, the options, the compiler, the processor and the user."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
@@ -349,8 +366,22 @@ def _fingerprint(compiler: str) -> str:
         [compiler, "--version"], check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT
     )
     user = os.getuid() if hasattr(os, "getuid") else 0
-    digest.update(repr((OPTIONS, compiler, version.stdout, platform.machine(), _processor(), user)).encode())
+    digest.update(repr((OPTIONS, target, compiler, version.stdout, platform.machine(), _processor(), user)).encode())
     return digest.hexdigest()[:16]
+
+
+def _target(instruction_set: str | None) -> str:
+    """The compiler's name of the processor that the library is built for.
+
+    Raises:
+        OSError: `HAGO_MAX_CPU_ISA` names no instruction set.
+    """
+    named = instruction_set or os.environ.get("HAGO_MAX_CPU_ISA")
+    if not named:
+        return "native"
+    if named.upper() not in INSTRUCTION_SETS:
+        raise OSError(f"HAGO_MAX_CPU_ISA is {named[:40]!r}; it takes {', '.join(INSTRUCTION_SETS)}")
+    return INSTRUCTION_SETS[named.upper()]
 
 
 def _processor() -> str:

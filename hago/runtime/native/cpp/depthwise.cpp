@@ -1,11 +1,12 @@
 // Convolutions of every channel by itself (depthwise), 64 channels of bytes at a time, or 32 of words.
-#ifdef __AVX512VNNI__
 #include "conv.h"
 
 namespace {
 
+constexpr int PIXELS = 16;  // whose sums are ended together
+
+#ifdef HAGO_AVX512_VNNI
 constexpr int64_t COLUMN = 256;  // bytes of four rows of 64 channels
-constexpr int PIXELS = 16;       // whose sums are ended together
 
 // Four rows of a column of an image, 64 channels of them, interleaved: one dot product adds four taps of 16 channels.
 struct Column {
@@ -154,8 +155,7 @@ class Row {
 };
 
 template <bool SIGNED>
-void channels(const Job& j, int64_t begin, int64_t end) {
-  Room room;
+void channels(const Job& j, int64_t begin, int64_t end, Room& room) {
   Row<SIGNED> row(j, room);
   const int64_t across = j.s.out_width, plane = j.s.out_height * across;
   while (begin < end) {
@@ -166,46 +166,50 @@ void channels(const Job& j, int64_t begin, int64_t end) {
   }
 }
 
+#endif
+
 // The words of two taps are interleaved, so that one dot product adds two taps of 16 channels.
 // weight: [block of 32 channels][two taps][2][16 channels, in the order the interleaving leaves][2]
 void channels_of_words(const Job& j, int64_t begin, int64_t end) {
   const Conv& c = j.c;
   const int taps = c.taps, twos = (taps + 1) / 2;
-  // the first sums have channels 8 l ... + 3 in their l-th quarter, the others 8 l + 4 ... + 7
-  const __m512i lower = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const __m512i upper = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
   std::vector<const uint8_t*> at(2 * twos, c.zeros);
-  alignas(64) int32_t sums[32];
+  alignas(64) int32_t sums[32 * PIXELS];
   const std::vector<Place> places = places_of(j, begin, end);
-  for (int64_t pixel = begin; pixel < end; ++pixel) {
-    const Place& place = places[pixel - begin];
-    for (int k = 0; k < taps; ++k)
-      at[k] = place.inside ? place.first + j.steps[k] : tap(j, place, k / c.kernel_w, k % c.kernel_w);
-    for (int block = 0; block < c.out_channels; block += 32) {
-      const int width = std::min(32, c.out_channels - block);
-      const __mmask32 words = (__mmask32)first_bytes(width);
-      const int8_t* w = c.weight + (int64_t)block / 32 * twos * 128;
-      __m512i acc[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-      for (int k = 0; k < 2 * twos; k += 2, w += 128) {
-        const __m512i a = _mm512_maskz_loadu_epi16(words, at[k] + 2 * block);
-        const __m512i b = _mm512_maskz_loadu_epi16(words, at[k + 1] + 2 * block);
-        acc[0] = _mm512_dpwssd_epi32(acc[0], _mm512_unpacklo_epi16(a, b), _mm512_loadu_si512(w));
-        acc[1] = _mm512_dpwssd_epi32(acc[1], _mm512_unpackhi_epi16(a, b), _mm512_loadu_si512(w + 64));
+  for (int block = 0; block < c.out_channels; block += 32) {
+    const int width = std::min(32, c.out_channels - block);
+    const int8_t* weight = c.weight + (int64_t)block / 32 * twos * 128;
+    const Ints low = load_ints(c.offset + block), high = load_ints(c.offset + block + LANES);
+    for (int64_t first = begin; first < end; first += PIXELS) {
+      const int some = (int)std::min<int64_t>(PIXELS, end - first);
+      for (int r = 0; r < some; ++r) {
+        const Place& place = places[first - begin + r];
+        for (int k = 0; k < taps; ++k)
+          at[k] = place.inside ? place.first + j.steps[k] : tap(j, place, k / c.kernel_w, k % c.kernel_w);
+        Ints acc[2] = {all_ints(0), all_ints(0)};
+        const int8_t* w = weight;
+        for (int k = 0; k < 2 * twos; k += 2, w += 128) {
+          Ints a, b;
+          interleave(load_words(at[k] + 2 * block, width), load_words(at[k + 1] + 2 * block, width), a, b);
+          acc[0] = dot_words(acc[0], a, load_packed(w));
+          acc[1] = dot_words(acc[1], b, load_packed(w + 64));
+        }
+        put_in_order(acc[0], acc[1]);
+        store_16(sums + 32 * r, add(acc[0], low), All{});
+        store_16(sums + 32 * r + LANES, add(acc[1], high), All{});
       }
-      const __m512i low = _mm512_permutex2var_epi32(acc[0], lower, acc[1]);
-      const __m512i high = _mm512_permutex2var_epi32(acc[0], upper, acc[1]);
-      _mm512_store_si512(sums, _mm512_add_epi32(low, _mm512_loadu_si512(c.offset + block)));
-      _mm512_store_si512(sums + 16, _mm512_add_epi32(high, _mm512_loadu_si512(c.offset + block + 16)));
-      finish_any(j.t, j.plain, {sums, 1, 32, width, block, pixel, block});
+      end_rows(j, {sums, some, 32, width, block, first, block});
     }
   }
 }
 
 }  // namespace
 
-void by_channel(const Job& j, int64_t begin, int64_t end) {
-  if (j.c.values == I16) channels_of_words(j, begin, end);
-  else if (j.c.values == I8) channels<true>(j, begin, end);
-  else channels<false>(j, begin, end);
-}
+void by_channel(const Job& j, int64_t begin, int64_t end, Room& room) {
+  if (j.c.widens) return channels_of_words(widened(j, begin, end, room), begin, end);
+#ifdef HAGO_AVX512_VNNI
+  if (j.c.values == U8) return channels<false>(j, begin, end, room);
+  if (j.c.values == I8) return channels<true>(j, begin, end, room);
 #endif
+  channels_of_words(j, begin, end);
+}

@@ -1,0 +1,383 @@
+// Sixteen lanes of 32 bits, and what kernels do with them, in the registers that the target has: AVX-512, two of AVX2,
+// or whatever the compiler makes of plain vectors.
+//
+// A dot product adds two products of words, or four of bytes, to each lane, modulo 2**32. No step of it saturates:
+// VPMADDUBSW, which does, is not used.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+#define ALWAYS inline __attribute__((always_inline))
+
+constexpr int LANES = 16;
+
+// The most lanes that a tile of a convolution has side by side, and the pixels of such a tile: as many sums as the
+// registers hold beside two more.
+
+// All lanes, or the first ones.
+struct All {};
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+// ---------------------------------------------------------------- AVX-512
+#define HAGO_AVX512
+constexpr int WIDEST = 64, TALLEST = 6;
+using Ints = __m512i;
+using Floats = __m512;
+
+struct First {
+  __mmask16 lanes;
+
+  explicit First(int n) : lanes(n >= LANES ? 0xffff : n <= 0 ? 0 : (1u << n) - 1) {}
+};
+
+ALWAYS Ints all_ints(int32_t v) { return _mm512_set1_epi32(v); }
+ALWAYS Floats all_floats(float v) { return _mm512_set1_ps(v); }
+ALWAYS Floats load_floats(const float* at) { return _mm512_loadu_ps(at); }
+// Bytes and words without a sign that lie as the lanes of a dot product.
+ALWAYS Ints load_packed(const void* at) { return _mm512_loadu_si512(at); }
+
+ALWAYS Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+ALWAYS Ints subtract(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
+ALWAYS Ints larger(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
+ALWAYS Ints smaller(Ints a, Ints b) { return _mm512_min_epi32(a, b); }
+ALWAYS Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+ALWAYS Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+ALWAYS Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+ALWAYS Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
+ALWAYS Ints to_ints(Floats a) { return _mm512_cvtps_epi32(a); }  // half to even
+
+// Masked stores are slow on some machines, and so are conversions in one instruction with a store.
+ALWAYS Ints load_16(const uint8_t* at, All) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at)); }
+ALWAYS Ints load_16(const int8_t* at, All) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at)); }
+ALWAYS Ints load_16(const int16_t* at, All) { return _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)at)); }
+ALWAYS Ints load_16(const int32_t* at, All) { return _mm512_loadu_si512(at); }
+ALWAYS Ints load_16(const uint8_t* at, First f) { return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(f.lanes, at)); }
+ALWAYS Ints load_16(const int8_t* at, First f) { return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(f.lanes, at)); }
+ALWAYS Ints load_16(const int16_t* at, First f) { return _mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(f.lanes, at)); }
+ALWAYS Ints load_16(const int32_t* at, First f) { return _mm512_maskz_loadu_epi32(f.lanes, at); }
+ALWAYS void store_16(uint8_t* at, Ints q, All) { _mm_storeu_si128((__m128i*)at, _mm512_cvtepi32_epi8(q)); }
+ALWAYS void store_16(int16_t* at, Ints q, All) { _mm256_storeu_si256((__m256i*)at, _mm512_cvtepi32_epi16(q)); }
+ALWAYS void store_16(int32_t* at, Ints q, All) { _mm512_storeu_si512(at, q); }
+ALWAYS void store_16(float* at, Floats v, All) { _mm512_storeu_ps(at, v); }
+ALWAYS void store_16(uint8_t* at, Ints q, First f) { _mm_mask_storeu_epi8(at, f.lanes, _mm512_cvtepi32_epi8(q)); }
+ALWAYS void store_16(int16_t* at, Ints q, First f) { _mm256_mask_storeu_epi16(at, f.lanes, _mm512_cvtepi32_epi16(q)); }
+ALWAYS void store_16(int32_t* at, Ints q, First f) { _mm512_mask_storeu_epi32(at, f.lanes, q); }
+ALWAYS void store_16(float* at, Floats v, First f) { _mm512_mask_storeu_ps(at, f.lanes, v); }
+
+// 64 integers to bytes, of which each keeps its low one.
+ALWAYS void store_64(uint8_t* to, Ints a, Ints b, Ints c, Ints d) {
+  const Ints low = all_ints(0xff);
+  const Ints ab = _mm512_packus_epi32(_mm512_and_si512(a, low), _mm512_and_si512(b, low));
+  const Ints cd = _mm512_packus_epi32(_mm512_and_si512(c, low), _mm512_and_si512(d, low));
+  const Ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(ab, cd)));
+}
+
+// The same four bytes, or two words, in every lane.
+ALWAYS Ints all_packed(const void* at) {
+  int32_t four;
+  std::memcpy(&four, at, 4);
+  return _mm512_set1_epi32(four);
+}
+
+inline __mmask64 first_bytes(int n) { return n >= 64 ? ~0ull : (1ull << n) - 1; }
+
+#ifdef __AVX512VNNI__
+ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) { return _mm512_dpwssd_epi32(sum, a, b); }
+#else
+ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) { return add(sum, _mm512_madd_epi16(a, b)); }
+#endif
+
+// The first `n` of 32 words, the others 0.
+struct Words {
+  Ints all;
+};
+ALWAYS Words load_words(const void* at) { return {_mm512_loadu_si512(at)}; }
+ALWAYS Words load_words(const void* at, int n) {
+  return {_mm512_maskz_loadu_epi16(n >= 32 ? ~0u : (1u << n) - 1, at)};
+}
+// Word i of a beside word i of b, for half of the words in each; `in_order` has the sums of all of them in order.
+ALWAYS void interleave(Words a, Words b, Ints& first, Ints& second) {
+  first = _mm512_unpacklo_epi16(a.all, b.all);
+  second = _mm512_unpackhi_epi16(a.all, b.all);
+}
+ALWAYS void put_in_order(Ints& first, Ints& second) {
+  // the first sums have channels 8 l ... + 3 in their l-th quarter, the others 8 l + 4 ... + 7
+  const Ints lower = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const Ints upper = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  const Ints low = _mm512_permutex2var_epi32(first, lower, second);
+  second = _mm512_permutex2var_epi32(first, upper, second);
+  first = low;
+}
+
+#elif defined(__AVX2__)
+// ---------------------------------------------------------------- AVX2
+#define HAGO_AVX2
+constexpr int WIDEST = 16, TALLEST = 6;
+struct Ints {
+  __m256i low, high;
+};
+struct Floats {
+  __m256 low, high;
+};
+struct First {
+  int lanes;
+
+  explicit First(int n) : lanes(n < 0 ? 0 : n > LANES ? LANES : n) {}
+};
+
+ALWAYS Ints all_ints(int32_t v) { return {_mm256_set1_epi32(v), _mm256_set1_epi32(v)}; }
+ALWAYS Floats all_floats(float v) { return {_mm256_set1_ps(v), _mm256_set1_ps(v)}; }
+ALWAYS Floats load_floats(const float* at) { return {_mm256_loadu_ps(at), _mm256_loadu_ps(at + 8)}; }
+ALWAYS Ints load_packed(const void* at) {
+  return {_mm256_loadu_si256((const __m256i*)at), _mm256_loadu_si256((const __m256i*)at + 1)};
+}
+
+ALWAYS Ints add(Ints a, Ints b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+ALWAYS Ints subtract(Ints a, Ints b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
+ALWAYS Ints larger(Ints a, Ints b) { return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)}; }
+ALWAYS Ints smaller(Ints a, Ints b) { return {_mm256_min_epi32(a.low, b.low), _mm256_min_epi32(a.high, b.high)}; }
+ALWAYS Floats larger(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+ALWAYS Floats smaller(Floats a, Floats b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+ALWAYS Floats multiply(Floats a, Floats b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+ALWAYS Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
+ALWAYS Ints to_ints(Floats a) { return {_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high)}; }  // half to even
+
+ALWAYS Ints load_16(const uint8_t* at, All) {
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)at);
+  return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+}
+ALWAYS Ints load_16(const int8_t* at, All) {
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)at);
+  return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
+}
+ALWAYS Ints load_16(const int16_t* at, All) {
+  const __m128i* words = (const __m128i*)at;
+  return {_mm256_cvtepi16_epi32(_mm_loadu_si128(words)), _mm256_cvtepi16_epi32(_mm_loadu_si128(words + 1))};
+}
+ALWAYS Ints load_16(const int32_t* at, All) { return load_packed(at); }
+// 16 integers as words, of which each keeps its low one.
+ALWAYS __m256i to_words(Ints q, int32_t low) {
+  const __m256i kept = _mm256_set1_epi32(low);
+  const __m256i words = _mm256_packus_epi32(_mm256_and_si256(q.low, kept), _mm256_and_si256(q.high, kept));
+  return _mm256_permute4x64_epi64(words, 0xd8);
+}
+ALWAYS void store_16(uint8_t* at, Ints q, All) {
+  const __m256i words = to_words(q, 0xff);
+  _mm_storeu_si128((__m128i*)at, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+ALWAYS void store_16(int16_t* at, Ints q, All) { _mm256_storeu_si256((__m256i*)at, to_words(q, 0xffff)); }
+ALWAYS void store_16(int32_t* at, Ints q, All) {
+  _mm256_storeu_si256((__m256i*)at, q.low);
+  _mm256_storeu_si256((__m256i*)at + 1, q.high);
+}
+ALWAYS void store_16(float* at, Floats v, All) {
+  _mm256_storeu_ps(at, v.low);
+  _mm256_storeu_ps(at + 8, v.high);
+}
+
+ALWAYS Ints all_packed(const void* at) {
+  int32_t four;
+  std::memcpy(&four, at, 4);
+  return all_ints(four);
+}
+ALWAYS void store_64(uint8_t* to, Ints a, Ints b, Ints c, Ints d) {
+  store_16(to, a, All{});
+  store_16(to + 16, b, All{});
+  store_16(to + 32, c, All{});
+  store_16(to + 48, d, All{});
+}
+
+#ifdef __AVXVNNI__
+ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) {
+  return {_mm256_dpwssd_avx_epi32(sum.low, a.low, b.low), _mm256_dpwssd_avx_epi32(sum.high, a.high, b.high)};
+}
+#else
+ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) {
+  return add(sum, {_mm256_madd_epi16(a.low, b.low), _mm256_madd_epi16(a.high, b.high)});
+}
+#endif
+
+struct Words {
+  __m256i low, high;
+};
+ALWAYS Words load_words(const void* at) {
+  return {_mm256_loadu_si256((const __m256i*)at), _mm256_loadu_si256((const __m256i*)at + 1)};
+}
+ALWAYS void interleave(Words a, Words b, Ints& first, Ints& second) {
+  first = {_mm256_unpacklo_epi16(a.low, b.low), _mm256_unpacklo_epi16(a.high, b.high)};
+  second = {_mm256_unpackhi_epi16(a.low, b.low), _mm256_unpackhi_epi16(a.high, b.high)};
+}
+ALWAYS void put_in_order(Ints& first, Ints& second) {
+  const Ints low = {_mm256_permute2x128_si256(first.low, second.low, 0x20),
+                    _mm256_permute2x128_si256(first.low, second.low, 0x31)};
+  second = {_mm256_permute2x128_si256(first.high, second.high, 0x20),
+            _mm256_permute2x128_si256(first.high, second.high, 0x31)};
+  first = low;
+}
+
+#else
+// ---------------------------------------------------------------- plain vectors
+#ifdef __aarch64__
+constexpr int WIDEST = 16, TALLEST = 6;
+#else
+constexpr int WIDEST = 16, TALLEST = 2;
+#endif
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef float Floats __attribute__((vector_size(64)));
+struct First {
+  int lanes;
+
+  explicit First(int n) : lanes(n < 0 ? 0 : n > LANES ? LANES : n) {}
+};
+
+ALWAYS Ints all_ints(int32_t v) { return v - Ints{}; }
+ALWAYS Floats all_floats(float v) { return v - Floats{}; }
+ALWAYS Floats load_floats(const float* at) {
+  Floats v;
+  std::memcpy(&v, at, sizeof(v));
+  return v;
+}
+ALWAYS Ints load_packed(const void* at) {
+  Ints v;
+  std::memcpy(&v, at, sizeof(v));
+  return v;
+}
+
+typedef uint32_t Unsigned __attribute__((vector_size(64)));
+ALWAYS Ints add(Ints a, Ints b) { return (Ints)((Unsigned)a + (Unsigned)b); }
+ALWAYS Ints subtract(Ints a, Ints b) { return (Ints)((Unsigned)a - (Unsigned)b); }
+ALWAYS Ints larger(Ints a, Ints b) { return a > b ? a : b; }
+ALWAYS Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
+ALWAYS Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+ALWAYS Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+ALWAYS Floats multiply(Floats a, Floats b) { return a * b; }
+ALWAYS Floats to_floats(Ints a) { return __builtin_convertvector(a, Floats); }
+ALWAYS Ints to_ints(Floats a) {  // half to even
+  Ints q;
+  for (int i = 0; i < LANES; ++i) q[i] = (int32_t)__builtin_rintf(a[i]);
+  return q;
+}
+
+template <typename T>
+ALWAYS Ints load_16(const T* at, All) {
+  T there[LANES];
+  std::memcpy(there, at, sizeof(there));
+  Ints v;
+  for (int i = 0; i < LANES; ++i) v[i] = there[i];
+  return v;
+}
+template <typename T>
+ALWAYS void store_16(T* at, Ints q, All) {
+  T there[LANES];
+  for (int i = 0; i < LANES; ++i) there[i] = (T)q[i];
+  std::memcpy(at, there, sizeof(there));
+}
+ALWAYS void store_16(float* at, Floats v, All) { std::memcpy(at, &v, sizeof(v)); }
+ALWAYS void store_64(uint8_t* to, Ints a, Ints b, Ints c, Ints d) {
+  store_16(to, a, All{});
+  store_16(to + 16, b, All{});
+  store_16(to + 32, c, All{});
+  store_16(to + 48, d, All{});
+}
+
+ALWAYS Ints all_packed(const void* at) {
+  int32_t four;
+  std::memcpy(&four, at, 4);
+  return all_ints(four);
+}
+ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) {
+  const Ints low = ((a << 16) >> 16) * ((b << 16) >> 16), high = (a >> 16) * (b >> 16);
+  return add(sum, add(low, high));
+}
+
+struct Words {
+  int16_t word[32];
+};
+ALWAYS Words load_words(const void* at) {
+  Words words;
+  std::memcpy(&words, at, sizeof(words));
+  return words;
+}
+ALWAYS void interleave(const Words& a, const Words& b, Ints& first, Ints& second) {
+  int16_t pairs[2][32];
+  for (int i = 0; i < 32; ++i) {  // as AVX-512 lays them
+    int16_t* to = pairs[i / 4 % 2] + 2 * (i / 8 * 4 + i % 4);
+    to[0] = a.word[i];
+    to[1] = b.word[i];
+  }
+  first = load_packed(pairs[0]);
+  second = load_packed(pairs[1]);
+}
+ALWAYS void put_in_order(Ints& first, Ints& second) {
+  Ints low, high;
+  for (int i = 0; i < 32; ++i) {
+    const int32_t sum = (i / 4 % 2 ? second : first)[i / 8 * 4 + i % 4];
+    (i < LANES ? low : high)[i % LANES] = sum;
+  }
+  first = low;
+  second = high;
+}
+#endif
+
+ALWAYS Ints load_ints(const int32_t* at) { return load_16(at, All{}); }
+
+#ifndef HAGO_AVX512
+// ---------------------------------------------------------------- the first lanes, through memory
+template <typename T>
+ALWAYS Ints load_16(const T* at, First f) {
+  T there[LANES] = {};
+  std::memcpy(there, at, f.lanes * sizeof(T));
+  return load_16(there, All{});
+}
+template <typename T, typename Lanes>
+ALWAYS void store_16(T* at, Lanes q, First f) {
+  T there[LANES];
+  store_16(there, q, All{});
+  std::memcpy(at, there, f.lanes * sizeof(T));
+}
+ALWAYS Words load_words(const void* at, int n) {
+  if (n >= 32) return load_words(at);
+  int16_t there[32] = {};
+  std::memcpy(there, at, n * sizeof(int16_t));
+  return load_words(there);
+}
+#endif
+
+// ---------------------------------------------------------------- bytes
+// Whether the target adds four products of unsigned by signed bytes exactly. Elsewhere bytes are widened to words.
+#if defined(HAGO_AVX512) && defined(__AVX512VNNI__)
+#define HAGO_AVX512_VNNI
+constexpr bool DOTS_BYTES = true;
+ALWAYS Ints dot_bytes(Ints sum, Ints a, Ints b) { return _mm512_dpbusd_epi32(sum, a, b); }
+ALWAYS Ints flip_signs(Ints a) { return _mm512_xor_si512(a, _mm512_set1_epi8((char)0x80)); }
+#elif defined(HAGO_AVX2) && defined(__AVXVNNI__)
+constexpr bool DOTS_BYTES = true;
+ALWAYS Ints dot_bytes(Ints sum, Ints a, Ints b) {
+  return {_mm256_dpbusd_avx_epi32(sum.low, a.low, b.low), _mm256_dpbusd_avx_epi32(sum.high, a.high, b.high)};
+}
+ALWAYS Ints flip_signs(Ints a) {
+  const __m256i top = _mm256_set1_epi8((char)0x80);
+  return {_mm256_xor_si256(a.low, top), _mm256_xor_si256(a.high, top)};
+}
+#else
+constexpr bool DOTS_BYTES = false;
+ALWAYS Ints dot_bytes(Ints sum, Ints, Ints) { return sum; }
+ALWAYS Ints flip_signs(Ints a) { return a; }
+#endif
+
+// The same for convolutions of every channel by itself.
+#ifdef HAGO_AVX512_VNNI
+constexpr bool DOTS_BYTES_BY_CHANNEL = true;
+#else
+constexpr bool DOTS_BYTES_BY_CHANNEL = false;
+#endif
+
+// Matrix tiles (AMX), see tiles.cpp.
+#if defined(HAGO_AVX512_VNNI) && defined(__AMX_INT8__) && defined(__AVX512VBMI__)
+#define HAGO_TILES
+#endif
