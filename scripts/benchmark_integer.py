@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from _bare_calls import macs_alone, whole_network
 from _networks import NETWORKS, with_statistics
+from _peer_engines import peer_calls
 from _timing import float_forward, interleaved, ratio
 from torch import Tensor, nn
 
@@ -61,6 +62,9 @@ def main() -> None:
         action="store_true",
         help="and without any convolution of our own, on oneDNN where exact: slow",
     )
+    parser.add_argument(
+        "--peers", action="store_true", help="the float and int8 models of ONNX Runtime and OpenVINO too"
+    )
     parser.add_argument("--explain", action="store_true", help="which kernel runs each node")
     options = parser.parse_args()
     if options.keep_freed_memory:
@@ -83,7 +87,8 @@ class Measured:
         self.name, self.options = name, options
         self.clock = time.process_time if options.cpu else time.perf_counter
         images = torch.randn(8, 3, options.size, options.size)
-        self.graph = from_torch(with_statistics(NETWORKS[name](), images), (images[:2],))
+        self.images, self.module = images, with_statistics(NETWORKS[name](), images)
+        self.graph = from_torch(self.module, (images[:2],))
         self.prepared = {
             s: prepare(self.graph, HARDWARE, [images], QuantizationOptions(estimator=e)) for s, e in SCALES.items()
         }
@@ -108,6 +113,8 @@ class Measured:
         if exact_kernels().onednn.exact:  # elsewhere its sums are others, and its kernels too
             parts[LAYERS] = macs_alone(plan, batch)
             parts[WHOLE] = whole_network(plan, images)
+        if self.options.peers:
+            parts |= peer_calls(self.module, self.images, images, threads)
         if self.options.compile:
             parts["compiled integer model"] = partial(torch.compile(Whole(models["power-of-two scales"])), images)
         seconds = interleaved(parts, self.options.rounds, self.clock)

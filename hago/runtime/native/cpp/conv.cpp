@@ -104,6 +104,21 @@ struct Panel {
 
   // The pixels [begin, end).
   void operator()(int64_t begin, int64_t end) {
+    if (j.end_form == QUICK) {
+      const Output& o = j.t.output[0];
+      const Quick<Z> quick(o, column, width);
+      each_tile(begin, end, [&](const Sums& acc, const Tile& tile) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+          if (r < tile.rows) quick(acc[r], reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + column);
+      });
+      return;
+    }
+    each_tile(begin, end, [&](const Sums& acc, const Tile& tile) __attribute__((always_inline)) { end_tile(acc, tile); });
+  }
+
+  template <typename End>
+  ALWAYS void each_tile(int64_t begin, int64_t end, End end_of) {
     for (int64_t first = begin; first < end; first += R) {
       const Tile tile{nullptr, (int)std::min<int64_t>(R, end - first), 16 * Z, width, column, first, column,
                       pixels.skips ? &pixels.order[first - begin] : nullptr};
@@ -111,7 +126,7 @@ struct Panel {
       Sums acc;
       start(acc);
       add_window(acc, tile, pixels.places.empty() ? nullptr : &pixels.places[first - begin]);
-      end_tile(acc, tile);
+      end_of(acc, tile);
     }
   }
 

@@ -174,12 +174,18 @@ struct Quick {
       : twice(o.move.first), first(twice ? *o.move.first : o.move, channel), last(o.move, channel),
         zero(all_ints(o.zero)), width(width) {}
 
-  void operator()(const int32_t* sums, uint8_t* to) const {
+  ALWAYS void operator()(const int32_t* sums, uint8_t* to) const {
+    Ints row[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) row[v] = load_ints(sums + 16 * v);
+    (*this)(row, to);
+  }
+
+  ALWAYS void operator()(const Ints (&row)[V], uint8_t* to) const {
     Ints q[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      q[v] = load_ints(sums + 16 * v);
-      if (twice) q[v] = first(q[v], v);
+      q[v] = twice ? first(row[v], v) : row[v];
       q[v] = add(last(q[v], v), zero);
     }
     if constexpr (V == 4)
