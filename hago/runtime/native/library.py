@@ -244,8 +244,8 @@ def library(instruction_set: str | None = None) -> Library:
     try:
         calls = ctypes.CDLL(str(build(instruction_set)))
     except (OSError, subprocess.SubprocessError, LogError) as error:
-        output = getattr(error, "stderr", None) or str(error)
-        why = str(output).strip().splitlines()[-1][:200]
+        lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        why = next((line for line in lines if "error" in line), lines[-1])[:200]
         if os.environ.get("HAGO_NATIVE") != "0":
             warn(
                 f"hago's kernels cannot be built ({why}): slower kernels of torch run instead, with the same results. "

@@ -202,6 +202,13 @@ class Room {
   int64_t held = 0;
 };
 
+// n stored values as centered words.
+inline void to_words(const Conv& c, const uint8_t* from, int64_t n, int16_t* to) {
+  if (c.values == I16) std::memcpy(to, from, n * sizeof(int16_t));
+  else if (c.values == I8) widen(reinterpret_cast<const int8_t*>(from), n, c.zero, to);
+  else widen(from, n, c.zero, to);
+}
+
 // The job of the output pixels [begin, end) with the bytes that they read as centered words, in `room`.
 inline Job widened(const Job& j, int64_t begin, int64_t end, Room& room) {
   const Conv& c = j.c;
@@ -221,14 +228,7 @@ inline Job widened(const Job& j, int64_t begin, int64_t end, Room& room) {
   const int64_t to = bottom * row + (one_row ? column_of(last, c.kernel_w - 1) + 1 : row);
   const int64_t channels = stored_pixel(c), values = (to - from) * channels;
   uint8_t* words = room.of(2 * values + 64);
-  const auto widen = [&](auto* bytes) {
-    int16_t* at = reinterpret_cast<int16_t*>(words);
-    const int16_t zero = (int16_t)c.zero;
-    for (int64_t i = 0; i < values; ++i) at[i] = (int16_t)(bytes[i] - zero);
-  };
-  const uint8_t* x = j.x + from * channels;
-  if (c.values == I8) widen(reinterpret_cast<const int8_t*>(x));
-  else widen(x);
+  to_words(c, j.x + from * channels, values, reinterpret_cast<int16_t*>(words));
   Job near = j;
   near.x = words - from * c.channels;  // so that pixels lie where the job expects them
   near.end = words + 2 * values;
@@ -243,7 +243,7 @@ void by_tiles(const Job& job, int first, int count, int64_t begin, int64_t end, 
 // Output pixels whose windows stay in the cache while all panels pass over them; copies of them, for matrix tiles.
 inline int64_t block_of(const Conv& c, const Shape& s) {
   constexpr int64_t PIXELS = 168, ROOM = 512 << 10, SIDE = 32;
-  if (c.widens && !c.panel) {  // rows of images, of which neighbouring blocks read some again
+  if (!c.panel && (c.widens || c.values == I16)) {  // rows of images, of which neighbouring blocks read some again
     const int64_t rows = (ROOM / 2 / (s.width * c.channels) - (c.kernel_h - 1) * c.dilation_h) / c.stride_h;
     return std::max(PIXELS, rows * s.out_width);
   }

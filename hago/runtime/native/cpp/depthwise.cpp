@@ -168,48 +168,144 @@ void channels(const Job& j, int64_t begin, int64_t end, Room& room) {
 
 #endif
 
-// The words of two taps are interleaved, so that one dot product adds two taps of 16 channels.
+// The part of the images that a block of output pixels reads, as centered words, with its padding around it.
+struct Slab {
+  const int64_t top, left, columns, pixel;  // its first row, counted over all padded images; its first column
+  const int64_t tall;                       // rows of a padded image
+  int16_t* words;
+
+  Slab(const Job& j, int64_t begin, int64_t last, Room& room) : Slab(j, spot(j, begin), spot(j, last), room) {}
+
+  // The first word of the window of an output pixel.
+  const int16_t* window(const Job& j, int64_t at) const {
+    const Spot p = spot(j, at);
+    return words + ((p.image * tall + p.y - top) * columns + p.x - left) * pixel;
+  }
+
+ private:
+  struct Spot {
+    int64_t image, y, x;  // of the window's first tap, in a padded image
+  };
+
+  static Spot spot(const Job& j, int64_t at) {
+    const int64_t plane = j.s.out_height * j.s.out_width;
+    return {at / plane, at % plane / j.s.out_width * j.c.stride_h, at % j.s.out_width * j.c.stride_w};
+  }
+
+  Slab(const Job& j, const Spot& first, const Spot& last, Room& room)
+      : top(first.image * tall_of(j) + first.y), left(one_row(first, last) ? first.x : 0),
+        columns(one_row(first, last) ? last.x - first.x + (j.c.kernel_w - 1) * j.c.dilation_w + 1
+                                     : j.s.width + 2 * j.c.pad_w),
+        pixel(j.c.out_channels), tall(tall_of(j)) {
+    const int64_t rows = last.image * tall + last.y + (j.c.kernel_h - 1) * j.c.dilation_h + 1 - top;
+    words = reinterpret_cast<int16_t*>(room.of(rows * columns * pixel * sizeof(int16_t) + 64));
+    for (int64_t r = 0; r < rows; ++r) fill(j, (top + r) / tall, (top + r) % tall - j.c.pad_h, words + r * columns * pixel);
+  }
+
+  static int64_t tall_of(const Job& j) { return j.s.height + 2 * j.c.pad_h; }
+  static bool one_row(const Spot& first, const Spot& last) { return first.image == last.image && first.y == last.y; }
+
+  void fill(const Job& j, int64_t image, int64_t y, int16_t* to) const {
+    const int64_t from = left - j.c.pad_w;  // columns of the image
+    const int64_t begin = std::min(std::max<int64_t>(from, 0), j.s.width);
+    const int64_t end = y < 0 || y >= j.s.height ? begin : std::max(begin, std::min(from + columns, j.s.width));
+    std::fill(to, to + (begin - from) * pixel, 0);
+    to_words(j.c, j.x + ((image * j.s.height + y) * j.s.width + begin) * stored_pixel(j.c), (end - begin) * pixel,
+             to + (begin - from) * pixel);
+    std::fill(to + (end - from) * pixel, to + columns * pixel, 0);
+  }
+};
+
+// Channels of words: those of two taps are interleaved, so that one dot product adds two taps of every channel.
 // weight: [block of 32 channels][two taps][2][16 channels, in the order the interleaving leaves][2]
-void channels_of_words(const Job& j, int64_t begin, int64_t end) {
-  const Conv& c = j.c;
-  const int taps = c.taps, twos = (taps + 1) / 2;
-  std::vector<const uint8_t*> at(2 * twos, c.zeros);
-  alignas(64) int32_t sums[32 * PIXELS];
-  const std::vector<Place> places = places_of(j, begin, end);
-  for (int block = 0; block < c.out_channels; block += 32) {
-    const int width = std::min(32, c.out_channels - block);
-    const int8_t* weight = c.weight + (int64_t)block / 32 * twos * 128;
-    const Ints low = load_ints(c.offset + block), high = load_ints(c.offset + block + LANES);
-    for (int64_t first = begin; first < end; first += PIXELS) {
-      const int some = (int)std::min<int64_t>(PIXELS, end - first);
-      for (int r = 0; r < some; ++r) {
-        const Place& place = places[first - begin + r];
-        for (int k = 0; k < taps; ++k)
-          at[k] = place.inside ? place.first + j.steps[k] : tap(j, place, k / c.kernel_w, k % c.kernel_w);
-        Ints acc[2] = {all_ints(0), all_ints(0)};
-        const int8_t* w = weight;
-        for (int k = 0; k < 2 * twos; k += 2, w += 128) {
-          Ints a, b;
-          interleave(load_words(at[k] + 2 * block, width), load_words(at[k + 1] + 2 * block, width), a, b);
-          acc[0] = dot_words(acc[0], a, load_packed(w));
-          acc[1] = dot_words(acc[1], b, load_packed(w + 64));
+class Words {
+ public:
+  Words(const Job& j, int64_t begin, int64_t end, Room& room)
+      : j(j), begin(begin), end(end), taps(j.c.taps), twos((taps + 1) / 2), slab(j, begin, end - 1, room) {
+    for (int k = 0; k < taps; ++k)
+      steps.push_back((k / j.c.kernel_w * j.c.dilation_h * slab.columns + k % j.c.kernel_w * j.c.dilation_w) * slab.pixel);
+    for (int64_t at = begin; at < end; ++at) windows.push_back(slab.window(j, at));
+  }
+
+  void operator()() {
+    const int channels = j.c.out_channels;
+    for (block = 0; block < channels; block += BLOCK) {
+      const int width = std::min(BLOCK, channels - block);
+      for (int64_t first = begin; first < end; first += PIXELS) {
+        const int some = (int)std::min<int64_t>(PIXELS, end - first);
+        for (int part = 0; part * WORDS < width; ++part) {
+          if (taps == 9) by_vec<9>(&windows[first - begin], some, part);
+          else by_vec<0>(&windows[first - begin], some, part);
         }
-        put_in_order(acc[0], acc[1]);
-        store_16(sums + 32 * r, add(acc[0], low), All{});
-        store_16(sums + 32 * r + LANES, add(acc[1], high), All{});
+        end_rows(j, {sums, some, BLOCK, width, block, first, block});
       }
-      end_rows(j, {sums, some, 32, width, block, first, block});
     }
   }
-}
+
+ private:
+  static constexpr int BLOCK = 32, STEP = 4 * BLOCK;  // bytes of the weights of two taps
+  const Job& j;
+  const int64_t begin, end;
+  const int taps, twos;
+  const Slab slab;
+  std::vector<int64_t> steps;           // from the first word of a window to that of each tap
+  std::vector<const int16_t*> windows;  // of the pixels
+  int block;
+  alignas(64) int32_t sums[BLOCK * PIXELS];
+
+  // Sums of `some` pixels, of one Vec of channels; weights of TAPS taps stay in registers, 0 for any number. Channels
+  // past the last one have weights of 0.
+  template <int TAPS>
+  void by_vec(const int16_t* const* window, int some, int part) {
+    constexpr int TWOS = (TAPS + 1) / 2;
+    const int channel = block + part * WORDS, number = twos;
+    const int8_t* w = j.c.weight + (int64_t)block / BLOCK * twos * STEP + part * sizeof(Vec);
+    const Vec start[2] = {load_vec(j.c.offset + channel), load_vec(j.c.offset + channel + WORDS / 2)};
+    const int64_t* step = steps.data();
+    Vec held[TWOS ? TWOS : 1][2];
+#pragma GCC unroll 8
+    for (int k = 0; k < TWOS; ++k) {
+      held[k][0] = load_vec(w + STEP * k);
+      held[k][1] = load_vec(w + STEP * k + STEP / 2);
+    }
+    int32_t* to = sums + part * WORDS;
+    for (int r = 0; r < some; ++r, to += BLOCK) {
+      const int16_t* x = window[r] + channel;
+      Vec low = start[0], high = start[1], a, b;
+      if constexpr (TAPS) {
+        Vec sum[2] = {Vec{}, Vec{}};
+#pragma GCC unroll 8
+        for (int k = 0; k < TWOS; ++k) {
+          interleave(load_vec(x + step[2 * k]), 2 * k + 1 < TAPS ? load_vec(x + step[2 * k + 1]) : Vec{}, a, b);
+          sum[0] = dot_vec(sum[0], a, held[k][0]);
+          sum[1] = dot_vec(sum[1], b, held[k][1]);
+        }
+        put_in_order(sum[0], sum[1]);
+        low = add_vec(low, sum[0]);
+        high = add_vec(high, sum[1]);
+      } else {
+        Vec sum[2] = {Vec{}, Vec{}};
+        for (int k = 0; k < number; ++k) {
+          interleave(load_vec(x + step[2 * k]), 2 * k + 1 < taps ? load_vec(x + step[2 * k + 1]) : Vec{}, a, b);
+          sum[0] = dot_vec(sum[0], a, load_vec(w + STEP * k));
+          sum[1] = dot_vec(sum[1], b, load_vec(w + STEP * k + STEP / 2));
+        }
+        put_in_order(sum[0], sum[1]);
+        low = add_vec(low, sum[0]);
+        high = add_vec(high, sum[1]);
+      }
+      store_vec(to, low);
+      store_vec(to + WORDS / 2, high);
+    }
+  }
+};
 
 }  // namespace
 
 void by_channel(const Job& j, int64_t begin, int64_t end, Room& room) {
-  if (j.c.widens) return channels_of_words(widened(j, begin, end, room), begin, end);
 #ifdef HAGO_AVX512_VNNI
   if (j.c.values == U8) return channels<false>(j, begin, end, room);
   if (j.c.values == I8) return channels<true>(j, begin, end, room);
 #endif
-  channels_of_words(j, begin, end);
+  Words(j, begin, end, room)();
 }

@@ -92,21 +92,25 @@ ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) { return _mm512_dpwssd_epi32(sum
 ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) { return add(sum, _mm512_madd_epi16(a, b)); }
 #endif
 
-// The first `n` of 32 words, the others 0.
-struct Words {
-  Ints all;
-};
-ALWAYS Words load_words(const void* at) { return {_mm512_loadu_si512(at)}; }
-ALWAYS Words load_words(const void* at, int n) {
-  return {_mm512_maskz_loadu_epi16(n >= 32 ? ~0u : (1u << n) - 1, at)};
+ALWAYS void widen_32(const uint8_t* from, int16_t zero, int16_t* to) {
+  const __m512i words = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)from));
+  _mm512_storeu_si512(to, _mm512_sub_epi16(words, _mm512_set1_epi16(zero)));
 }
-// Word i of a beside word i of b, for half of the words in each; `in_order` has the sums of all of them in order.
-ALWAYS void interleave(Words a, Words b, Ints& first, Ints& second) {
-  first = _mm512_unpacklo_epi16(a.all, b.all);
-  second = _mm512_unpackhi_epi16(a.all, b.all);
+ALWAYS void widen_32(const int8_t* from, int16_t zero, int16_t* to) {
+  const __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from));
+  _mm512_storeu_si512(to, _mm512_sub_epi16(words, _mm512_set1_epi16(zero)));
 }
-ALWAYS void put_in_order(Ints& first, Ints& second) {
-  // the first sums have channels 8 l ... + 3 in their l-th quarter, the others 8 l + 4 ... + 7
+
+using Vec = __m512i;
+ALWAYS Vec load_vec(const void* at) { return _mm512_loadu_si512(at); }
+ALWAYS void store_vec(void* at, Vec q) { _mm512_storeu_si512(at, q); }
+ALWAYS Vec add_vec(Vec a, Vec b) { return _mm512_add_epi32(a, b); }
+ALWAYS Vec dot_vec(Vec sum, Vec a, Vec b) { return dot_words(sum, a, b); }
+ALWAYS void interleave(Vec a, Vec b, Vec& first, Vec& second) {
+  first = _mm512_unpacklo_epi16(a, b);
+  second = _mm512_unpackhi_epi16(a, b);
+}
+ALWAYS void put_in_order(Vec& first, Vec& second) {
   const Ints lower = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const Ints upper = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
   const Ints low = _mm512_permutex2var_epi32(first, lower, second);
@@ -192,31 +196,40 @@ ALWAYS void store_64(uint8_t* to, Ints a, Ints b, Ints c, Ints d) {
   store_16(to + 48, d, All{});
 }
 
-#ifdef __AVXVNNI__
-ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) {
-  return {_mm256_dpwssd_avx_epi32(sum.low, a.low, b.low), _mm256_dpwssd_avx_epi32(sum.high, a.high, b.high)};
+ALWAYS void widen_16(__m256i words, int16_t zero, int16_t* to) {
+  _mm256_storeu_si256((__m256i*)to, _mm256_sub_epi16(words, _mm256_set1_epi16(zero)));
 }
+ALWAYS void widen_32(const uint8_t* from, int16_t zero, int16_t* to) {
+  widen_16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from)), zero, to);
+  widen_16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from + 1)), zero, to + 16);
+}
+ALWAYS void widen_32(const int8_t* from, int16_t zero, int16_t* to) {
+  widen_16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from)), zero, to);
+  widen_16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from + 1)), zero, to + 16);
+}
+
+using Vec = __m256i;
+#ifdef __AVXVNNI__
+ALWAYS Vec dot_vec(Vec sum, Vec a, Vec b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
 #else
-ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) {
-  return add(sum, {_mm256_madd_epi16(a.low, b.low), _mm256_madd_epi16(a.high, b.high)});
+ALWAYS Vec dot_vec(Vec sum, Vec a, Vec b) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
 }
 #endif
+ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) {
+  return {dot_vec(sum.low, a.low, b.low), dot_vec(sum.high, a.high, b.high)};
+}
 
-struct Words {
-  __m256i low, high;
-};
-ALWAYS Words load_words(const void* at) {
-  return {_mm256_loadu_si256((const __m256i*)at), _mm256_loadu_si256((const __m256i*)at + 1)};
+ALWAYS Vec load_vec(const void* at) { return _mm256_loadu_si256((const __m256i*)at); }
+ALWAYS void store_vec(void* at, Vec q) { _mm256_storeu_si256((__m256i*)at, q); }
+ALWAYS Vec add_vec(Vec a, Vec b) { return _mm256_add_epi32(a, b); }
+ALWAYS void interleave(Vec a, Vec b, Vec& first, Vec& second) {
+  first = _mm256_unpacklo_epi16(a, b);
+  second = _mm256_unpackhi_epi16(a, b);
 }
-ALWAYS void interleave(Words a, Words b, Ints& first, Ints& second) {
-  first = {_mm256_unpacklo_epi16(a.low, b.low), _mm256_unpacklo_epi16(a.high, b.high)};
-  second = {_mm256_unpackhi_epi16(a.low, b.low), _mm256_unpackhi_epi16(a.high, b.high)};
-}
-ALWAYS void put_in_order(Ints& first, Ints& second) {
-  const Ints low = {_mm256_permute2x128_si256(first.low, second.low, 0x20),
-                    _mm256_permute2x128_si256(first.low, second.low, 0x31)};
-  second = {_mm256_permute2x128_si256(first.high, second.high, 0x20),
-            _mm256_permute2x128_si256(first.high, second.high, 0x31)};
+ALWAYS void put_in_order(Vec& first, Vec& second) {
+  const Vec low = _mm256_permute2x128_si256(first, second, 0x20);
+  second = _mm256_permute2x128_si256(first, second, 0x31);
   first = low;
 }
 
@@ -295,34 +308,42 @@ ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) {
   return add(sum, add(low, high));
 }
 
-struct Words {
-  int16_t word[32];
-};
-ALWAYS Words load_words(const void* at) {
-  Words words;
-  std::memcpy(&words, at, sizeof(words));
-  return words;
+template <typename T>
+ALWAYS void widen_32(const T* from, int16_t zero, int16_t* to) {
+  for (int i = 0; i < 32; ++i) to[i] = (int16_t)(from[i] - zero);
 }
-ALWAYS void interleave(const Words& a, const Words& b, Ints& first, Ints& second) {
-  int16_t pairs[2][32];
-  for (int i = 0; i < 32; ++i) {  // as AVX-512 lays them
-    int16_t* to = pairs[i / 4 % 2] + 2 * (i / 8 * 4 + i % 4);
-    to[0] = a.word[i];
-    to[1] = b.word[i];
-  }
-  first = load_packed(pairs[0]);
-  second = load_packed(pairs[1]);
+
+using Vec = Ints;
+ALWAYS Vec load_vec(const void* at) { return load_packed(at); }
+ALWAYS void store_vec(void* at, Vec q) { std::memcpy(at, &q, sizeof(q)); }
+ALWAYS Vec add_vec(Vec a, Vec b) { return add(a, b); }
+ALWAYS Vec dot_vec(Vec sum, Vec a, Vec b) { return dot_words(sum, a, b); }
+typedef int16_t Halves __attribute__((vector_size(64)));
+ALWAYS void interleave(Vec a, Vec b, Vec& first, Vec& second) {
+  const Halves x = (Halves)a, y = (Halves)b;
+  first = (Ints)__builtin_shuffle(x, y, Halves{0,  32, 1,  33, 2,  34, 3,  35, 8,  40, 9,  41, 10, 42, 11, 43,
+                                               16, 48, 17, 49, 18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59});
+  second = (Ints)__builtin_shuffle(x, y, Halves{4,  36, 5,  37, 6,  38, 7,  39, 12, 44, 13, 45, 14, 46, 15, 47,
+                                                20, 52, 21, 53, 22, 54, 23, 55, 28, 60, 29, 61, 30, 62, 31, 63});
 }
-ALWAYS void put_in_order(Ints& first, Ints& second) {
-  Ints low, high;
-  for (int i = 0; i < 32; ++i) {
-    const int32_t sum = (i / 4 % 2 ? second : first)[i / 8 * 4 + i % 4];
-    (i < LANES ? low : high)[i % LANES] = sum;
-  }
+ALWAYS void put_in_order(Vec& first, Vec& second) {
+  const Ints low = __builtin_shuffle(first, second, Ints{0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23});
+  second = __builtin_shuffle(first, second, Ints{8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31});
   first = low;
-  second = high;
 }
 #endif
+
+// A Vec is what one instruction works on. `interleave` puts word i of a beside word i of b, the first four of every eight in `first`, the others in `second`;
+// `put_in_order` takes sums of such pairs apart again.
+constexpr int WORDS = sizeof(Vec) / sizeof(int16_t);
+
+// n bytes as words, with a zero point taken out.
+template <typename T>
+inline void widen(const T* from, int64_t n, int32_t zero, int16_t* to) {
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32) widen_32(from + i, (int16_t)zero, to + i);
+  for (; i < n; ++i) to[i] = (int16_t)(from[i] - zero);
+}
 
 ALWAYS Ints load_ints(const int32_t* at) { return load_16(at, All{}); }
 
@@ -339,12 +360,6 @@ ALWAYS void store_16(T* at, Lanes q, First f) {
   T there[LANES];
   store_16(there, q, All{});
   std::memcpy(at, there, f.lanes * sizeof(T));
-}
-ALWAYS Words load_words(const void* at, int n) {
-  if (n >= 32) return load_words(at);
-  int16_t there[32] = {};
-  std::memcpy(there, at, n * sizeof(int16_t));
-  return load_words(there);
 }
 #endif
 
