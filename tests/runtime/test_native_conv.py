@@ -1,4 +1,4 @@
-"""The native convolution is exact for all windows, edges and zero points, with every instruction set of this machine."""
+"""The native convolution is exact for all windows, edges and zero points, on every instruction set of this machine."""
 
 from __future__ import annotations
 

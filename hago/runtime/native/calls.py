@@ -121,8 +121,14 @@ def conv_call(
         flat: as in `ConvCall`.
     """
     g, (code, zero), size = geometry, source, packed.weight.element_size()
-    # words have zero point 0, and int8 is read as uint8, which adds 128 to every value
-    read_zero = 0 if size == 2 else zero + 128 * (code == native.TYPES["int8"])
+    # words have zero point 0; bytes of the type that is not read are turned, which adds 128 or takes it away
+    read_zero = zero
+    if size == 2:
+        read_zero = 0
+    elif library.hago_reads_signed():
+        read_zero -= 128 * (code == native.TYPES["uint8"])
+    else:
+        read_zero += 128 * (code == native.TYPES["int8"])
     offset = packed.offsets(bias, read_zero, g.groups)
     zeros = torch.full((g.channels * size + SLACK,), 0 if size == 2 else zero % 256, dtype=torch.uint8)
     widens = size == 2 and code != native.TYPES["int16"]

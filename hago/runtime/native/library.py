@@ -203,6 +203,7 @@ class Matrices(ctypes.Structure):
 _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "hago_adds_bytes": (c_int,),
     "hago_has_tiles": (),
+    "hago_reads_signed": (),
     "hago_widest_panel": (),
     "hago_conv": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
     "hago_conv_max_pool": (*[c_void_p] * 6, c_int),

@@ -33,7 +33,7 @@ ALWAYS void accumulate(Ints (&acc)[R][Z], const uint8_t* const* x, const int8_t*
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       Ints a = all_packed(x[r] + k);
-      if (X == I8) a = flip_signs(a);
+      if (X == TURNED) a = turn(a);
 #pragma GCC unroll 4
       for (int z = 0; z < Z; ++z) acc[r][z] = X == I16 ? dot_words(acc[r][z], a, b[z]) : dot_bytes(acc[r][z], a, b[z]);
     }
@@ -53,7 +53,7 @@ struct Pixels {
     if (is_pointwise(j)) return;
     places = places_of(j, begin, end);
     const bool many = 20 * (j.s.out_height + j.s.out_width) > j.s.out_height * j.s.out_width;  // edges
-    skips = many && c.gather == AT_PIXELS && (c.widens || c.values != I8) && c.zeros[0] == 0 && (c.pad_h || c.pad_w);
+    skips = many && c.gather == AT_PIXELS && (c.widens || c.values != TURNED) && c.zeros[0] == 0 && (c.pad_h || c.pad_w);
     if (skips) sort(j, begin);
     places.insert(places.end(), MOST_ROWS, places.back());
   }
@@ -239,6 +239,9 @@ extern "C" int hago_widest_panel() { return WIDEST; }
 
 // Whether the target adds products of bytes; if it does not, weights are words.
 extern "C" int hago_adds_bytes(int by_channel) { return by_channel ? DOTS_BYTES_BY_CHANNEL : DOTS_BYTES; }
+
+// Whether bytes are read as signed ones, not as unsigned ones.
+extern "C" int hago_reads_signed() { return TURNS_UNSIGNED; }
 
 extern "C" void hago_conv(const Conv* conv, const Shape* shape, const Tail* tail, const uint8_t* x, int threads) {
   const Padded images(*conv, *shape, x, threads);

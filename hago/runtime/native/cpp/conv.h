@@ -30,6 +30,8 @@ struct Conv {
 // or copied together, where nothing lies side by side.
 enum Gather : int32_t { AT_PIXELS = 0, IN_ROWS = 1, IN_PATCH = 2 };
 
+constexpr Type TURNED = TURNS_UNSIGNED ? U8 : I8;  // read with the highest bit turned
+
 struct Shape {
   int64_t images, height, width, out_height, out_width;
 };

@@ -271,31 +271,17 @@ class Words {
     int32_t* to = sums + part * WORDS;
     for (int r = 0; r < some; ++r, to += BLOCK) {
       const int16_t* x = window[r] + channel;
-      Vec low = start[0], high = start[1], a, b;
-      if constexpr (TAPS) {
-        Vec sum[2] = {Vec{}, Vec{}};
+      Vec low{}, high{};
 #pragma GCC unroll 8
-        for (int k = 0; k < TWOS; ++k) {
-          interleave(load_vec(x + step[2 * k]), 2 * k + 1 < TAPS ? load_vec(x + step[2 * k + 1]) : Vec{}, a, b);
-          sum[0] = dot_vec(sum[0], a, held[k][0]);
-          sum[1] = dot_vec(sum[1], b, held[k][1]);
-        }
-        put_in_order(sum[0], sum[1]);
-        low = add_vec(low, sum[0]);
-        high = add_vec(high, sum[1]);
-      } else {
-        Vec sum[2] = {Vec{}, Vec{}};
-        for (int k = 0; k < number; ++k) {
-          interleave(load_vec(x + step[2 * k]), 2 * k + 1 < taps ? load_vec(x + step[2 * k + 1]) : Vec{}, a, b);
-          sum[0] = dot_vec(sum[0], a, load_vec(w + STEP * k));
-          sum[1] = dot_vec(sum[1], b, load_vec(w + STEP * k + STEP / 2));
-        }
-        put_in_order(sum[0], sum[1]);
-        low = add_vec(low, sum[0]);
-        high = add_vec(high, sum[1]);
+      for (int k = 0; k < (TAPS ? TWOS : number); ++k) {
+        Vec a, b;
+        interleave(load_vec(x + step[2 * k]), 2 * k + 1 < (TAPS ? TAPS : taps) ? load_vec(x + step[2 * k + 1]) : Vec{}, a, b);
+        low = dot_vec(low, a, TAPS ? held[k][0] : load_vec(w + STEP * k));
+        high = dot_vec(high, b, TAPS ? held[k][1] : load_vec(w + STEP * k + STEP / 2));
       }
-      store_vec(to, low);
-      store_vec(to + WORDS / 2, high);
+      put_in_order(low, high);
+      store_vec(to, add_vec(low, start[0]));
+      store_vec(to + WORDS / 2, add_vec(high, start[1]));
     }
   }
 };

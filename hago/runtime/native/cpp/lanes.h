@@ -1,5 +1,5 @@
 // Sixteen lanes of 32 bits, and what kernels do with them, in the registers that the target has: AVX-512, two of AVX2,
-// or whatever the compiler makes of plain vectors.
+// four of NEON, or whatever the compiler makes of plain vectors.
 //
 // A dot product adds two products of words, or four of bytes, to each lane, modulo 2**32. No step of it saturates:
 // VPMADDUBSW, which does, is not used.
@@ -9,6 +9,8 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define ALWAYS inline __attribute__((always_inline))
@@ -233,13 +235,124 @@ ALWAYS void put_in_order(Vec& first, Vec& second) {
   first = low;
 }
 
+#elif defined(__aarch64__)
+// ---------------------------------------------------------------- NEON
+#define HAGO_NEON
+constexpr int WIDEST = 16, TALLEST = 5;
+struct Ints {
+  int32x4_t part[4];
+};
+struct Floats {
+  float32x4_t part[4];
+};
+struct First {
+  int lanes;
+
+  explicit First(int n) : lanes(n < 0 ? 0 : n > LANES ? LANES : n) {}
+};
+
+// The same of every part.
+template <typename To, typename Part>
+ALWAYS To by_parts(Part part) {
+  return {part(0), part(1), part(2), part(3)};
+}
+
+ALWAYS Ints all_ints(int32_t v) { return by_parts<Ints>([&](int) { return vdupq_n_s32(v); }); }
+ALWAYS Floats all_floats(float v) { return by_parts<Floats>([&](int) { return vdupq_n_f32(v); }); }
+ALWAYS Floats load_floats(const float* at) { return by_parts<Floats>([&](int i) { return vld1q_f32(at + 4 * i); }); }
+ALWAYS Ints load_packed(const void* at) {
+  return by_parts<Ints>([&](int i) { return vreinterpretq_s32_u8(vld1q_u8((const uint8_t*)at + 16 * i)); });
+}
+
+ALWAYS Ints add(Ints a, Ints b) { return by_parts<Ints>([&](int i) { return vaddq_s32(a.part[i], b.part[i]); }); }
+ALWAYS Ints subtract(Ints a, Ints b) { return by_parts<Ints>([&](int i) { return vsubq_s32(a.part[i], b.part[i]); }); }
+ALWAYS Ints larger(Ints a, Ints b) { return by_parts<Ints>([&](int i) { return vmaxq_s32(a.part[i], b.part[i]); }); }
+ALWAYS Ints smaller(Ints a, Ints b) { return by_parts<Ints>([&](int i) { return vminq_s32(a.part[i], b.part[i]); }); }
+ALWAYS Floats larger(Floats a, Floats b) {
+  return by_parts<Floats>([&](int i) { return vmaxq_f32(a.part[i], b.part[i]); });
+}
+ALWAYS Floats smaller(Floats a, Floats b) {
+  return by_parts<Floats>([&](int i) { return vminq_f32(a.part[i], b.part[i]); });
+}
+ALWAYS Floats multiply(Floats a, Floats b) {
+  return by_parts<Floats>([&](int i) { return vmulq_f32(a.part[i], b.part[i]); });
+}
+ALWAYS Floats to_floats(Ints a) { return by_parts<Floats>([&](int i) { return vcvtq_f32_s32(a.part[i]); }); }
+ALWAYS Ints to_ints(Floats a) { return by_parts<Ints>([&](int i) { return vcvtnq_s32_f32(a.part[i]); }); }  // half to even
+
+ALWAYS Ints load_16(const int16_t* at, All) {
+  return by_parts<Ints>([&](int i) { return vmovl_s16(vld1_s16(at + 4 * i)); });
+}
+ALWAYS Ints from_words(int16x8_t low, int16x8_t high) {
+  return {vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)};
+}
+ALWAYS Ints load_16(const uint8_t* at, All) {
+  const uint8x16_t bytes = vld1q_u8(at);
+  return from_words(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))), vreinterpretq_s16_u16(vmovl_high_u8(bytes)));
+}
+ALWAYS Ints load_16(const int8_t* at, All) {
+  const int8x16_t bytes = vld1q_s8(at);
+  return from_words(vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+}
+ALWAYS Ints load_16(const int32_t* at, All) { return load_packed(at); }
+// Pairs of parts as words, of which each keeps its low one.
+ALWAYS int16x8_t to_words(Ints q, int i) { return vmovn_high_s32(vmovn_s32(q.part[2 * i]), q.part[2 * i + 1]); }
+ALWAYS void store_16(uint8_t* at, Ints q, All) {
+  vst1q_s8((int8_t*)at, vmovn_high_s16(vmovn_s16(to_words(q, 0)), to_words(q, 1)));
+}
+ALWAYS void store_16(int16_t* at, Ints q, All) {
+  vst1q_s16(at, to_words(q, 0));
+  vst1q_s16(at + 8, to_words(q, 1));
+}
+ALWAYS void store_16(int32_t* at, Ints q, All) {
+  for (int i = 0; i < 4; ++i) vst1q_s32(at + 4 * i, q.part[i]);
+}
+ALWAYS void store_16(float* at, Floats v, All) {
+  for (int i = 0; i < 4; ++i) vst1q_f32(at + 4 * i, v.part[i]);
+}
+ALWAYS void store_64(uint8_t* to, Ints a, Ints b, Ints c, Ints d) {
+  store_16(to, a, All{});
+  store_16(to + 16, b, All{});
+  store_16(to + 32, c, All{});
+  store_16(to + 48, d, All{});
+}
+
+ALWAYS Ints all_packed(const void* at) {
+  int32_t four;
+  std::memcpy(&four, at, 4);
+  return all_ints(four);
+}
+
+ALWAYS void widen_8(int16x8_t words, int16_t zero, int16_t* to) { vst1q_s16(to, vsubq_s16(words, vdupq_n_s16(zero))); }
+ALWAYS void widen_32(const uint8_t* from, int16_t zero, int16_t* to) {
+  for (int i = 0; i < 32; i += 8) widen_8(vreinterpretq_s16_u16(vmovl_u8(vld1_u8(from + i))), zero, to + i);
+}
+ALWAYS void widen_32(const int8_t* from, int16_t zero, int16_t* to) {
+  for (int i = 0; i < 32; i += 8) widen_8(vmovl_s8(vld1_s8(from + i)), zero, to + i);
+}
+
+using Vec = int32x4_t;
+ALWAYS Vec load_vec(const void* at) { return vreinterpretq_s32_u8(vld1q_u8((const uint8_t*)at)); }
+ALWAYS void store_vec(void* at, Vec q) { vst1q_s32((int32_t*)at, q); }
+ALWAYS Vec add_vec(Vec a, Vec b) { return vaddq_s32(a, b); }
+ALWAYS Vec dot_vec(Vec sum, Vec a, Vec b) {
+  const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
+  const int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(y)), high = vmull_high_s16(x, y);
+  return vaddq_s32(sum, vpaddq_s32(low, high));
+}
+ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) {
+  return by_parts<Ints>([&](int i) { return dot_vec(sum.part[i], a.part[i], b.part[i]); });
+}
+ALWAYS void interleave(Vec a, Vec b, Vec& first, Vec& second) {
+  const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
+  first = vreinterpretq_s32_s16(vzip1q_s16(x, y));
+  second = vreinterpretq_s32_s16(vzip2q_s16(x, y));
+}
+ALWAYS void put_in_order(Vec&, Vec&) {}
+
 #else
 // ---------------------------------------------------------------- plain vectors
-#ifdef __aarch64__
-constexpr int WIDEST = 16, TALLEST = 6;
-#else
 constexpr int WIDEST = 16, TALLEST = 2;
-#endif
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef float Floats __attribute__((vector_size(64)));
 struct First {
@@ -369,20 +482,61 @@ ALWAYS void store_16(T* at, Lanes q, First f) {
 #define HAGO_AVX512_VNNI
 constexpr bool DOTS_BYTES = true;
 ALWAYS Ints dot_bytes(Ints sum, Ints a, Ints b) { return _mm512_dpbusd_epi32(sum, a, b); }
-ALWAYS Ints flip_signs(Ints a) { return _mm512_xor_si512(a, _mm512_set1_epi8((char)0x80)); }
 #elif defined(HAGO_AVX2) && defined(__AVXVNNI__)
 constexpr bool DOTS_BYTES = true;
 ALWAYS Ints dot_bytes(Ints sum, Ints a, Ints b) {
   return {_mm256_dpbusd_avx_epi32(sum.low, a.low, b.low), _mm256_dpbusd_avx_epi32(sum.high, a.high, b.high)};
 }
-ALWAYS Ints flip_signs(Ints a) {
-  const __m256i top = _mm256_set1_epi8((char)0x80);
-  return {_mm256_xor_si256(a.low, top), _mm256_xor_si256(a.high, top)};
+#elif defined(HAGO_NEON) && defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool DOTS_BYTES = true;
+ALWAYS Ints dot_bytes(Ints sum, Ints a, Ints b) {
+  return by_parts<Ints>([&](int i) {
+    return vusdotq_s32(sum.part[i], vreinterpretq_u8_s32(a.part[i]), vreinterpretq_s8_s32(b.part[i]));
+  });
+}
+#elif defined(HAGO_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#define HAGO_SIGNED
+constexpr bool DOTS_BYTES = true;
+ALWAYS Ints dot_bytes(Ints sum, Ints a, Ints b) {
+  return by_parts<Ints>([&](int i) {
+    return vdotq_s32(sum.part[i], vreinterpretq_s8_s32(a.part[i]), vreinterpretq_s8_s32(b.part[i]));
+  });
+}
+#elif defined(HAGO_PLAIN_BYTES)  // so that what follows from it can be tested on any machine
+constexpr bool DOTS_BYTES = true;
+ALWAYS Ints dot_bytes(Ints sum, Ints a, Ints b) {
+  for (int k = 0; k < 4; ++k) {
+    const Ints x = (Ints)((Unsigned)a << (24 - 8 * k) >> 24), y = b << (24 - 8 * k) >> 24;
+    sum = add(sum, x * y);
+  }
+  return sum;
 }
 #else
 constexpr bool DOTS_BYTES = false;
 ALWAYS Ints dot_bytes(Ints sum, Ints, Ints) { return sum; }
-ALWAYS Ints flip_signs(Ints a) { return a; }
+#endif
+
+// Which bytes are read with their highest bit turned, since the product takes the others.
+#ifdef HAGO_SIGNED
+constexpr bool TURNS_UNSIGNED = true;
+#else
+constexpr bool TURNS_UNSIGNED = false;
+#endif
+#ifdef HAGO_NEON
+ALWAYS Ints turn(Ints a) {
+  return by_parts<Ints>([&](int i) {
+    return vreinterpretq_s32_u8(veorq_u8(vreinterpretq_u8_s32(a.part[i]), vdupq_n_u8(0x80)));
+  });
+}
+#elif defined(HAGO_AVX512)
+ALWAYS Ints turn(Ints a) { return _mm512_xor_si512(a, _mm512_set1_epi8((char)0x80)); }
+#elif defined(HAGO_AVX2)
+ALWAYS Ints turn(Ints a) {
+  const __m256i top = _mm256_set1_epi8((char)0x80);
+  return {_mm256_xor_si256(a.low, top), _mm256_xor_si256(a.high, top)};
+}
+#else
+ALWAYS Ints turn(Ints a) { return a ^ all_ints((int32_t)0x80808080); }
 #endif
 
 // The same for convolutions of every channel by itself.
