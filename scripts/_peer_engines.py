@@ -19,14 +19,27 @@ from torch import Tensor, nn
 
 
 def peer_calls(module: nn.Module, calibration: Tensor, images: Tensor, threads: int) -> Mapping[str, Callable[[], Any]]:
-    """Calls that run the float and the int8 model of each engine on `images`, by name."""
-    calls: dict[str, Callable[[], Any]] = {}
+    """Calls that run the float and the int8 model of each engine on `images`, by name, and torch's own traced model."""
+    calls: dict[str, Callable[[], Any]] = {"traced, channels_last": _traced(module, images)}
     with tempfile.TemporaryDirectory() as folder:
         if _has("onnx", "onnxscript", "onnxruntime"):
             calls |= _onnxruntime(module, calibration, images, threads, Path(folder))
         if _has("openvino", "nncf"):
             calls |= _openvino(module, calibration, images, threads)
     return calls
+
+
+def _traced(module: nn.Module, images: Tensor) -> Callable[[], Any]:
+    laid_out = images.contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        traced = torch.jit.trace(module.to(memory_format=torch.channels_last), laid_out)
+        traced = torch.jit.optimize_for_inference(torch.jit.freeze(traced.eval()))
+
+    def call() -> Any:
+        with torch.no_grad():
+            return traced(laid_out)
+
+    return call
 
 
 def _has(*packages: str) -> bool:
