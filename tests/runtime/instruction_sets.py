@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
-from typing import Final
-
 import pytest
 
-from hago.analysis.processor import instruction_sets
 from hago.runtime.native import library as native
+from hago.runtime.native.instruction_sets import INSTRUCTION_SETS as ALL
+from hago.runtime.native.instruction_sets import largest_set, machine
+from hago.runtime.native.processor import processor_flags
 
-#: By what `HAGO_MAX_CPU_ISA` may say, what the system calls the newest instructions of the set; "" for all that the
-#: processor has.
-NEWEST: Final = {
-    "": (),
-    "SSE41": ("sse4_2",),
-    "AVX2": ("avx2", "fma", "bmi2"),
-    "AVX512_CORE": ("avx512f", "avx512bw", "avx512vl", "avx512dq"),
-    "AVX512_CORE_VNNI": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"),
-}
-INSTRUCTION_SETS: Final = tuple(NEWEST)
+#: The names of the instruction sets of this architecture; "" for the largest that the processor has.
+INSTRUCTION_SETS = ("", *(each.name for each in ALL if each.machine == machine()))
 
 
 def library_for(name: str) -> native.Library:
     """The library for an instruction set; the test is skipped where the machine cannot build or run it."""
-    if shutil.which("c++") is None and native.find_compiler() is None:
+    if native.find_compiler() is None:
         pytest.skip("there is no C++ compiler")
-    missing = [flag for flag in NEWEST[name] if flag not in instruction_sets()]
-    if missing:
-        pytest.skip(f"the processor has no {', '.join(missing)}")
+    found = largest_set(name)
+    if name and (found is None or found.name != name):
+        flags = next(each.flags for each in ALL if each.name == name)
+        pytest.skip(f"the processor has no {', '.join(flag for flag in flags if flag not in processor_flags())}")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("HAGO_NATIVE", raising=False)
-        found = native.library(name or None)
-    assert found.calls is not None, found.why
-    return found
+        library = native.library(name or None)
+    assert library.calls is not None, library.why
+    return library

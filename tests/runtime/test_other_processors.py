@@ -1,9 +1,9 @@
 """The kernels for processors that this machine does not have.
 
 Those for NEON are compiled by a cross compiler and run in an emulator. Products of bytes, which AVX-VNNI and
-AVX512-VNNI have, are run on plain vectors, so that packing, indices and edges are tested on any machine. For AVX-VNNI and AMX the
-object code is built and disassembled, and nothing is run: only a processor that has them can show more. Where a tool
-is missing, the test is skipped and says which.
+AVX512-VNNI have, are run on plain vectors, so that packing, indices and edges are tested on any machine. For AVX-VNNI
+and AMX the object code is built and disassembled, and nothing is run: only a processor that has them can show more.
+Where a tool is missing, the test is skipped and says which.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""The library of native kernels: C++ built once with the machine's compiler, called through ctypes.
+"""The library of native kernels: C++ that a wheel carries, or that the machine's compiler builds once; called through
+ctypes.
 
-The library is built on first use into a folder of the user's (`HAGO_CACHE`, else `XDG_CACHE_HOME`, else
-~/.cache), under a name that holds a hash of the sources, the compiler, the processor and the user. It is synced and
-renamed, so processes that build it at the same time do not disturb each other. A manifest beside it records its size
-and SHA-256, so a file that a full disk, a crash or another user left there is built again instead of loaded. If it
-cannot be built, `library()` gives the reason, and other kernels compute the same results.
+There is one library for each instruction set (`instruction_sets`). Where none was shipped, it is built on first use
+into a folder of the user's (`HAGO_CACHE`, else `XDG_CACHE_HOME`, else ~/.cache), under a name that holds a hash of the
+sources, the compiler, the processor and the user. It is synced and renamed, so processes that build it at the same time
+do not disturb each other. A manifest beside it records its size and SHA-256, so a file that a full disk, a crash or
+another user left there is built again instead of loaded. If it cannot be built, `library()` gives the reason, and other
+kernels compute the same results.
 
-The kernels use the instruction sets of this processor (cpp/lanes.h); `HAGO_MAX_CPU_ISA` names the largest set that they
-may use, as `ONEDNN_MAX_CPU_ISA` does for oneDNN.
+`HAGO_MAX_CPU_ISA` names the largest instruction set that kernels may use, as `ONEDNN_MAX_CPU_ISA` does for oneDNN.
 
 The structures mirror cpp/rows.h, cpp/conv.h, cpp/pool_window.h, cpp/multiply.cpp and cpp/matmul.cpp field by field.
 """
@@ -24,12 +25,15 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hago.errors import LogError, warn
+from hago.runtime.native.instruction_sets import InstructionSet, largest_set
+from hago.runtime.native.processor import cpu_lines
 from hago.serialization.json_text import canonical, parse_json, replace_file
 
 SOURCES: Final = Path(__file__).parent / "cpp"
@@ -38,13 +42,8 @@ OPTIONS: Final = (
     *("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
-#: The compiler's name of the processor, by what `HAGO_MAX_CPU_ISA` may say; without it, the processor is this one.
-INSTRUCTION_SETS: Final = {
-    "SSE41": "x86-64-v2",
-    "AVX2": "x86-64-v3",
-    "AVX512_CORE": "x86-64-v4",
-    "AVX512_CORE_VNNI": "cascadelake",
-}
+#: The libraries that a wheel carries, one for each instruction set; absent where hago is installed from its sources.
+SHIPPED: Final = Path(__file__).parent / "built"
 #: In seconds.
 COMPILE_TIMEOUT: Final = 300
 #: The storage types, by the name of their dtype: `enum Type` of cpp/rows.h.
@@ -223,7 +222,12 @@ _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The loaded library, or the reason why there is none."""
+    """The loaded library, or the reason why there is none.
+
+    Args:
+        calls: its functions; None where there is none.
+        why: where it comes from and its instruction set, or why there is none.
+    """
 
     calls: Any
     why: str
@@ -239,11 +243,19 @@ def library(instruction_set: str | None = None) -> Library:
     """The library, built on first use and loaded once per process.
 
     Args:
-        instruction_set: one of `INSTRUCTION_SETS` that this processor has; by default that of `HAGO_MAX_CPU_ISA`, else
-            all that the processor has.
+        instruction_set: the name of the largest instruction set that it may use; by default what `HAGO_MAX_CPU_ISA`
+            says, else all that the processor has.
+
+    Raises:
+        HagoError: this architecture has no such instruction set.
     """
+    target = largest_set(instruction_set)
     try:
-        calls = ctypes.CDLL(str(build(instruction_set)))
+        if os.environ.get("HAGO_NATIVE") == "0":
+            raise OSError("switched off by HAGO_NATIVE=0")
+        shipped = None if target is None else SHIPPED / target.file_name
+        from_wheel = shipped is not None and shipped.is_file()
+        calls = ctypes.CDLL(str(shipped if from_wheel else build(target)))
     except (OSError, subprocess.SubprocessError, LogError) as error:
         lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
         why = next((line for line in lines if "error" in line), lines[-1])[:200]
@@ -257,7 +269,8 @@ def library(instruction_set: str | None = None) -> Library:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(calls, name)
         function.argtypes, function.restype = arguments, None if arguments and arguments[0] is c_void_p else c_int
-    return Library(calls, "built from source on this machine")
+    origin = "shipped with hago" if from_wheel else "built from source on this machine"
+    return Library(calls, f"{origin}, for {'this processor' if target is None else target.name}")
 
 
 def find_compiler() -> str | None:
@@ -265,25 +278,23 @@ def find_compiler() -> str | None:
     return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
-def build(instruction_set: str | None = None) -> Path:
-    """The path of the built library.
+def build(target: InstructionSet | None) -> Path:
+    """The path of the library that is built here.
 
     Args:
-        instruction_set: as in `library`.
+        target: the instruction set; None for what the compiler finds.
 
     Raises:
-        OSError: there is no compiler, or the folder cannot be written, or cannot be trusted, or there is no such
-            instruction set.
+        OSError: there is no compiler, or the folder cannot be written, or cannot be trusted.
         subprocess.SubprocessError: the compiler fails.
         LogError: the manifest cannot be written.
     """
-    if os.environ.get("HAGO_NATIVE") == "0":
-        raise OSError("switched off by HAGO_NATIVE=0")
     compiler = find_compiler()
     if compiler is None:
         raise OSError("no C++ compiler on this machine (c++, g++ or clang++)")
-    folder, target = cache_folder(), f"-march={_target(instruction_set)}"
-    manifest = folder / f"kernels-{_fingerprint(compiler, target)}.json"
+    options = ("-march=native",) if target is None else (*target.options, "-mtune=native")
+    folder = cache_folder()
+    manifest = folder / f"kernels-{_fingerprint(compiler, options)}.json"
     if (kept := _kept(manifest)) is not None:
         return kept
     folder.mkdir(parents=True, exist_ok=True)
@@ -294,7 +305,7 @@ def build(instruction_set: str | None = None) -> Path:
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as place:
         built = Path(place) / "kernels.so"
         sources = sorted(map(str, SOURCES.glob("*.cpp")))
-        command = [compiler, *OPTIONS, target, *sources, "-o", str(built)]
+        command = [compiler, *OPTIONS, *options, *sources, "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT)
         built.chmod(0o755)
         digest, size = _sha256(built), built.stat().st_size
@@ -358,7 +369,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hago"
 
 
-def _fingerprint(compiler: str, target: str) -> str:
+def _fingerprint(compiler: str, options: Sequence[str]) -> str:
     """A hash of the sources, the options, the compiler, the processor and the user."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
@@ -367,28 +378,13 @@ def _fingerprint(compiler: str, target: str) -> str:
         [compiler, "--version"], check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT
     )
     user = os.getuid() if hasattr(os, "getuid") else 0
-    digest.update(repr((OPTIONS, target, compiler, version.stdout, platform.machine(), _processor(), user)).encode())
+    digest.update(repr((OPTIONS, options, compiler, version.stdout, platform.machine(), _processor(), user)).encode())
     return digest.hexdigest()[:16]
-
-
-def _target(instruction_set: str | None) -> str:
-    """The compiler's name of the processor that the library is built for.
-
-    Raises:
-        OSError: `HAGO_MAX_CPU_ISA` names no instruction set.
-    """
-    named = instruction_set or os.environ.get("HAGO_MAX_CPU_ISA")
-    if not named:
-        return "native"
-    if named.upper() not in INSTRUCTION_SETS:
-        raise OSError(f"HAGO_MAX_CPU_ISA is {named[:40]!r}; it takes {', '.join(INSTRUCTION_SETS)}")
-    return INSTRUCTION_SETS[named.upper()]
 
 
 def _processor() -> str:
     """The processor's instruction sets, as far as the system lists them. Several machines may share a cache."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
+    lines = cpu_lines()
+    if not lines:
         return platform.processor()
     return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

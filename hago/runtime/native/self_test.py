@@ -52,6 +52,7 @@ class ExactKernels:
 
     Args:
         calls: the library of native kernels, or None.
+        why: where the library comes from and its instruction set, or why there is none.
         passes, conv: its passes over whole values, and its convolution.
         tiles: that convolution on matrix tiles.
         words: that convolution of 16-bit activations.
@@ -61,6 +62,7 @@ class ExactKernels:
     """
 
     calls: Any
+    why: str
     passes: Verdict
     conv: Verdict
     tiles: Verdict
@@ -89,10 +91,10 @@ class ExactKernels:
 
     def __str__(self) -> str:
         parts = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in self.verdicts.items()]
-        return "; ".join(parts)
+        return "; ".join([f"kernels {self.why}" if self.calls is not None else f"no kernels ({self.why})", *parts])
 
 
-NOTHING: Final = ExactKernels(None, *[Verdict(False, "switched off")] * 7)
+NOTHING: Final = ExactKernels(None, "switched off", *[Verdict(False, "switched off")] * 7)
 
 
 @functools.cache
@@ -117,7 +119,8 @@ def examine(library: native.Library) -> ExactKernels:
     onednn = check_sums(onednn_conv)
     fused = check_fused(onednn_fused) if onednn.exact else onednn
     products = check_products(library.calls) if passes.exact else passes
-    return ExactKernels(library.calls if passes.exact else None, passes, conv, tiles, words, onednn, fused, products)
+    calls, why = (library.calls, library.why) if passes.exact else (None, passes.why)
+    return ExactKernels(calls, why, passes, conv, tiles, words, onednn, fused, products)
 
 
 # ---------------------------------------------------------------- tests
