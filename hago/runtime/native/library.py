@@ -68,7 +68,8 @@ class RequantizeParams(ctypes.Structure):
         form: AS_IS, RATIO, MULTIPLIER, TO_REAL or TWO_STAGE.
         rounding: an index in ROUNDINGS.
         wide: whether the range is more than float32 holds.
-        plain: whether it is a ratio, rounded half to even into a range that float32 holds.
+        plain: whether kernels compute it in vectors: a ratio that is rounded half to even into a range that float32
+            holds, a multiplier and a shift of 32 or more that round half up, or two stages that shift by 31 or more.
         ratio, multiplier, shift: arrays with an entry per channel.
         low, high: the range, in float64.
         least, most: the same in float32, where float32 holds it.

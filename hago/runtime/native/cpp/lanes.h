@@ -86,6 +86,32 @@ ALWAYS Ints all_packed(const void* at) {
   return _mm512_set1_epi32(four);
 }
 
+// (c * m + 2**30) >> 31, where it fits.
+ALWAYS Ints doubling_high(Ints c, Ints m) {
+  const __m512i half = _mm512_set1_epi64(1 << 30);
+  const __m512i even = _mm512_add_epi64(_mm512_mul_epi32(c, m), half);
+  const __m512i odd = _mm512_mul_epi32(_mm512_srli_epi64(c, 32), _mm512_srli_epi64(m, 32));
+  return _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 31), _mm512_slli_epi64(_mm512_add_epi64(odd, half), 1));
+}
+// c * m / 2**n, halves up, n from 32 to 62.
+ALWAYS Ints multiply_shift(Ints c, Ints m, Ints n) {
+  const __m512i one = _mm512_set1_epi64(1), n_even = _mm512_and_si512(n, _mm512_set1_epi64(0xff));
+  const __m512i n_odd = _mm512_srli_epi64(n, 32);
+  const __m512i even = _mm512_add_epi64(_mm512_mul_epi32(c, m), _mm512_sllv_epi64(one, _mm512_sub_epi64(n_even, one)));
+  const __m512i odd = _mm512_add_epi64(_mm512_mul_epi32(_mm512_srli_epi64(c, 32), _mm512_srli_epi64(m, 32)),
+                                       _mm512_sllv_epi64(one, _mm512_sub_epi64(n_odd, one)));
+  const Ints high = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
+  return _mm512_srav_epi32(high, subtract(n, all_ints(32)));
+}
+// h / 2**n, halves away from zero, n from 0 to 31.
+ALWAYS Ints shift_away(Ints h, Ints n) {
+  const Ints one = all_ints(1), mask = subtract(_mm512_sllv_epi32(one, n), one);
+  const Ints half = add(_mm512_srli_epi32(mask, 1), _mm512_srli_epi32(h, 31));
+  const __mmask16 more = _mm512_cmpgt_epi32_mask(_mm512_and_si512(h, mask), half);
+  const Ints down = _mm512_srav_epi32(h, n);
+  return _mm512_mask_add_epi32(down, more, down, one);
+}
+
 inline __mmask64 first_bytes(int n) { return n >= 64 ? ~0ull : (1ull << n) - 1; }
 
 #ifdef __AVX512VNNI__
@@ -197,6 +223,36 @@ ALWAYS void store_64(uint8_t* to, Ints a, Ints b, Ints c, Ints d) {
   store_16(to + 32, c, All{});
   store_16(to + 48, d, All{});
 }
+
+ALWAYS __m256i doubling_high(__m256i c, __m256i m) {
+  const __m256i half = _mm256_set1_epi64x(1 << 30);
+  const __m256i even = _mm256_add_epi64(_mm256_mul_epi32(c, m), half);
+  const __m256i odd = _mm256_mul_epi32(_mm256_srli_epi64(c, 32), _mm256_srli_epi64(m, 32));
+  return _mm256_blend_epi32(_mm256_srli_epi64(even, 31), _mm256_slli_epi64(_mm256_add_epi64(odd, half), 1), 0xaa);
+}
+ALWAYS __m256i multiply_shift(__m256i c, __m256i m, __m256i n) {
+  const __m256i one = _mm256_set1_epi64x(1), n_even = _mm256_and_si256(n, _mm256_set1_epi64x(0xff));
+  const __m256i n_odd = _mm256_srli_epi64(n, 32);
+  const __m256i even = _mm256_add_epi64(_mm256_mul_epi32(c, m), _mm256_sllv_epi64(one, _mm256_sub_epi64(n_even, one)));
+  const __m256i odd = _mm256_add_epi64(_mm256_mul_epi32(_mm256_srli_epi64(c, 32), _mm256_srli_epi64(m, 32)),
+                                       _mm256_sllv_epi64(one, _mm256_sub_epi64(n_odd, one)));
+  const __m256i high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+  return _mm256_srav_epi32(high, _mm256_sub_epi32(n, _mm256_set1_epi32(32)));
+}
+ALWAYS __m256i shift_away(__m256i h, __m256i n) {
+  const __m256i one = _mm256_set1_epi32(1), mask = _mm256_sub_epi32(_mm256_sllv_epi32(one, n), one);
+  const __m256i half = _mm256_add_epi32(_mm256_srli_epi32(mask, 1), _mm256_srli_epi32(h, 31));
+  const __m256i more = _mm256_cmpgt_epi32(_mm256_and_si256(h, mask), half);
+  return _mm256_sub_epi32(_mm256_srav_epi32(h, n), more);
+}
+// (c * m + 2**30) >> 31, where it fits.
+ALWAYS Ints doubling_high(Ints c, Ints m) { return {doubling_high(c.low, m.low), doubling_high(c.high, m.high)}; }
+// c * m / 2**n, halves up, n from 32 to 62.
+ALWAYS Ints multiply_shift(Ints c, Ints m, Ints n) {
+  return {multiply_shift(c.low, m.low, n.low), multiply_shift(c.high, m.high, n.high)};
+}
+// h / 2**n, halves away from zero, n from 0 to 31.
+ALWAYS Ints shift_away(Ints h, Ints n) { return {shift_away(h.low, n.low), shift_away(h.high, n.high)}; }
 
 ALWAYS void widen_16(__m256i words, int16_t zero, int16_t* to) {
   _mm256_storeu_si256((__m256i*)to, _mm256_sub_epi16(words, _mm256_set1_epi16(zero)));
@@ -323,6 +379,27 @@ ALWAYS Ints all_packed(const void* at) {
   return all_ints(four);
 }
 
+// (c * m + 2**30) >> 31, where it fits.
+ALWAYS Ints doubling_high(Ints c, Ints m) {
+  return by_parts<Ints>([&](int i) { return vqrdmulhq_s32(c.part[i], m.part[i]); });
+}
+// c * m / 2**n, halves up, n from 32 to 62.
+ALWAYS Ints multiply_shift(Ints c, Ints m, Ints n) {
+  return by_parts<Ints>([&](int i) {
+    const int32x4_t x = c.part[i], y = m.part[i], by = vnegq_s32(n.part[i]);
+    const int64x2_t low = vrshlq_s64(vmull_s32(vget_low_s32(x), vget_low_s32(y)), vmovl_s32(vget_low_s32(by)));
+    const int64x2_t high = vrshlq_s64(vmull_high_s32(x, y), vmovl_high_s32(by));
+    return vmovn_high_s64(vmovn_s64(low), high);
+  });
+}
+// h / 2**n, halves away from zero, n from 0 to 31.
+ALWAYS Ints shift_away(Ints h, Ints n) {
+  return by_parts<Ints>([&](int i) {
+    const int32x4_t by = vnegq_s32(n.part[i]), x = h.part[i];
+    return vrshlq_s32(vqaddq_s32(x, vshrq_n_s32(vandq_s32(x, by), 31)), by);  // halves of negative ones down
+  });
+}
+
 ALWAYS void widen_8(int16x8_t words, int16_t zero, int16_t* to) { vst1q_s16(to, vsubq_s16(words, vdupq_n_s16(zero))); }
 ALWAYS void widen_32(const uint8_t* from, int16_t zero, int16_t* to) {
   for (int i = 0; i < 32; i += 8) widen_8(vreinterpretq_s16_u16(vmovl_u8(vld1_u8(from + i))), zero, to + i);
@@ -419,6 +496,24 @@ ALWAYS Ints all_packed(const void* at) {
 ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) {
   const Ints low = ((a << 16) >> 16) * ((b << 16) >> 16), high = (a >> 16) * (b >> 16);
   return add(sum, add(low, high));
+}
+
+// (c * m + 2**30) >> 31, where it fits.
+ALWAYS Ints doubling_high(Ints c, Ints m) {
+  Ints h;
+  for (int i = 0; i < LANES; ++i) h[i] = (int32_t)(((int64_t)c[i] * m[i] + (1 << 30)) >> 31);
+  return h;
+}
+// c * m / 2**n, halves up, n from 32 to 62.
+ALWAYS Ints multiply_shift(Ints c, Ints m, Ints n) {
+  Ints q;
+  for (int i = 0; i < LANES; ++i) q[i] = (int32_t)(((int64_t)c[i] * m[i] + ((int64_t)1 << (n[i] - 1))) >> n[i]);
+  return q;
+}
+// h / 2**n, halves away from zero, n from 0 to 31.
+ALWAYS Ints shift_away(Ints h, Ints n) {
+  const Ints mask = (Ints)(((Unsigned)all_ints(1) << (Unsigned)n) - 1u), half = (mask >> 1) - (h >> 31);
+  return (h >> n) - ((h & mask) > half);
 }
 
 template <typename T>

@@ -4,7 +4,7 @@
 #include "rows.h"
 
 inline bool is_plain(const Move& m) {
-  return (m.form == AS_IS || (m.form == RATIO && m.plain)) && (!m.first || (m.first->form == RATIO && m.first->plain));
+  return (m.form == AS_IS || m.plain) && (!m.first || m.first->plain);
 }
 
 // Whether `finish_tile` can stand for `finish`.
@@ -22,7 +22,8 @@ enum EndForm { QUICK, RAW, ANY };
 inline EndForm end_form_of(const Tail& t) {
   const Output& o = t.output[0];
   if (!is_plain(t) || t.adds || t.clamps || t.outputs != 1) return ANY;
-  if (o.move.form == RATIO && o.type <= I8) return QUICK;
+  const bool ratios = o.move.form == RATIO && (!o.move.first || o.move.first->form == RATIO);
+  if (ratios && o.type <= I8) return QUICK;
   return o.move.form == AS_IS && o.type == I32 && o.zero == 0 && !o.move.first ? RAW : ANY;
 }
 
@@ -32,26 +33,33 @@ inline Ints scaled(Ints c, Floats ratio, Floats least, Floats most) {
   return to_ints(smaller(larger(v, least), most));
 }
 
-// A ratio in registers.
-struct Ratio {
-  const float* ratios;
-  Floats least, most;
+// One step of a plain Move, with its range in registers.
+struct Scaling {
+  const Move& m;
+  const Floats least, most;
+  const Ints low, high;
 
-  explicit Ratio(const Move& m) : ratios(m.ratio), least(all_floats(m.least)), most(all_floats(m.most)) {}
+  explicit Scaling(const Move& m)
+      : m(m), least(all_floats(m.least)), most(all_floats(m.most)), low(all_ints((int32_t)m.low)),
+        high(all_ints((int32_t)m.high)) {}
 
-  Ints operator()(Ints c, int channel) const {
-    return scaled(c, load_floats(ratios + channel), least, most);
+  ALWAYS Ints operator()(Ints c, int channel) const {
+    if (m.form == RATIO) return scaled(c, load_floats(m.ratio + channel), least, most);
+    const Ints by = load_ints(m.multiplier + channel), shift = load_ints(m.shift + channel);
+    if (m.form == TWO_STAGE) c = shift_away(doubling_high(c, by), subtract(shift, all_ints(31)));
+    else c = multiply_shift(c, by, shift);
+    return smaller(larger(c, low), high);
   }
 };
 
 // A plain Move in registers.
 struct Plain {
-  const Ratio first, last;
+  const Scaling first, last;
   const bool as_is, twice;
 
   explicit Plain(const Move& m) : first(m.first ? *m.first : m), last(m), as_is(m.form == AS_IS), twice(m.first) {}
 
-  Ints operator()(Ints c, int channel) const {
+  ALWAYS Ints operator()(Ints c, int channel) const {
     if (as_is) return c;
     if (twice) c = first(c, channel);
     return last(c, channel);
