@@ -72,7 +72,7 @@ def onnxruntime_outputs(asset: Asset) -> Tensor:
     names = [f"input_{i}" for i in range(len(asset.calibration[0]))]
     with tempfile.TemporaryDirectory() as folder:
         real = Path(folder) / "float.onnx"
-        _export(asset.module, tuple(t[:2] for t in asset.calibration[0]), names, str(real))
+        export_onnx(asset.module, tuple(t[:2] for t in asset.calibration[0]), names, str(real))
         path = static_file(real, names, asset.calibration)
         options = SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -119,7 +119,7 @@ def static_file(real: Path, names: Sequence[str], calibration: Sequence[Samples]
     return integer
 
 
-def _export(module: nn.Module, example: Samples, names: list[str], path: str) -> None:
+def export_onnx(module: nn.Module, example: Samples, names: list[str], path: str) -> None:
     """Write an ONNX file with a dynamic batch."""
     shapes = tuple({0: torch.export.Dim("batch")} for _ in example)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # torchvision is not needed

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from _bare_calls import macs_alone, whole_network
 from _networks import NETWORKS, with_statistics
+from _peer_engines import peer_calls
 from _timing import float_forward, interleaved, ratio
 from torch import Tensor, nn
 
@@ -31,7 +32,7 @@ from hago.arithmetic.equality import count_differing
 from hago.errors import InfeasibleBits
 from hago.plan import Plan
 from hago.runtime import IntegerModel, float_bytes, save_plan
-from hago.runtime.native import Executor, exact_kernels
+from hago.runtime.native import Executor, FastModel, exact_kernels
 from hago.runtime.native.allocator import keep_freed_memory
 from hago.runtime.native.self_test import Verdict
 from hago.search import QuantizationOptions, prepare
@@ -61,6 +62,9 @@ def main() -> None:
         action="store_true",
         help="and without any convolution of our own, on oneDNN where exact: slow",
     )
+    parser.add_argument(
+        "--peers", action="store_true", help="the float and int8 models of ONNX Runtime and OpenVINO too"
+    )
     parser.add_argument("--explain", action="store_true", help="which kernel runs each node")
     options = parser.parse_args()
     if options.keep_freed_memory:
@@ -83,7 +87,8 @@ class Measured:
         self.name, self.options = name, options
         self.clock = time.process_time if options.cpu else time.perf_counter
         images = torch.randn(8, 3, options.size, options.size)
-        self.graph = from_torch(with_statistics(NETWORKS[name](), images), (images[:2],))
+        self.images, self.module = images, with_statistics(NETWORKS[name](), images)
+        self.graph = from_torch(self.module, (images[:2],))
         self.prepared = {
             s: prepare(self.graph, HARDWARE, [images], QuantizationOptions(estimator=e)) for s, e in SCALES.items()
         }
@@ -95,7 +100,7 @@ class Measured:
     def speed(self, batch: int, threads: int) -> None:
         """Forward passes of one batch size."""
         images = torch.randn(batch, 3, self.options.size, self.options.size)
-        models = {scales: Executor(plan) for scales, plan in self.plans.items()}
+        models = {scales: FastModel(plan) for scales, plan in self.plans.items()}
         parts: dict[str, Callable[[], Any]] = {"float": float_forward(self.graph, [[images]])}
         parts |= {scales: partial(model.run, [images]) for scales, model in models.items()}
         plan = self.plans["power-of-two scales"]
@@ -105,8 +110,11 @@ class Measured:
                     plan, using=replace(exact_kernels(), **{name: Verdict(False, "left out to measure the rest")})
                 )
                 parts[f"without {name}"] = partial(left.run, [images])
-        parts[LAYERS] = macs_alone(plan, batch)
-        parts[WHOLE] = whole_network(plan, images)
+        if exact_kernels().onednn.exact:  # elsewhere its sums are others, and its kernels too
+            parts[LAYERS] = macs_alone(plan, batch)
+            parts[WHOLE] = whole_network(plan, images)
+        if self.options.peers:
+            parts |= peer_calls(self.module, self.images, images, threads)
         if self.options.compile:
             parts["compiled integer model"] = partial(torch.compile(Whole(models["power-of-two scales"])), images)
         seconds = interleaved(parts, self.options.rounds, self.clock)
@@ -114,8 +122,10 @@ class Measured:
         print(f"{self.name}, batch {batch}, {threads} threads: float forward {middle:.1f} ms")
         for part in list(parts)[1:]:
             print(f"  {part:24} {ratio(seconds, part, 'float')} of float", end="")
-            print(f", {ratio(seconds, part, WHOLE)} of the whole network in bare calls", end="")
-            print(f", {ratio(seconds, part, LAYERS)} of oneDNN's layers alone", flush=True)
+            if WHOLE in parts:
+                print(f", {ratio(seconds, part, WHOLE)} of the whole network in bare calls", end="")
+                print(f", {ratio(seconds, part, LAYERS)} of oneDNN's layers alone", end="")
+            print(flush=True)
         for scales, plan in self.plans.items():
             wrong = differences(plan, models[scales], images[:COMPARED])
             print(f"  {scales}: {wrong} values differ from the reference engine", flush=True)
@@ -143,9 +153,9 @@ class Measured:
 
 
 class Whole(nn.Module):
-    """An executor as a module."""
+    """An integer model on flat inputs as a module."""
 
-    def __init__(self, model: Executor) -> None:
+    def __init__(self, model: FastModel) -> None:
         super().__init__()
         self.model = model
 
@@ -154,7 +164,7 @@ class Whole(nn.Module):
         return self.model.run([images])
 
 
-def differences(plan: Plan, model: Executor, images: Tensor) -> int:
+def differences(plan: Plan, model: FastModel, images: Tensor) -> int:
     """In how many output values both engines differ."""
     pairs = zip(model.run([images]), IntegerModel(plan).run([images]), strict=True)
     return sum(count_differing(a, b) for a, b in pairs)

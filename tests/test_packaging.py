@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from hago.runtime.native.instruction_sets import largest_set
+
 ROOT = Path(__file__).parents[1]
 #: What the source distribution is built from.
 SOURCES = ("hago", "hardware_specs", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
@@ -85,8 +87,11 @@ def wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(wheel, tmp_path_factory.mktemp("environment"))
+
+
+def install(wheel: Path, folder: Path) -> Path:
     """The folder of the commands of a new environment with the wheel, and the packages of this one but hago."""
-    folder = tmp_path_factory.mktemp("environment")
     run([sys.executable, "-m", "venv", str(folder)], folder)
     python = folder / "bin" / "python"
     run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)], folder)
@@ -128,6 +133,42 @@ def test_an_installed_hago_works_in_another_folder(installed: Path, tmp_path: Pa
     assert chips == {p.stem for p in (ROOT / "hardware_specs").glob("*.json")}
     quantized = json.loads(run([hago, "quantize", *MODEL, "--json"], tmp_path))
     assert (tmp_path / quantized["strategy"]).exists()
+
+
+RUNS_ON_KERNELS = """
+import json
+import hago, zoo
+from hago.runtime.native import exact_kernels
+quantized = hago.quantize(zoo.net().eval(), "x86_vnni", zoo.batches())
+table = quantized.realize().explain()
+print(json.dumps({"why": exact_kernels().why, "kernels": table.kernels}))
+"""
+
+
+def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
+    target = largest_set()
+    if target is None or shutil.which("g++") is None or shutil.which("readelf") is None:
+        pytest.skip("no g++ or readelf, or the system does not say what the processor has")
+    script = ROOT / "scripts" / "build_wheel.py"
+    build_it = [sys.executable, str(script), "--out", str(tmp_path / "dist"), "--sets", target.name]
+    here = {**os.environ, "PYTHONPATH": str(ROOT)}
+    out = subprocess.run(build_it, env=here, check=True, capture_output=True, text=True, timeout=300).stdout
+    wheel = Path(out.strip().splitlines()[-1])
+    assert re.fullmatch(rf"hago-[\d.]+-py3-none-manylinux_2_\d+_{target.machine}\.whl", wheel.name)
+    environment, work = tmp_path / "environment", tmp_path / "work"
+    environment.mkdir()
+    work.mkdir()
+    commands = install(wheel, environment)
+    (work / "zoo.py").write_text(ZOO, "utf-8")
+    # neither a compiler nor a folder for what it would build
+    variables = {"PATH": str(commands), "HAGO_CACHE": str(tmp_path / "none"), "HOME": str(tmp_path)}
+    command = [str(commands / "python"), "-W", "error::UserWarning", "-c", RUNS_ON_KERNELS]
+    done = subprocess.run(command, cwd=work, env=variables, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["why"] == f"shipped with hago, for {target.name}"
+    assert found["kernels"]["native conv"] == 2
+    assert not (tmp_path / "none").exists()
 
 
 # ---------------------------------------------------------------- extras

@@ -130,12 +130,11 @@ NEEDED: Final = {
 OTHERS: Final[Mapping[str, str]] = {
     "hago.cli._drop_stdout": SYSTEM,
     "hago.runtime.native.library._fingerprint": SHIPPED,
-    "hago.runtime.native.library._processor": SYSTEM,
     "hago.runtime.native.library.build": "the library that it built",
     "hago.serialization.json_text._remove_stale": "temporary files of its own",
     "hago.serialization.json_text.replace_file": "the file that it writes",
     "hago.serialization.json_text.sync_folder": "the folder of a file that it wrote",
-    "hago.analysis.processor.cpu_lines": SYSTEM,
+    "hago.runtime.native.processor.cpu_lines": SYSTEM,
     "hago.study.log.LogFile.__init__": "the log that it is given; `start` parses it",
     "hago.study.log.LogFile._read": "the same",
     "hago.searchers.optuna._steps": "not a file: it opens a storage that the user named",

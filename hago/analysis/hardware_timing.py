@@ -22,7 +22,6 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor, nn
 
-from hago.analysis.processor import cpu_lines, processor_name
 from hago.arithmetic.types import SimQ
 from hago.cost import node_macs
 from hago.errors import HagoError, HardwareError
@@ -31,7 +30,7 @@ from hago.hardware import Hardware, OpDesc, check_hardware, hardware_from_docume
 from hago.importing import HardwareLike, as_hardware
 from hago.ops import OPS
 from hago.plan import Plan
-from hago.runtime.native import Executor, conversion, exact_kernels
+from hago.runtime.native import Executor, conversion, cpu_lines, exact_kernels, processor_name
 from hago.search import QuantizationOptions, prepare
 from hago.serialization.summary import Summarized, Summary
 from hago.serialization.text_table import table

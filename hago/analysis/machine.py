@@ -18,9 +18,8 @@ from typing import Any, Final
 
 import torch
 
-from hago.analysis.processor import instruction_sets, processor_name
 from hago.errors import HagoWarning
-from hago.runtime.native import cache_folder, exact_kernels, find_compiler
+from hago.runtime.native import cache_folder, exact_kernels, find_compiler, machine, processor_flags, processor_name
 from hago.serialization.text_table import table, wrapped
 from hago.version import VERSION
 
@@ -28,8 +27,8 @@ from hago.version import VERSION
 REQUIRED: Final = ("torch", "numpy", "scipy", "optuna", "jsonschema", "tqdm")
 #: The instruction sets that kernels use, by architecture as `platform.machine` names it in lower case.
 _USED_SETS: Final[Mapping[str, tuple[str, ...]]] = {
-    "x86_64": ("avx2", "fma", "avx512f", "avx512vbmi", "avx512_vnni", "amx_tile", "amx_int8"),
-    "aarch64": ("asimd", "asimddp", "i8mm", "sve"),
+    "x86_64": ("sse4_2", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512vbmi", "amx_tile", "amx_int8"),
+    "aarch64": ("asimd", "asimddp", "i8mm"),
 }
 #: What each kernel of `hago.runtime.native.ExactKernels` computes.
 _KERNELS_COMPUTE: Final[Mapping[str, str]] = {
@@ -41,6 +40,12 @@ _KERNELS_COMPUTE: Final[Mapping[str, str]] = {
     "oneDNN": "convolutions and products, where no native ones run",
     "oneDNN, fused": "the same with a requantization by a power of two",
 }
+
+#: What `hago doctor` advises where none of hago's kernels runs.
+_HOW_TO_GET_KERNELS: Final = (
+    "To get hago's kernels, install a C++ compiler with OpenMP (g++ or clang++), or a wheel that carries them, which",
+    "scripts/build_wheel.py builds; HAGO_NATIVE=0 must not be set.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ class MachineReport:
         versions: of Python, hago and the packages that it requires; None for one that is missing.
         compiler: the path and the version of the C++ compiler; None if there is none.
         cache: the folder of built kernels.
-        library: "built", or why there is no library of native kernels.
+        library: where the library of native kernels comes from and its instruction set, or why there is none.
         kernels: one per kind of kernels, all of which were tested against exact integers.
         extras: the versions of the packages of each extra, by name; None for a package that is missing.
     """
@@ -175,6 +180,7 @@ class MachineReport:
             *table(("kernels", "run", "for"), rows),
             "Those that run were tested just now against exact integers. Without the others, integer models give the",
             "same outputs, more slowly.",
+            *([] if any(k.runs for k in self.kernels if k.name.startswith("native")) else _HOW_TO_GET_KERNELS),
         ]
 
     def _extra_lines(self) -> list[str]:
@@ -198,7 +204,7 @@ def examine_machine() -> MachineReport:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HagoWarning)  # that kernels cannot be built, which the report says
         kernels = exact_kernels()
-    sets, used = instruction_sets(), _USED_SETS.get(platform.machine().lower(), ())
+    sets, used = processor_flags(), _USED_SETS.get(machine(), ())
     compiler = find_compiler()
     return MachineReport(
         platform=platform.platform(terse=True),
@@ -209,7 +215,7 @@ def examine_machine() -> MachineReport:
         versions={"Python": platform.python_version(), "hago": VERSION, **{name: _version(name) for name in REQUIRED}},
         compiler=None if compiler is None else (compiler, _compiler_version(compiler)),
         cache=str(cache_folder()),
-        library="built" if kernels.passes.exact else kernels.passes.why,
+        library=kernels.why,
         kernels=tuple(KernelState(name, v.exact, v.why) for name, v in kernels.verdicts.items()),
         extras={extra.name: {name: _version(name) for name in extra.packages} for extra in EXTRAS},
     )

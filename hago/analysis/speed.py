@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from hago.analysis.hardware_timing import SLICE
-from hago.analysis.processor import processor_name
 from hago.data import Batches
 from hago.errors import HagoError
 from hago.graph import channels_last, compute_real, run_graph
 from hago.plan import Plan
-from hago.runtime.native import Executor
+from hago.runtime.native import Executor, processor_name
 from hago.serialization.text_table import table, wrapped
 
 #: The batch sizes that are timed by default.

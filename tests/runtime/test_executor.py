@@ -24,9 +24,10 @@ from hago.graph.graph import Graph
 from hago.hardware.hardware import Hardware
 from hago.plan.plan import Plan
 from hago.runtime.native.executor import Executor, FastModel, named_engine
-from hago.runtime.native.self_test import NOTHING, ExactKernels, Verdict, exact_kernels
+from hago.runtime.native.self_test import NOTHING, ExactKernels, Verdict, exact_kernels, examine
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
+from runtime.instruction_sets import INSTRUCTION_SETS, library_for
 
 
 def check(plan: Plan, inputs: list[Tensor], constant_cache: KernelConstantCache | None = None) -> Executor:
@@ -225,15 +226,25 @@ def _variants() -> dict[str, ExactKernels]:
 
 @pytest.mark.parametrize("variant", ["oneDNN", "oneDNN, sums only", "oneDNN alone"])
 def test_random_networks_on_other_kernels(variant: str) -> None:
-    for seed in range(130, 136):
+    check_random_networks(_variants()[variant])
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_random_networks_with_other_instructions(instruction_set: str) -> None:
+    kernels = examine(library_for(instruction_set))
+    assert kernels.passes.exact and kernels.conv.exact and kernels.words.exact and kernels.products.exact
+    check_random_networks(kernels)
+
+
+def check_random_networks(kernels: ExactKernels) -> None:
+    """The integers of networks of all ops are those of the reference engine."""
+    for seed in range(130, 138):
         rng, graph = random.Random(seed), random_graph(seed)
         data = random_inputs(graph, seed)
         resolver = resolver_of(graph, EVERY[rng.choice(sorted(EVERY))], data, "power2_range")
         for bits in islice(points(resolver.space, seed), 2):
             plan, x = resolver(bits), random_inputs(graph, seed + 1, size=4.0)
-            for fast, exact in zip(
-                Executor(plan, using=_variants()[variant]).run(x), IntegerModel(plan).run(x), strict=True
-            ):
+            for fast, exact in zip(Executor(plan, using=kernels).run(x), IntegerModel(plan).run(x), strict=True):
                 assert count_differing(fast, exact) == 0
 
 

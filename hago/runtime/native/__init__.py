@@ -1,8 +1,10 @@
 """The integer model on the fastest kernels that are exact on this machine: selection, lowering, code and execution."""
 
 from hago.runtime.native.executor import ENGINES, Executor, FastModel, named_engine
+from hago.runtime.native.instruction_sets import machine
 from hago.runtime.native.library import cache_folder, find_compiler
 from hago.runtime.native.lowering import conversion
+from hago.runtime.native.processor import cpu_lines, processor_flags, processor_name
 from hago.runtime.native.self_test import ExactKernels, exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
 
@@ -14,7 +16,11 @@ __all__ = [
     "KernelConstantCache",
     "cache_folder",
     "conversion",
+    "cpu_lines",
     "exact_kernels",
     "find_compiler",
+    "machine",
     "named_engine",
+    "processor_flags",
+    "processor_name",
 ]

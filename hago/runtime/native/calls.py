@@ -121,13 +121,20 @@ def conv_call(
         flat: as in `ConvCall`.
     """
     g, (code, zero), size = geometry, source, packed.weight.element_size()
-    # the kernel reads int8 as uint8, which adds 128 to every value
-    offset = packed.offsets(bias, zero + 128 * (code == native.TYPES["int8"]), g.groups)
-    # values of 16 bits have zero point 0
-    zeros = torch.full((g.channels * size + SLACK,), zero % 256, dtype=torch.uint8)
+    # words have zero point 0; bytes of the type that is not read are turned, which adds 128 or takes it away
+    read_zero = zero
+    if size == 2:
+        read_zero = 0
+    elif library.hago_reads_signed():
+        read_zero -= 128 * (code == native.TYPES["uint8"])
+    else:
+        read_zero += 128 * (code == native.TYPES["int8"])
+    offset = packed.offsets(bias, read_zero, g.groups)
+    zeros = torch.full((g.channels * size + SLACK,), 0 if size == 2 else zero % 256, dtype=torch.uint8)
+    widens = size == 2 and code != native.TYPES["int16"]
     template = native.Conv(
-        g.channels * size, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, code,
-        packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps, packed.woven,
+        g.channels * size, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, code, widens,
+        zero, packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps, packed.woven,
         packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(),
     )  # fmt: skip
     return ConvCall(library, template, g, epilogue, (packed.weight, offset, zeros), flat)

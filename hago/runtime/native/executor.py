@@ -29,6 +29,7 @@ from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
 from hago.serialization.summary import Summarized, Summary, wrapped_lines
 from hago.serialization.text_table import table
+from hago.simulation import Simulator
 
 #: A segment ends where all later values are smaller by this factor.
 SMALLER: Final = 4
@@ -231,7 +232,9 @@ class FastModel(IntegerModel):
     """An integer model whose forward runs on the fastest kernels that are exact on this machine.
 
     Its outputs are equal bit for bit to those of the reference engine. Every process selects its own kernels, so a
-    copy in another process, or a model that was saved and loaded, may run on others.
+    copy in another process, or a model that was saved and loaded, may run on others. A machine on which hago's kernels
+    cannot be built runs the sums in float32 with proved bounds, as simulations do (`Simulator`), on float copies of the
+    weights.
     """
 
     engine = "auto: the fastest kernels that are exact on this machine; explain() lists them"
@@ -240,6 +243,10 @@ class FastModel(IntegerModel):
     def executor(self) -> Executor:
         """The executor, made on first use."""
         return Executor(self.plan)
+
+    @functools.cached_property
+    def _fastest(self) -> Executor | Simulator:
+        return self.executor if exact_kernels().outrun_floats else Simulator(self.plan)
 
     def run(
         self,
@@ -255,11 +262,17 @@ class FastModel(IntegerModel):
         """
         if on_value is not None or on_edge is not None or torch.compiler.is_exporting():
             return super().run(inputs, on_value, on_edge)
-        return self.executor.run(inputs)
+        return self._fastest.run(inputs)
 
     def explain(self) -> KernelTable:
         """The kernel of every node, and why it was selected."""
-        return self.executor.explain()
+        kernels = exact_kernels()
+        if kernels.outrun_floats:
+            return self.executor.explain()
+        plan = self.plan
+        names = {True: ("float32 sums", "exact, with proved bounds"), False: ("float", "a float node")}
+        rows = (KernelRow(n.name, n.op, *names[n.name in plan.nodes]) for n in plan.graph.computed)
+        return KernelTable(str(kernels), tuple(rows))
 
 
 #: Engines by name: "auto" runs the fastest kernels that are exact on this machine, "reference" computes in int64.

@@ -272,17 +272,19 @@ def _emit_conv(state: LoweringState, node: Node) -> Call | str:
     epilogue = state.epilogues.after(node, g.out_channels)
     if epilogue is None:
         return _NO_FORM
-    words = _reads_int16(node_plan)
+    calls = state.kernels.calls
+    reads_words = _reads_int16(node_plan)
+    words = reads_words or not calls.hago_adds_bytes(g.by_channel)
     tiles = state.kernels.tiles.exact and not words and tiles_pay(g)
     packed = state.constant_cache.packed(
-        node_plan.consts[1], g, tiles=tiles, transposed=node.op == "matmul", words=words
+        node_plan.consts[1], g, calls.hago_widest_panel(), tiles=tiles, transposed=node.op == "matmul", words=words
     )
     pooled = state.epilogues.pooled(epilogue) if node.op == "conv2d" and not g.pointwise else None
     if pooled is not None:
         end, epilogue, after = pooled
     bias, built = node_plan.consts.get(2), epilogue.build()
-    call = conv_call(state.kernels.calls, g, packed, storage_format(node_plan.operands[0]), built, bias, _is_flat(node))
-    kernel = "native conv on tiles" if packed.steps else "native conv of words" if words else "native conv"
+    call = conv_call(calls, g, packed, storage_format(node_plan.operands[0]), built, bias, _is_flat(node))
+    kernel = "native conv on tiles" if packed.steps else "native conv of words" if reads_words else "native conv"
     if pooled is None:
         return _call_with_epilogue(kernel, epilogue, [name], call)
     run = ConvPoolCall(call, *_window(state.plan.nodes[end.name]), after.build())

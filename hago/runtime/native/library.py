@@ -1,10 +1,14 @@
-"""The library of native kernels: C++ built once with the machine's compiler, called through ctypes.
+"""The library of native kernels: C++ that a wheel carries, or that the machine's compiler builds once; called through
+ctypes.
 
-The library is built on first use into a folder of the user's (`HAGO_CACHE`, else `XDG_CACHE_HOME`, else
-~/.cache), under a name that holds a hash of the sources, the compiler, the processor and the user. It is synced and
-renamed, so processes that build it at the same time do not disturb each other. A manifest beside it records its size
-and SHA-256, so a file that a full disk, a crash or another user left there is built again instead of loaded. If it
-cannot be built, `library()` gives the reason, and other kernels compute the same results.
+There is one library for each instruction set (`instruction_sets`). Where none was shipped, it is built on first use
+into a folder of the user's (`HAGO_CACHE`, else `XDG_CACHE_HOME`, else ~/.cache), under a name that holds a hash of the
+sources, the compiler, the processor and the user. It is synced and renamed, so processes that build it at the same time
+do not disturb each other. A manifest beside it records its size and SHA-256, so a file that a full disk, a crash or
+another user left there is built again instead of loaded. If it cannot be built, `library()` gives the reason, and other
+kernels compute the same results.
+
+`HAGO_MAX_CPU_ISA` names the largest instruction set that kernels may use, as `ONEDNN_MAX_CPU_ISA` does for oneDNN.
 
 The structures mirror cpp/rows.h, cpp/conv.h, cpp/pool_window.h, cpp/multiply.cpp and cpp/matmul.cpp field by field.
 """
@@ -21,20 +25,25 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hago.errors import LogError, warn
+from hago.runtime.native.instruction_sets import InstructionSet, largest_set
+from hago.runtime.native.processor import cpu_lines
 from hago.serialization.json_text import canonical, parse_json, replace_file
 
 SOURCES: Final = Path(__file__).parent / "cpp"
 #: -ffp-contract=off: no fused multiply-add, since product and sum round separately (N3 in docs/numerics.md).
 OPTIONS: Final = (
-    *("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp"),
+    *("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
+#: The libraries that a wheel carries, one for each instruction set; absent where hago is installed from its sources.
+SHIPPED: Final = Path(__file__).parent / "built"
 #: In seconds.
 COMPILE_TIMEOUT: Final = 300
 #: The storage types, by the name of their dtype: `enum Type` of cpp/rows.h.
@@ -59,7 +68,8 @@ class RequantizeParams(ctypes.Structure):
         form: AS_IS, RATIO, MULTIPLIER, TO_REAL or TWO_STAGE.
         rounding: an index in ROUNDINGS.
         wide: whether the range is more than float32 holds.
-        plain: whether it is a ratio, rounded half to even into a range that float32 holds.
+        plain: whether kernels compute it in vectors: a ratio that is rounded half to even into a range that float32
+            holds, a multiplier and a shift of 32 or more that round half up, or two stages that shift by 31 or more.
         ratio, multiplier, shift: arrays with an entry per channel.
         low, high: the range, in float64.
         least, most: the same in float32, where float32 holds it.
@@ -126,8 +136,9 @@ class Conv(ctypes.Structure):
     """A convolution: `Conv` of cpp/conv.h, which lays out the weights. Made by `calls.conv_call` from `weights.Packed`.
 
     Args:
-        channels: the bytes of a pixel: where values have 16 bits, two for each channel.
+        channels: the bytes of a pixel as products read it: two for each channel where they are of words.
         values: the type code of the activations.
+        widens: whether bytes are read as words, from which `zero` is subtracted.
         panel: output channels that are computed at once, a multiple of 16; 0: every channel by itself.
         panels: of a group.
         depth: the bytes of a tap, a multiple of 4.
@@ -136,12 +147,13 @@ class Conv(ctypes.Structure):
         steps: of a window that is read in matrix tiles; 0 for no tiles.
         woven: rows of a window that tiles read at once; 0 where they do not.
         offset: by output channel, bias - zero point * sum of the weights.
-        zeros: the zero points of a pixel, as stored.
+        zeros: the zero points of a pixel, as products read them.
     """
 
     _fields_ = [
         *((name, c_int32) for name in ("channels", "out_channels", "groups", "kernel_h", "kernel_w", "stride_h")),
         *((name, c_int32) for name in ("stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "values")),
+        ("widens", c_int32), ("zero", c_int32),
         *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather", "steps", "woven")),
         ("weight", c_void_p), ("offset", c_void_p), ("zeros", c_void_p),
     ]  # fmt: skip
@@ -189,8 +201,10 @@ class Matrices(ctypes.Structure):
 
 
 _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
-    "hago_has_conv": (),
+    "hago_adds_bytes": (c_int,),
     "hago_has_tiles": (),
+    "hago_reads_signed": (),
+    "hago_widest_panel": (),
     "hago_conv": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
     "hago_conv_max_pool": (*[c_void_p] * 6, c_int),
     "hago_rows": (c_void_p, c_void_p, c_int, c_int, c_int64, c_int64, c_int),
@@ -209,30 +223,43 @@ _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The loaded library, or the reason why there is none."""
+    """The loaded library, or the reason why there is none.
+
+    Args:
+        calls: its functions; None where there is none.
+        why: where it comes from and its instruction set, or why there is none.
+    """
 
     calls: Any
     why: str
 
     @property
-    def has_conv(self) -> bool:
-        """Whether it has convolutions, which need instructions that not every processor has."""
-        return self.calls is not None and bool(self.calls.hago_has_conv())
-
-    @property
     def has_tiles(self) -> bool:
         """Whether the processor has matrix tiles (AMX) and the system lets this process use them."""
-        return self.has_conv and bool(self.calls.hago_has_tiles())
+        return self.calls is not None and bool(self.calls.hago_has_tiles())
 
 
 @functools.cache
-def library() -> Library:
-    """The library, built on first use and loaded once per process."""
+def library(instruction_set: str | None = None) -> Library:
+    """The library, built on first use and loaded once per process.
+
+    Args:
+        instruction_set: the name of the largest instruction set that it may use; by default what `HAGO_MAX_CPU_ISA`
+            says, else all that the processor has.
+
+    Raises:
+        HagoError: this architecture has no such instruction set.
+    """
+    target = largest_set(instruction_set)
     try:
-        calls = ctypes.CDLL(str(build()))
+        if os.environ.get("HAGO_NATIVE") == "0":
+            raise OSError("switched off by HAGO_NATIVE=0")
+        shipped = None if target is None else SHIPPED / target.file_name
+        from_wheel = shipped is not None and shipped.is_file()
+        calls = ctypes.CDLL(str(shipped if from_wheel else build(target)))
     except (OSError, subprocess.SubprocessError, LogError) as error:
-        output = getattr(error, "stderr", None) or str(error)
-        why = str(output).strip().splitlines()[-1][:200]
+        lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        why = next((line for line in lines if "error" in line), lines[-1])[:200]
         if os.environ.get("HAGO_NATIVE") != "0":
             warn(
                 f"hago's kernels cannot be built ({why}): slower kernels of torch run instead, with the same results. "
@@ -242,8 +269,9 @@ def library() -> Library:
         return Library(None, f"no native kernels: {why}")
     for name, arguments in _ARGUMENTS.items():
         function = getattr(calls, name)
-        function.argtypes, function.restype = arguments, c_int if name.startswith("hago_has_") else None
-    return Library(calls, "built from source on this machine")
+        function.argtypes, function.restype = arguments, None if arguments and arguments[0] is c_void_p else c_int
+    origin = "shipped with hago" if from_wheel else "built from source on this machine"
+    return Library(calls, f"{origin}, for {'this processor' if target is None else target.name}")
 
 
 def find_compiler() -> str | None:
@@ -251,21 +279,23 @@ def find_compiler() -> str | None:
     return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
-def build() -> Path:
-    """The path of the built library.
+def build(target: InstructionSet | None) -> Path:
+    """The path of the library that is built here.
+
+    Args:
+        target: the instruction set; None for what the compiler finds.
 
     Raises:
         OSError: there is no compiler, or the folder cannot be written, or cannot be trusted.
         subprocess.SubprocessError: the compiler fails.
         LogError: the manifest cannot be written.
     """
-    if os.environ.get("HAGO_NATIVE") == "0":
-        raise OSError("switched off by HAGO_NATIVE=0")
     compiler = find_compiler()
     if compiler is None:
         raise OSError("no C++ compiler on this machine (c++, g++ or clang++)")
+    options = ("-march=native",) if target is None else (*target.options, "-mtune=native")
     folder = cache_folder()
-    manifest = folder / f"kernels-{_fingerprint(compiler)}.json"
+    manifest = folder / f"kernels-{_fingerprint(compiler, options)}.json"
     if (kept := _kept(manifest)) is not None:
         return kept
     folder.mkdir(parents=True, exist_ok=True)
@@ -276,17 +306,17 @@ def build() -> Path:
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as place:
         built = Path(place) / "kernels.so"
         sources = sorted(map(str, SOURCES.glob("*.cpp")))
-        command = [compiler, *OPTIONS, *sources, "-o", str(built)]
+        command = [compiler, *OPTIONS, *options, *sources, "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT)
         built.chmod(0o755)
         digest, size = _sha256(built), built.stat().st_size
-        target = folder / f"{manifest.stem}-{digest[:16]}.so"
+        kept = folder / f"{manifest.stem}-{digest[:16]}.so"
         with open(built, "rb+") as file:
             os.fsync(file.fileno())
-        built.replace(target)
-    record = {"library": target.name, "bytes": size, "sha256": digest}
+        built.replace(kept)
+    record = {"library": kept.name, "bytes": size, "sha256": digest}
     replace_file(manifest, canonical(record))
-    return target
+    return kept
 
 
 def _kept(manifest: Path) -> Path | None:
@@ -340,7 +370,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hago"
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: str, options: Sequence[str]) -> str:
     """A hash of the sources, the options, the compiler, the processor and the user."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
@@ -349,14 +379,13 @@ def _fingerprint(compiler: str) -> str:
         [compiler, "--version"], check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT
     )
     user = os.getuid() if hasattr(os, "getuid") else 0
-    digest.update(repr((OPTIONS, compiler, version.stdout, platform.machine(), _processor(), user)).encode())
+    digest.update(repr((OPTIONS, options, compiler, version.stdout, platform.machine(), _processor(), user)).encode())
     return digest.hexdigest()[:16]
 
 
 def _processor() -> str:
     """The processor's instruction sets, as far as the system lists them. Several machines may share a cache."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
+    lines = cpu_lines()
+    if not lines:
         return platform.processor()
     return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

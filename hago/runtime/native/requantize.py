@@ -189,9 +189,11 @@ def _by_multiplier(m: Tensor, n: Tensor, how: Requantize, channels: int, clip: t
         return "a multiplier that is negative or has more than 31 bits"
     multiplier, shift = repeat_to_row(m.to(torch.int32), channels), repeat_to_row(n.to(torch.int32), channels)
     low, high = map(float, clip)
+    least_shift = int(n.min())
     params = native.RequantizeParams(
         form=native.TWO_STAGE if two_stage else native.MULTIPLIER,
         rounding=native.ROUNDINGS.index(rounding),
+        plain=least_shift >= 31 if two_stage else least_shift >= 32 and rounding == "half_up",
         multiplier=multiplier.data_ptr(),
         shift=shift.data_ptr(),
         low=low,
@@ -234,7 +236,8 @@ def _in_two_steps(simq: SimQ, how: Requantize, channels: int, largest: float) ->
     after = requantization_of(second, how, channels, largest_of(first.target))
     if isinstance(before, str) or isinstance(after, str):
         return before if isinstance(before, str) else after
-    if before.params.plain and after.params.plain and largest < EXACT_FLOAT32:
+    ratios = all(r.params.form == native.RATIO and r.params.plain for r in (before, after))
+    if ratios and largest < EXACT_FLOAT32:
         first_ratio, second_ratio = (_ratio(x, how).to(torch.float32) for x in (first, second))
         both = first_ratio * second_ratio
         exact = bool((both / first_ratio == second_ratio).all())

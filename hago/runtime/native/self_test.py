@@ -52,6 +52,7 @@ class ExactKernels:
 
     Args:
         calls: the library of native kernels, or None.
+        why: where the library comes from and its instruction set, or why there is none.
         passes, conv: its passes over whole values, and its convolution.
         tiles: that convolution on matrix tiles.
         words: that convolution of 16-bit activations.
@@ -61,6 +62,7 @@ class ExactKernels:
     """
 
     calls: Any
+    why: str
     passes: Verdict
     conv: Verdict
     tiles: Verdict
@@ -73,8 +75,8 @@ class ExactKernels:
     def outrun_floats(self) -> bool:
         """Whether a Plan runs faster in integers than it is simulated on float carriers.
 
-        Without convolutions of our own, sums of products are made by oneDNN without what follows them, or in float64,
-        and passes in int64: 2 to 12 float forwards on ResNet-20 and MobileNetV2, where a simulation takes about one.
+        Without kernels of our own, sums of products are made by oneDNN without what follows them, or in float64, and
+        passes in int64: 2 to 12 float forwards on ResNet-20 and MobileNetV2, where a simulation takes about one.
         """
         return self.passes.exact and self.conv.exact
 
@@ -89,23 +91,25 @@ class ExactKernels:
 
     def __str__(self) -> str:
         parts = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in self.verdicts.items()]
-        return "; ".join(parts)
+        return "; ".join([f"kernels {self.why}" if self.calls is not None else f"no kernels ({self.why})", *parts])
 
 
-NOTHING: Final = ExactKernels(None, *[Verdict(False, "switched off")] * 7)
+NOTHING: Final = ExactKernels(None, "switched off", *[Verdict(False, "switched off")] * 7)
 
 
 @functools.cache
 def exact_kernels() -> ExactKernels:
     """The kernels that are exact in this process. The first call tests them, in some tens of milliseconds."""
-    library = native.library()
+    return examine(native.library())
+
+
+def examine(library: native.Library) -> ExactKernels:
+    """The kernels of a library, and of torch, that are exact in this process."""
     absent = Verdict(False, library.why)
     passes = check_passes(library.calls) if library.calls is not None else absent
-    conv = absent
+    conv = passes
     if passes.exact:
-        conv = Verdict(False, "the processor has no AVX512-VNNI")
-        if library.has_conv:
-            conv = check_sums(lambda x, w, groups: native_sums(library.calls, x, w, groups, False))
+        conv = check_sums(lambda x, w, groups: native_sums(library.calls, x, w, groups, False))
     tiles = conv
     if conv.exact:
         tiles = Verdict(False, "the processor has no AMX")
@@ -115,7 +119,8 @@ def exact_kernels() -> ExactKernels:
     onednn = check_sums(onednn_conv)
     fused = check_fused(onednn_fused) if onednn.exact else onednn
     products = check_products(library.calls) if passes.exact else passes
-    return ExactKernels(library.calls if passes.exact else None, passes, conv, tiles, words, onednn, fused, products)
+    calls, why = (library.calls, library.why) if passes.exact else (None, passes.why)
+    return ExactKernels(calls, why, passes, conv, tiles, words, onednn, fused, products)
 
 
 # ---------------------------------------------------------------- tests
@@ -289,7 +294,8 @@ def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, type_code: int, tiles: 
     """The sums of the native convolution of values of a type, with their zero point subtracted."""
     out, each, height, width = w.shape
     geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
-    packed = pack(w, geometry, tiles)
+    words = w.dtype == torch.int16 or not calls.hago_adds_bytes(geometry.by_channel)
+    packed = pack(w.to(torch.int16) if words else w, geometry, calls.hago_widest_panel(), tiles and not words)
     epilogue = Epilogue(int(out), [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
     (output,) = conv_call(calls, geometry, packed, (type_code, zero), epilogue)([x])
     return output

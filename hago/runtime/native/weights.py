@@ -26,8 +26,8 @@ PACKED_BYTES: Final = 1 << 29
 REQUANTIZATIONS: Final = 1 << 13
 #: The most tables of pairs of bytes that a `KernelConstantCache` keeps, 64 KiB each.
 TABLES: Final = 1 << 9
-#: The most output channels of a panel, which are computed together; a multiple of LANES.
-WIDEST: Final = 64
+#: The output channels of a block of a depthwise convolution of bytes.
+BLOCK: Final = 64
 #: The number of int32 sums in a vector register.
 LANES: Final = 16
 #: The bytes of a row of a matrix tile.
@@ -58,6 +58,11 @@ class Geometry:
     def pointwise(self) -> bool:
         """Whether every output pixel depends on one input pixel only."""
         return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether every output channel depends on one input channel only."""
+        return self.groups == self.channels == self.out_channels > 1
 
     @property
     def window(self) -> int:
@@ -94,7 +99,7 @@ class Packed:
     """Packed weights. Made by `pack`, kept by `KernelConstantCache`.
 
     Args:
-        weight: int8, or int16 for activations of 16 bits, in the layout that cpp/conv.h describes.
+        weight: int8, or int16 for products of words, in the layout that cpp/conv.h describes.
         sums: int64 (out_channels,), the sum of the weights of each output channel.
         panel: output channels computed together; 0 for depthwise convolutions.
         panels: panels of a group.
@@ -119,7 +124,7 @@ class Packed:
         2**32."""
         total = -zero * self.sums if bias is None else bias.flatten().to(torch.int64) - zero * self.sums
         each = len(total) // groups if self.panel else len(total)
-        room = self.panels * self.panel if self.panel else -(-each // WIDEST) * WIDEST
+        room = self.panels * self.panel if self.panel else -(-each // BLOCK) * BLOCK
         placed = torch.zeros(len(total) // each, room, dtype=torch.int64)
         placed[:, :each] = total.reshape(-1, each)
         # int64 to int32 keeps the low bits: a sum modulo 2**32
@@ -154,34 +159,38 @@ class KernelConstantCache:
         key = (simq.key, same, how, channels, largest)
         return self._requantizations.get_or_make(key, lambda: requantization_of(simq, how, channels, largest))
 
-    def packed(self, weight: Tensor, geometry: Geometry, *, tiles: bool, transposed: bool, words: bool) -> Packed:
+    def packed(
+        self, weight: Tensor, geometry: Geometry, widest: int, *, tiles: bool, transposed: bool, words: bool
+    ) -> Packed:
         """The packed form of centered weights of shape (out, in / groups, h, w), or (in, out) if `transposed`.
 
         Args:
+            widest: the most output channels of a panel.
             tiles: whether to pack them for matrix tiles.
-            words: whether activations have 16 bits.
+            words: whether to pack them for products of words.
         """
 
         def make(weight: Tensor) -> Packed:
             rows = (weight.t() if transposed else weight).to(torch.int16 if words else torch.int8)
-            return pack(rows.reshape(geometry.out_channels, -1, *geometry.kernel), geometry, tiles)
+            return pack(rows.reshape(geometry.out_channels, -1, *geometry.kernel), geometry, widest, tiles)
 
-        return self.derive(weight, (geometry, tiles, transposed, words), make)
+        return self.derive(weight, (geometry, widest, tiles, transposed, words), make)
 
 
-def pack(weight: Tensor, geometry: Geometry, tiles: bool) -> Packed:
+def pack(weight: Tensor, geometry: Geometry, widest: int, tiles: bool) -> Packed:
     """Pack int8 or int16 weights of shape (out, in / groups, h, w): depthwise ones by channel, others in panels.
 
     Args:
+        widest: the most output channels of a panel, which are computed together; a multiple of LANES.
         tiles: whether to lay panels out for matrix tiles; int8 only.
     """
     size = weight.element_size()
     four = 4 // size  # values in four bytes
     sums = weight.to(torch.int64).flatten(1).sum(1)
-    if geometry.groups == geometry.channels == geometry.out_channels > 1:
+    if geometry.by_channel:
         return _pack_channels(weight, sums)
     each = geometry.out_channels // geometry.groups
-    panel = _panel(each)
+    panel = _panel(each, widest)
     panels = -(-each // panel)
     taps = weight.permute(0, 2, 3, 1).reshape(geometry.out_channels, -1, weight.shape[1])
     gather, woven = _gather(geometry, four), _woven(geometry) if tiles else 0
@@ -241,9 +250,9 @@ def _tiled(room: Tensor, steps: int, step: int) -> Tensor:
     return windows.reshape(-1, LANES, steps, step // 4, 4).permute(0, 2, 3, 1, 4)
 
 
-def _panel(channels: int) -> int:
+def _panel(channels: int, widest: int) -> int:
     """The channels of a panel: the fewest that give the least number of panels."""
-    panels = -(-channels // WIDEST)
+    panels = -(-channels // widest)
     return -(-channels // (panels * LANES)) * LANES
 
 

@@ -1,12 +1,9 @@
 // Convolutions of bytes by signed bytes, and of words by words, summed in int32 modulo 2**32, with all that follows
 // done on the tile.
 //
-// The dot products of four unsigned by four signed bytes (VPDPBUSD) and of two by two signed words (VPDPWSSD) do not
-// saturate, so a sum is exact modulo 2**32 in any order. int8 activations are read as uint8 with 128 added, which the
-// offset takes out again.
-#include <cstdint>
-
-#ifdef __AVX512VNNI__
+// The dot products of four unsigned by four signed bytes (VPDPBUSD) and of two by two signed words (VPDPWSSD, VPMADDWD)
+// do not saturate, so a sum is exact modulo 2**32 in any order. int8 activations are read as uint8 with 128 added, which
+// the offset takes out again. Where the target has no such product of bytes, they are widened to words.
 #include "conv.h"
 
 namespace {
@@ -20,25 +17,25 @@ void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
   }
 }
 
+#ifdef HAGO_AVX512
 constexpr int MOST_ROWS = 14;  // of a tile
+#else
+constexpr int MOST_ROWS = TALLEST;
+#endif
 
 // `depth` bytes of each window by those of the weights, of which four lie side by side for every channel.
 template <int R, int Z, Type X>
-inline void accumulate(__m512i (&acc)[R][Z], const uint8_t* const* x, const int8_t* w, int depth) {
-  const __m512i flip = _mm512_set1_epi8((char)0x80);
+ALWAYS void accumulate(Ints (&acc)[R][Z], const uint8_t* const* x, const int8_t* w, int depth) {
   for (int k = 0; k < depth; k += 4, w += 64 * Z) {
-    __m512i b[Z];
+    Ints b[Z];
 #pragma GCC unroll 4
-    for (int z = 0; z < Z; ++z) b[z] = _mm512_loadu_si512(w + 64 * z);
+    for (int z = 0; z < Z; ++z) b[z] = load_packed(w + 64 * z);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      int32_t four;
-      std::memcpy(&four, x[r] + k, 4);
-      __m512i a = _mm512_set1_epi32(four);
-      if (X == I8) a = _mm512_xor_si512(a, flip);
+      Ints a = all_packed(x[r] + k);
+      if (X == TURNED) a = turn(a);
 #pragma GCC unroll 4
-      for (int z = 0; z < Z; ++z)
-        acc[r][z] = X == I16 ? _mm512_dpwssd_epi32(acc[r][z], a, b[z]) : _mm512_dpbusd_epi32(acc[r][z], a, b[z]);
+      for (int z = 0; z < Z; ++z) acc[r][z] = X == I16 ? dot_words(acc[r][z], a, b[z]) : dot_bytes(acc[r][z], a, b[z]);
     }
   }
 }
@@ -56,7 +53,7 @@ struct Pixels {
     if (is_pointwise(j)) return;
     places = places_of(j, begin, end);
     const bool many = 20 * (j.s.out_height + j.s.out_width) > j.s.out_height * j.s.out_width;  // edges
-    skips = many && c.gather == AT_PIXELS && c.values != I8 && c.zeros[0] == 0 && (c.pad_h || c.pad_w);
+    skips = many && c.gather == AT_PIXELS && (c.widens || c.values != TURNED) && c.zeros[0] == 0 && (c.pad_h || c.pad_w);
     if (skips) sort(j, begin);
     places.insert(places.end(), MOST_ROWS, places.back());
   }
@@ -89,7 +86,7 @@ struct Pixels {
 // One panel of output channels, R pixels by 16 * Z channels at a time.
 template <int R, int Z, Type X>
 struct Panel {
-  using Sums = __m512i[R][Z];
+  using Sums = Ints[R][Z];
   const Job& j;
   const Conv& c;
   const Pixels& pixels;
@@ -107,6 +104,21 @@ struct Panel {
 
   // The pixels [begin, end).
   void operator()(int64_t begin, int64_t end) {
+    if (j.end_form == QUICK) {
+      const Output& o = j.t.output[0];
+      const Quick<Z> quick(o, column, width);
+      each_tile(begin, end, [&](const Sums& acc, const Tile& tile) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+          if (r < tile.rows) quick(acc[r], reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + column);
+      });
+      return;
+    }
+    each_tile(begin, end, [&](const Sums& acc, const Tile& tile) __attribute__((always_inline)) { end_tile(acc, tile); });
+  }
+
+  template <typename End>
+  ALWAYS void each_tile(int64_t begin, int64_t end, End end_of) {
     for (int64_t first = begin; first < end; first += R) {
       const Tile tile{nullptr, (int)std::min<int64_t>(R, end - first), 16 * Z, width, column, first, column,
                       pixels.skips ? &pixels.order[first - begin] : nullptr};
@@ -114,14 +126,14 @@ struct Panel {
       Sums acc;
       start(acc);
       add_window(acc, tile, pixels.places.empty() ? nullptr : &pixels.places[first - begin]);
-      end_tile(acc, tile);
+      end_of(acc, tile);
     }
   }
 
   ALWAYS void start(Sums& acc) const {
 #pragma GCC unroll 4
     for (int z = 0; z < Z; ++z) {
-      const __m512i sums = _mm512_loadu_si512(offset + 16 * z);
+      const Ints sums = load_ints(offset + 16 * z);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) acc[r][z] = sums;
     }
@@ -167,14 +179,14 @@ struct Panel {
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int z = 0; z < Z; ++z)
-          _mm512_storeu_si512((int32_t*)o.data + tile.at(r) * o.stride + column + 16 * z, acc[r][z]);
+          store_16((int32_t*)o.data + tile.at(r) * o.stride + column + 16 * z, acc[r][z], All{});
       return;
     }
     alignas(64) int32_t sums[R * Z * 16];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int z = 0; z < Z; ++z) _mm512_store_si512(sums + 16 * (r * Z + z), acc[r][z]);
+      for (int z = 0; z < Z; ++z) store_16(sums + 16 * (r * Z + z), acc[r][z], All{});
     tile.sums = sums;
     end_rows(j, tile);
   }
@@ -188,37 +200,55 @@ void tiles(const Job& j, const Pixels& pixels, int group, int panel, int64_t beg
 template <Type X>
 void panel_of(const Job& j, const Pixels& pixels, int group, int panel, int64_t begin, int64_t end) {
   const bool few = end - begin <= 2;  // a row or two of a matrix: no tile of pixels
+#ifdef HAGO_AVX512
   switch (j.c.panel / 16 + (few ? 4 : 0)) {
     case 1: return tiles<14, 1, X>(j, pixels, group, panel, begin, end);
     case 2: return tiles<12, 2, X>(j, pixels, group, panel, begin, end);
     case 3: return tiles<8, 3, X>(j, pixels, group, panel, begin, end);
-    case 4: return tiles<6, 4, X>(j, pixels, group, panel, begin, end);
+    case 4: return tiles<TALLEST, 4, X>(j, pixels, group, panel, begin, end);
     case 5: return tiles<1, 1, X>(j, pixels, group, panel, begin, end);
     case 6: return tiles<1, 2, X>(j, pixels, group, panel, begin, end);
     case 7: return tiles<1, 3, X>(j, pixels, group, panel, begin, end);
     default: return tiles<1, 4, X>(j, pixels, group, panel, begin, end);
   }
+#else
+  if (few) return tiles<1, 1, X>(j, pixels, group, panel, begin, end);
+  tiles<TALLEST, 1, X>(j, pixels, group, panel, begin, end);
+#endif
+}
+
+void some_panels(const Job& j, int first, int count, int64_t begin, int64_t end) {
+  const Pixels pixels(j, begin, end);
+  const bool words = !DOTS_BYTES || j.c.widens || j.c.values == I16;
+  const auto each = words ? panel_of<I16> : j.c.values == U8 ? panel_of<U8> : panel_of<I8>;
+  for (int p = first; p < first + count; ++p) each(j, pixels, p / j.c.panels, p % j.c.panels, begin, end);
 }
 
 }  // namespace
 
-void by_panels(const Job& j, int first, int count, int64_t begin, int64_t end, Room& room) {
-#if defined(__AMX_INT8__) && defined(__AVX512VBMI__)
-  if (j.c.steps) return by_tiles(j, first, count, begin, end, room);
+void by_panels(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room) {
+#ifdef HAGO_TILES
+  if (job.c.steps) return by_tiles(job, first, count, begin, end, room);
 #endif
-  const Pixels pixels(j, begin, end);
-  const auto each = j.c.values == U8 ? panel_of<U8> : j.c.values == I8 ? panel_of<I8> : panel_of<I16>;
-  for (int p = first; p < first + count; ++p) each(j, pixels, p / j.c.panels, p % j.c.panels, begin, end);
+  if (job.c.widens) return some_panels(widened(job, begin, end, room), first, count, begin, end);
+  some_panels(job, first, count, begin, end);
 }
 
-extern "C" int hago_has_conv() { return 1; }
+// The most output channels of a panel.
+extern "C" int hago_widest_panel() { return WIDEST; }
+
+// Whether the target adds products of bytes; if it does not, weights are words.
+extern "C" int hago_adds_bytes(int by_channel) { return by_channel ? DOTS_BYTES_BY_CHANNEL : DOTS_BYTES; }
+
+// Whether bytes are read as signed ones, not as unsigned ones.
+extern "C" int hago_reads_signed() { return TURNS_UNSIGNED; }
 
 extern "C" void hago_conv(const Conv* conv, const Shape* shape, const Tail* tail, const uint8_t* x, int threads) {
   const Padded images(*conv, *shape, x, threads);
   const Job j(images.conv, images.shape, *tail, images.x);
   const int64_t pixels = shape->images * shape->out_height * shape->out_width;
   // few pixels are shared out by panels
-  const int64_t block = std::max<int64_t>(1, std::min<int64_t>(block_of(*conv), (pixels + threads - 1) / threads));
+  const int64_t block = std::max<int64_t>(1, std::min<int64_t>(block_of(images.conv, images.shape), (pixels + threads - 1) / threads));
   const int64_t blocks = (pixels + block - 1) / block;
   const int all = conv->panel ? conv->groups * conv->panels : 1;
   const int share = blocks >= 2 * threads || threads == 1 ? all : 1, shares = all / share;
@@ -229,11 +259,7 @@ extern "C" void hago_conv(const Conv* conv, const Shape* shape, const Tail* tail
     for (int64_t unit = 0; unit < blocks * shares; ++unit) {
       const int64_t begin = unit / shares * block, end = std::min(pixels, begin + block);
       if (conv->panel) by_panels(j, (int)(unit % shares) * share, share, begin, end, room);
-      else by_channel(j, begin, end);
+      else by_channel(j, begin, end, room);
     }
   }
 }
-#else
-extern "C" int hago_has_conv() { return 0; }
-extern "C" void hago_conv(const void*, const void*, const void*, const uint8_t*, int) {}
-#endif

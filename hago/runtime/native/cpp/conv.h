@@ -7,13 +7,13 @@
 
 #include "vectors.h"
 
-#define ALWAYS inline __attribute__((always_inline))
-
 struct Conv {
-  int32_t channels;      // bytes of a pixel: where values have 16 bits, two for each channel
+  int32_t channels;      // bytes of a pixel as products read it: two for each channel where they are of words
   int32_t out_channels, groups;
   int32_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int32_t values;        // what x holds: U8, I8 or I16, which has no zero point
+  int32_t widens;        // whether bytes are read as words, from which `zero` is subtracted
+  int32_t zero;
   int32_t panel;         // output channels worked on at once, a multiple of 16; 0: every channel by itself
   int32_t panels;        // of a group
   int32_t depth;         // bytes of a tap; a multiple of 4
@@ -23,12 +23,14 @@ struct Conv {
   int32_t woven;         // rows of a window that tiles read at once, `depth` bytes of them; 0 where they do not
   const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4 bytes]; see weights.py for the others
   const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
-  const uint8_t* zeros;  // `channels` (and 64 more) bytes of zero points, as stored
+  const uint8_t* zeros;  // `channels` (and 64 more) bytes of zero points, as products read them
 };
 
 // How the bytes of a window are read: tap by tap; a row of the window at once, where pixels have few channels;
 // or copied together, where nothing lies side by side.
 enum Gather : int32_t { AT_PIXELS = 0, IN_ROWS = 1, IN_PATCH = 2 };
+
+constexpr Type TURNED = TURNS_UNSIGNED ? U8 : I8;  // read with the highest bit turned
 
 struct Shape {
   int64_t images, height, width, out_height, out_width;
@@ -46,7 +48,7 @@ struct Job {
 
   Job(const Conv& c, const Shape& s, const Tail& t, const uint8_t* x)
       : c(c), s(s), t(t), x(x), end_form(end_form_of(t)), plain(is_plain(t)) {
-    end = x + s.images * s.height * s.width * c.channels;
+    end = x + s.images * s.height * s.width * c.channels;  // of what is widened, `widened` sets it
     const int across = c.gather == AT_PIXELS ? c.kernel_w : 1;
     for (int k = 0; k < c.taps; ++k)
       steps.push_back((k / across * c.dilation_h * s.width + k % across * c.dilation_w) * c.channels);
@@ -58,6 +60,9 @@ inline bool is_pointwise(const Job& j) {
   const Conv& c = j.c;
   return c.gather == AT_PIXELS && c.taps == 1 && j.s.out_height == 1 && j.s.height == 1 && !c.pad_w && c.stride_w == 1;
 }
+
+// Bytes of a pixel as it is stored.
+inline int64_t stored_pixel(const Conv& c) { return c.widens ? c.channels / 2 : c.channels; }
 
 // Images with their padding around them, where rows of windows are read at once: no window lies across an edge. Rows
 // that are woven are unsigned, and 64 bytes may be read past their end.
@@ -75,8 +80,8 @@ struct Padded {
     conv.pad_h = conv.pad_w = 0;
     shape.height += 2 * c.pad_h;
     shape.width += 2 * c.pad_w;
-    const int64_t row = s.width * c.channels, wide = shape.width * c.channels, edge = (int64_t)c.pad_w * c.channels;
-    room.assign(s.images * shape.height * wide + 64, c.zeros[0] ^ flip);
+    const int64_t pixel = stored_pixel(c), row = s.width * pixel, wide = shape.width * pixel, edge = c.pad_w * pixel;
+    room.assign(s.images * shape.height * wide + 64, (c.widens ? (uint8_t)c.zero : c.zeros[0]) ^ flip);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t image = 0; image < s.images; ++image)
       for (int64_t y = 0; y < s.height; ++y) {
@@ -162,7 +167,7 @@ template <int V>
 __attribute__((noinline)) void end_quick(const Output& o, const Tile& tile) {
   const Quick<V> quick(o, tile.channel, tile.width);
   for (int r = 0; r < tile.rows; ++r)
-    quick(tile.sums + r * tile.pitch, o.data + tile.at(r) * o.stride + tile.column);
+    quick(tile.sums + r * tile.pitch, reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + tile.column);
 }
 
 // What follows the sums of a panel.
@@ -199,13 +204,50 @@ class Room {
   int64_t held = 0;
 };
 
+// n stored values as centered words.
+inline void to_words(const Conv& c, const uint8_t* from, int64_t n, int16_t* to) {
+  if (c.values == I16) std::memcpy(to, from, n * sizeof(int16_t));
+  else if (c.values == I8) widen(reinterpret_cast<const int8_t*>(from), n, c.zero, to);
+  else widen(from, n, c.zero, to);
+}
+
+// The job of the output pixels [begin, end) with the bytes that they read as centered words, in `room`.
+inline Job widened(const Job& j, int64_t begin, int64_t end, Room& room) {
+  const Conv& c = j.c;
+  const Shape& s = j.s;
+  const int64_t plane = s.out_height * s.out_width, last = end - 1, row = s.width;
+  const auto row_of = [&](int64_t pixel, int64_t tap) {
+    const int64_t y = pixel % plane / s.out_width * c.stride_h - c.pad_h + tap * c.dilation_h;
+    return pixel / plane * s.height + std::min(std::max<int64_t>(y, 0), s.height - 1);
+  };
+  const auto column_of = [&](int64_t pixel, int64_t tap) {
+    const int64_t x = pixel % s.out_width * c.stride_w - c.pad_w + tap * c.dilation_w;
+    return std::min(std::max<int64_t>(x, 0), row - 1);
+  };
+  const int64_t top = row_of(begin, 0), bottom = row_of(last, c.kernel_h - 1);
+  const bool one_row = top == bottom && begin / s.out_width == last / s.out_width;
+  const int64_t from = top * row + (one_row ? column_of(begin, 0) : 0);
+  const int64_t to = bottom * row + (one_row ? column_of(last, c.kernel_w - 1) + 1 : row);
+  const int64_t channels = stored_pixel(c), values = (to - from) * channels;
+  uint8_t* words = room.of(2 * values + 64);
+  to_words(c, j.x + from * channels, values, reinterpret_cast<int16_t*>(words));
+  Job near = j;
+  near.x = words - from * c.channels;  // so that pixels lie where the job expects them
+  near.end = words + 2 * values;
+  return near;
+}
+
 // The output pixels [begin, end): every channel by itself, or panel by panel.
-void by_channel(const Job& job, int64_t begin, int64_t end);
+void by_channel(const Job& job, int64_t begin, int64_t end, Room& room);
 void by_panels(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room);
 void by_tiles(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room);
 
 // Output pixels whose windows stay in the cache while all panels pass over them; copies of them, for matrix tiles.
-inline int64_t block_of(const Conv& c) {
+inline int64_t block_of(const Conv& c, const Shape& s) {
   constexpr int64_t PIXELS = 168, ROOM = 512 << 10, SIDE = 32;
+  if (!c.panel && (c.widens || c.values == I16)) {  // rows of images, of which neighbouring blocks read some again
+    const int64_t rows = (ROOM / 2 / (s.width * c.channels) - (c.kernel_h - 1) * c.dilation_h) / c.stride_h;
+    return std::max(PIXELS, rows * s.out_width);
+  }
   return c.steps ? std::max<int64_t>(2, ROOM / (c.steps * 64 * SIDE)) * SIDE : PIXELS;
 }

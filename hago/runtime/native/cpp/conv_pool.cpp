@@ -1,5 +1,4 @@
 // A convolution that only a max pooling reads: its rows stay in the cache and are pooled as soon as they are there.
-#ifdef __AVX512VNNI__
 #include "conv.h"
 #include "pool_window.h"
 
@@ -51,7 +50,7 @@ struct Run {
   void operator()(int64_t top, int64_t bottom) const {
     const int type = tail.output[0].type;
     const int64_t row = w.width * w.channels * BYTES[type], reach = (w.kernel_h - 1) * w.dilation_h + 1;
-    const int64_t block = block_of(conv);
+    const int64_t block = block_of(conv, shape);
     const int64_t step = std::max<int64_t>(1, (ROOM / row - reach) / w.stride_h + 1);
     Room space;
     std::vector<char> room(((step - 1) * w.stride_h + reach) * row);
@@ -67,7 +66,7 @@ struct Run {
       const int64_t end = (image * w.height + last) * w.width;
       for (int64_t p = (image * w.height + std::max(first, made)) * w.width; p < end; p += block) {
         if (conv.panel) by_panels(j, 0, conv.groups * conv.panels, p, std::min(end, p + block), space);
-        else by_channel(j, p, std::min(end, p + block));
+        else by_channel(j, p, std::min(end, p + block), space);
       }
       held = first;
       made = last;
@@ -95,8 +94,3 @@ extern "C" void hago_conv_max_pool(const Conv* conv, const Shape* shape, const T
     Run{images.conv, images.shape, *tail, *after, w, images.x, unit / runs}(top, std::min(w.out_height, top + rows));
   }
 }
-#else
-#include <cstdint>
-extern "C" void hago_conv_max_pool(const void*, const void*, const void*, const void*, const void*, const uint8_t*,
-                                   int) {}
-#endif

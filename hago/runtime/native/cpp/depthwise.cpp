@@ -1,11 +1,12 @@
 // Convolutions of every channel by itself (depthwise), 64 channels of bytes at a time, or 32 of words.
-#ifdef __AVX512VNNI__
 #include "conv.h"
 
 namespace {
 
+constexpr int PIXELS = 16;  // whose sums are ended together
+
+#ifdef HAGO_AVX512_VNNI
 constexpr int64_t COLUMN = 256;  // bytes of four rows of 64 channels
-constexpr int PIXELS = 16;       // whose sums are ended together
 
 // Four rows of a column of an image, 64 channels of them, interleaved: one dot product adds four taps of 16 channels.
 struct Column {
@@ -154,8 +155,7 @@ class Row {
 };
 
 template <bool SIGNED>
-void channels(const Job& j, int64_t begin, int64_t end) {
-  Room room;
+void channels(const Job& j, int64_t begin, int64_t end, Room& room) {
   Row<SIGNED> row(j, room);
   const int64_t across = j.s.out_width, plane = j.s.out_height * across;
   while (begin < end) {
@@ -166,46 +166,132 @@ void channels(const Job& j, int64_t begin, int64_t end) {
   }
 }
 
-// The words of two taps are interleaved, so that one dot product adds two taps of 16 channels.
+#endif
+
+// The part of the images that a block of output pixels reads, as centered words, with its padding around it.
+struct Slab {
+  const int64_t top, left, columns, pixel;  // its first row, counted over all padded images; its first column
+  const int64_t tall;                       // rows of a padded image
+  int16_t* words;
+
+  Slab(const Job& j, int64_t begin, int64_t last, Room& room) : Slab(j, spot(j, begin), spot(j, last), room) {}
+
+  // The first word of the window of an output pixel.
+  const int16_t* window(const Job& j, int64_t at) const {
+    const Spot p = spot(j, at);
+    return words + ((p.image * tall + p.y - top) * columns + p.x - left) * pixel;
+  }
+
+ private:
+  struct Spot {
+    int64_t image, y, x;  // of the window's first tap, in a padded image
+  };
+
+  static Spot spot(const Job& j, int64_t at) {
+    const int64_t plane = j.s.out_height * j.s.out_width;
+    return {at / plane, at % plane / j.s.out_width * j.c.stride_h, at % j.s.out_width * j.c.stride_w};
+  }
+
+  Slab(const Job& j, const Spot& first, const Spot& last, Room& room)
+      : top(first.image * tall_of(j) + first.y), left(one_row(first, last) ? first.x : 0),
+        columns(one_row(first, last) ? last.x - first.x + (j.c.kernel_w - 1) * j.c.dilation_w + 1
+                                     : j.s.width + 2 * j.c.pad_w),
+        pixel(j.c.out_channels), tall(tall_of(j)) {
+    const int64_t rows = last.image * tall + last.y + (j.c.kernel_h - 1) * j.c.dilation_h + 1 - top;
+    words = reinterpret_cast<int16_t*>(room.of(rows * columns * pixel * sizeof(int16_t) + 64));
+    for (int64_t r = 0; r < rows; ++r) fill(j, (top + r) / tall, (top + r) % tall - j.c.pad_h, words + r * columns * pixel);
+  }
+
+  static int64_t tall_of(const Job& j) { return j.s.height + 2 * j.c.pad_h; }
+  static bool one_row(const Spot& first, const Spot& last) { return first.image == last.image && first.y == last.y; }
+
+  void fill(const Job& j, int64_t image, int64_t y, int16_t* to) const {
+    const int64_t from = left - j.c.pad_w;  // columns of the image
+    const int64_t begin = std::min(std::max<int64_t>(from, 0), j.s.width);
+    const int64_t end = y < 0 || y >= j.s.height ? begin : std::max(begin, std::min(from + columns, j.s.width));
+    std::fill(to, to + (begin - from) * pixel, 0);
+    to_words(j.c, j.x + ((image * j.s.height + y) * j.s.width + begin) * stored_pixel(j.c), (end - begin) * pixel,
+             to + (begin - from) * pixel);
+    std::fill(to + (end - from) * pixel, to + columns * pixel, 0);
+  }
+};
+
+// Channels of words: those of two taps are interleaved, so that one dot product adds two taps of every channel.
 // weight: [block of 32 channels][two taps][2][16 channels, in the order the interleaving leaves][2]
-void channels_of_words(const Job& j, int64_t begin, int64_t end) {
-  const Conv& c = j.c;
-  const int taps = c.taps, twos = (taps + 1) / 2;
-  // the first sums have channels 8 l ... + 3 in their l-th quarter, the others 8 l + 4 ... + 7
-  const __m512i lower = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const __m512i upper = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-  std::vector<const uint8_t*> at(2 * twos, c.zeros);
-  alignas(64) int32_t sums[32];
-  const std::vector<Place> places = places_of(j, begin, end);
-  for (int64_t pixel = begin; pixel < end; ++pixel) {
-    const Place& place = places[pixel - begin];
+class Words {
+ public:
+  Words(const Job& j, int64_t begin, int64_t end, Room& room)
+      : j(j), begin(begin), end(end), taps(j.c.taps), twos((taps + 1) / 2), slab(j, begin, end - 1, room) {
     for (int k = 0; k < taps; ++k)
-      at[k] = place.inside ? place.first + j.steps[k] : tap(j, place, k / c.kernel_w, k % c.kernel_w);
-    for (int block = 0; block < c.out_channels; block += 32) {
-      const int width = std::min(32, c.out_channels - block);
-      const __mmask32 words = (__mmask32)first_bytes(width);
-      const int8_t* w = c.weight + (int64_t)block / 32 * twos * 128;
-      __m512i acc[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-      for (int k = 0; k < 2 * twos; k += 2, w += 128) {
-        const __m512i a = _mm512_maskz_loadu_epi16(words, at[k] + 2 * block);
-        const __m512i b = _mm512_maskz_loadu_epi16(words, at[k + 1] + 2 * block);
-        acc[0] = _mm512_dpwssd_epi32(acc[0], _mm512_unpacklo_epi16(a, b), _mm512_loadu_si512(w));
-        acc[1] = _mm512_dpwssd_epi32(acc[1], _mm512_unpackhi_epi16(a, b), _mm512_loadu_si512(w + 64));
+      steps.push_back((k / j.c.kernel_w * j.c.dilation_h * slab.columns + k % j.c.kernel_w * j.c.dilation_w) * slab.pixel);
+    for (int64_t at = begin; at < end; ++at) windows.push_back(slab.window(j, at));
+  }
+
+  void operator()() {
+    const int channels = j.c.out_channels;
+    for (block = 0; block < channels; block += BLOCK) {
+      const int width = std::min(BLOCK, channels - block);
+      for (int64_t first = begin; first < end; first += PIXELS) {
+        const int some = (int)std::min<int64_t>(PIXELS, end - first);
+        for (int part = 0; part * WORDS < width; ++part) {
+          if (taps == 9) by_vec<9>(&windows[first - begin], some, part);
+          else by_vec<0>(&windows[first - begin], some, part);
+        }
+        end_rows(j, {sums, some, BLOCK, width, block, first, block});
       }
-      const __m512i low = _mm512_permutex2var_epi32(acc[0], lower, acc[1]);
-      const __m512i high = _mm512_permutex2var_epi32(acc[0], upper, acc[1]);
-      _mm512_store_si512(sums, _mm512_add_epi32(low, _mm512_loadu_si512(c.offset + block)));
-      _mm512_store_si512(sums + 16, _mm512_add_epi32(high, _mm512_loadu_si512(c.offset + block + 16)));
-      finish_any(j.t, j.plain, {sums, 1, 32, width, block, pixel, block});
     }
   }
-}
+
+ private:
+  static constexpr int BLOCK = 32, STEP = 4 * BLOCK;  // bytes of the weights of two taps
+  const Job& j;
+  const int64_t begin, end;
+  const int taps, twos;
+  const Slab slab;
+  std::vector<int64_t> steps;           // from the first word of a window to that of each tap
+  std::vector<const int16_t*> windows;  // of the pixels
+  int block;
+  alignas(64) int32_t sums[BLOCK * PIXELS];
+
+  // Sums of `some` pixels, of one Vec of channels; weights of TAPS taps stay in registers, 0 for any number. Channels
+  // past the last one have weights of 0.
+  template <int TAPS>
+  void by_vec(const int16_t* const* window, int some, int part) {
+    constexpr int TWOS = (TAPS + 1) / 2;
+    const int channel = block + part * WORDS, number = twos;
+    const int8_t* w = j.c.weight + (int64_t)block / BLOCK * twos * STEP + part * sizeof(Vec);
+    const Vec start[2] = {load_vec(j.c.offset + channel), load_vec(j.c.offset + channel + WORDS / 2)};
+    const int64_t* step = steps.data();
+    Vec held[TWOS ? TWOS : 1][2];
+#pragma GCC unroll 8
+    for (int k = 0; k < TWOS; ++k) {
+      held[k][0] = load_vec(w + STEP * k);
+      held[k][1] = load_vec(w + STEP * k + STEP / 2);
+    }
+    int32_t* to = sums + part * WORDS;
+    for (int r = 0; r < some; ++r, to += BLOCK) {
+      const int16_t* x = window[r] + channel;
+      Vec low{}, high{};
+#pragma GCC unroll 8
+      for (int k = 0; k < (TAPS ? TWOS : number); ++k) {
+        Vec a, b;
+        interleave(load_vec(x + step[2 * k]), 2 * k + 1 < (TAPS ? TAPS : taps) ? load_vec(x + step[2 * k + 1]) : Vec{}, a, b);
+        low = dot_vec(low, a, TAPS ? held[k][0] : load_vec(w + STEP * k));
+        high = dot_vec(high, b, TAPS ? held[k][1] : load_vec(w + STEP * k + STEP / 2));
+      }
+      put_in_order(low, high);
+      store_vec(to, add_vec(low, start[0]));
+      store_vec(to + WORDS / 2, add_vec(high, start[1]));
+    }
+  }
+};
 
 }  // namespace
 
-void by_channel(const Job& j, int64_t begin, int64_t end) {
-  if (j.c.values == I16) channels_of_words(j, begin, end);
-  else if (j.c.values == I8) channels<true>(j, begin, end);
-  else channels<false>(j, begin, end);
-}
+void by_channel(const Job& j, int64_t begin, int64_t end, Room& room) {
+#ifdef HAGO_AVX512_VNNI
+  if (j.c.values == U8) return channels<false>(j, begin, end, room);
+  if (j.c.values == I8) return channels<true>(j, begin, end, room);
 #endif
+  Words(j, begin, end, room)();
+}

@@ -8,8 +8,12 @@
 
 namespace {
 
+#ifdef HAGO_AVX512
 constexpr int WIDE = 32;  // columns of a panel
 constexpr int TALL = 12;  // rows that are worked on at once
+#else
+constexpr int WIDE = WIDEST, TALL = TALLEST;
+#endif
 
 // Steps are in elements. One of the two of a matrix of b is 1, and `a` has its columns side by side.
 struct Matrices {
@@ -67,37 +71,27 @@ struct Panels {
 // `R` rows of `a`, each of `pairs` pairs, by a panel.
 template <int R>
 void multiply(const int16_t* a, const int16_t* panel, int64_t pairs, const int32_t* start, int32_t* sums) {
-#ifdef __AVX512VNNI__
-  __m512i c[R][2];
+  constexpr int V = WIDE / LANES;
+  Ints c[R][V];
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 2; ++v) c[r][v] = _mm512_loadu_si512(start + 16 * v);
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) c[r][v] = load_ints(start + LANES * v);
   for (int64_t k = 0; k < pairs; ++k) {
-    const __m512i low = _mm512_loadu_si512(panel + 64 * k), high = _mm512_loadu_si512(panel + 64 * k + 32);
+    Ints b[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) b[v] = load_packed(panel + 2 * (WIDE * k + LANES * v));
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      int32_t pair;
-      std::memcpy(&pair, a + (r * pairs + k) * 2, sizeof(pair));
-      const __m512i both = _mm512_set1_epi32(pair);
-      c[r][0] = _mm512_dpwssd_epi32(c[r][0], low, both);
-      c[r][1] = _mm512_dpwssd_epi32(c[r][1], high, both);
+      const Ints both = all_packed(a + (r * pairs + k) * 2);
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) c[r][v] = dot_words(c[r][v], b[v], both);
     }
   }
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 2; ++v) _mm512_storeu_si512(sums + r * WIDE + 16 * v, c[r][v]);
-#else
-  for (int r = 0; r < R; ++r) {
-    uint32_t c[WIDE];
-    for (int i = 0; i < WIDE; ++i) c[i] = (uint32_t)start[i];
-    for (int64_t k = 0; k < pairs; ++k) {
-      const int16_t *pair = a + (r * pairs + k) * 2, *b = panel + 2 * WIDE * k;
-      for (int i = 0; i < WIDE; ++i)
-        c[i] += (uint32_t)((int32_t)pair[0] * b[2 * i]) + (uint32_t)((int32_t)pair[1] * b[2 * i + 1]);
-    }
-    std::memcpy(sums + r * WIDE, c, sizeof(c));
-  }
-#endif
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) store_16(sums + r * WIDE + LANES * v, c[r][v], All{});
 }
 
 // Rows [begin, end) of one product, of which the first is row `row` of what is stored.

@@ -17,7 +17,7 @@ constexpr int64_t PIECE = 64 * ROW;  // of a pass, what one thread takes at a ti
 struct Move {
   int32_t form, rounding;
   int32_t wide;   // the range is more than float32 holds
-  int32_t plain;  // a ratio, rounded half to even into a range that float32 holds
+  int32_t plain;  // a form that `Scaling` of vectors.h has
   const float* ratio;         // per channel
   const int32_t* multiplier;  // per channel
   const int32_t* shift;       // per channel, 1 to 62; -31 to 62 in two stages

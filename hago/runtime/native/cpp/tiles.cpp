@@ -3,9 +3,9 @@
 // A product of tiles adds dot products of four unsigned by four signed bytes to int32 and does not saturate, so a sum
 // is the same as in conv.cpp. A window is read in steps of 64 bytes, the last one filled up with zeros; where pixels
 // have few channels, in steps of some of its rows.
-#include <cstdint>
+#include "lanes.h"
 
-#if defined(__AMX_INT8__) && defined(__AVX512VBMI__)
+#ifdef HAGO_TILES
 #include <sys/syscall.h>
 #include <unistd.h>
 

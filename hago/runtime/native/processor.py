@@ -20,7 +20,7 @@ def processor_name() -> str:
     return f"{names[0]} ({platform.machine()})" if names else platform.machine()
 
 
-def instruction_sets() -> frozenset[str]:
+def processor_flags() -> frozenset[str]:
     """The instruction sets as the system names them, e.g. "avx512_vnni"; empty if it does not list them."""
     flags = [line.partition(":")[2].split() for line in cpu_lines() if line.startswith(("flags", "Features"))]
     return frozenset(flags[0] if flags else ())

@@ -1,0 +1,79 @@
+"""The instruction sets that kernels are built for, and which of them this processor has."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from typing import Final
+
+from hago.errors import HagoError, did_you_mean
+from hago.runtime.native.processor import processor_flags
+
+#: Names of architectures that mean the same.
+_ALIASES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """An instruction set that the library of kernels is built for.
+
+    Args:
+        name: as `HAGO_MAX_CPU_ISA` has it; on x86, as oneDNN's `ONEDNN_MAX_CPU_ISA` has it.
+        machine: the architecture.
+        options: of the compiler.
+        flags: what the system says of a processor that has it.
+    """
+
+    name: str
+    machine: str
+    options: tuple[str, ...]
+    flags: tuple[str, ...]
+
+    @property
+    def file_name(self) -> str:
+        """The name of its library in a wheel."""
+        return f"kernels-{self.machine}-{self.name.lower()}.so"
+
+
+_AVX512: Final = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+_AMX: Final = ("-march=cascadelake", "-mavx512vbmi", "-mamx-tile", "-mamx-int8")
+#: By architecture, from the smallest to the largest.
+INSTRUCTION_SETS: Final = (
+    InstructionSet("SSE41", "x86_64", ("-march=x86-64-v2",), ("sse4_1", "sse4_2", "ssse3", "popcnt")),
+    InstructionSet("AVX2", "x86_64", ("-march=x86-64-v3",), ("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe")),
+    InstructionSet("AVX2_VNNI", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), ("avx2", "fma", "bmi2", "avx_vnni")),
+    InstructionSet("AVX512_CORE", "x86_64", ("-march=x86-64-v4",), _AVX512),
+    InstructionSet("AVX512_CORE_VNNI", "x86_64", ("-march=cascadelake",), (*_AVX512, "avx512_vnni")),
+    InstructionSet("AVX512_CORE_AMX", "x86_64", _AMX, (*_AVX512, "avx512_vnni", "avx512vbmi", "amx_tile", "amx_int8")),
+    InstructionSet("NEON", "aarch64", ("-march=armv8-a",), ("asimd",)),
+    InstructionSet("DOTPROD", "aarch64", ("-march=armv8.2-a+dotprod",), ("asimd", "asimddp")),
+    InstructionSet("I8MM", "aarch64", ("-march=armv8.2-a+dotprod+i8mm",), ("asimd", "asimddp", "i8mm")),
+)
+
+
+def machine() -> str:
+    """The architecture of this processor, as `InstructionSet.machine` has it."""
+    name = platform.machine().lower()
+    return _ALIASES.get(name, name)
+
+
+def largest_set(limit: str | None = None) -> InstructionSet | None:
+    """The largest instruction set that this processor has; None where there is none of them, or the system does not
+    say what the processor has.
+
+    Args:
+        limit: the name of the largest set that may be used; by default what `HAGO_MAX_CPU_ISA` says.
+
+    Raises:
+        HagoError: this architecture has no set of that name.
+    """
+    limit = (limit or os.environ.get("HAGO_MAX_CPU_ISA") or "").upper()
+    here = [each for each in INSTRUCTION_SETS if each.machine == machine()]
+    names = [each.name for each in here]
+    if limit and limit not in names:
+        expected = f"expected one of {', '.join(names)}" if names else f"hago knows no instruction sets of {machine()}"
+        raise HagoError(f"HAGO_MAX_CPU_ISA is {limit[:40]!r}; {expected}." + did_you_mean(limit, names))
+    if limit:
+        here = here[: names.index(limit) + 1]
+    return next((each for each in reversed(here) if processor_flags().issuperset(each.flags)), None)

@@ -1,0 +1,72 @@
+// Runs the convolutions of a file of cases, and compares their sums with those in the file, and what is stored after
+// a requantization with a plain loop. See test_other_processors.py, which writes the file.
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "conv.h"
+
+extern "C" void hago_conv(const Conv* conv, const Shape* shape, const Tail* tail, const uint8_t* x, int threads);
+extern "C" int hago_widest_panel();
+extern "C" int hago_adds_bytes(int by_channel);
+extern "C" int hago_reads_signed();
+
+namespace {
+
+template <typename T>
+std::vector<T> read(std::FILE* file) {
+  int64_t n = 0;
+  if (std::fread(&n, sizeof(n), 1, file) != 1) return {};
+  std::vector<T> values(n);
+  if (std::fread(values.data(), sizeof(T), n, file) != (size_t)n) std::exit(2);
+  return values;
+}
+
+int64_t differing(const std::vector<uint8_t>& bytes, const std::vector<int32_t>& sums, float ratio, int zero) {
+  int64_t wrong = 0;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const float v = std::fmin(std::fmax(std::rint((float)sums[i] * ratio), 0.0f - zero), 255.0f - zero);
+    wrong += bytes[i] != (uint8_t)((int)v + zero);
+  }
+  return wrong;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count < 2) {
+    std::printf("%d %d %d %d\n", hago_widest_panel(), hago_adds_bytes(0), hago_adds_bytes(1), hago_reads_signed());
+    return 0;
+  }
+  std::FILE* file = std::fopen(arguments[1], "rb");
+  int64_t cases = 0, wrong = 0, total = 0;
+  for (std::vector<int32_t> fields = read<int32_t>(file); !fields.empty(); fields = read<int32_t>(file), ++cases) {
+    Conv conv{};
+    std::memcpy(&conv, fields.data(), fields.size() * sizeof(int32_t));
+    const std::vector<int64_t> sizes = read<int64_t>(file);
+    const std::vector<int8_t> weight = read<int8_t>(file);
+    const std::vector<int32_t> offset = read<int32_t>(file);
+    const std::vector<uint8_t> zeros = read<uint8_t>(file), x = read<uint8_t>(file);
+    const std::vector<int32_t> exact = read<int32_t>(file);
+    conv.weight = weight.data(), conv.offset = offset.data(), conv.zeros = zeros.data();
+    const Shape shape{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]};
+    std::vector<int32_t> sums(exact.size());
+    Tail tail{};
+    tail.outputs = 1;
+    Output& output = tail.output[0];
+    output.type = I32, output.stride = conv.out_channels, output.data = (char*)sums.data();
+    hago_conv(&conv, &shape, &tail, x.data(), 1);
+    for (size_t i = 0; i < sums.size(); ++i) wrong += sums[i] != exact[i];
+    const int zero = 37;
+    const std::vector<float> ratio(conv.out_channels + 1024, 3e-4f);
+    std::vector<uint8_t> bytes(exact.size());
+    output.type = U8, output.zero = zero, output.data = (char*)bytes.data();
+    output.move.form = RATIO, output.move.plain = 1, output.move.ratio = ratio.data();
+    output.move.low = output.move.least = 0 - zero, output.move.high = output.move.most = 255 - zero;
+    hago_conv(&conv, &shape, &tail, x.data(), 1);
+    wrong += differing(bytes, exact, 3e-4f, zero);
+    total += 2 * (int64_t)exact.size();
+  }
+  std::printf("%lld cases, %lld of %lld values are wrong\n", (long long)cases, (long long)wrong, (long long)total);
+  return wrong != 0;
+}

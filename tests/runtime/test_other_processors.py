@@ -1,0 +1,159 @@
+"""The kernels for processors that this machine does not have.
+
+Those for NEON are compiled by a cross compiler and run in an emulator. Products of bytes, which AVX-VNNI and
+AVX512-VNNI have, are run on plain vectors, so that packing, indices and edges are tested on any machine. For AVX-VNNI
+and AMX the object code is built and disassembled, and nothing is run: only a processor that has them can show more.
+Where a tool is missing, the test is skipped and says which.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hago.arithmetic.types import INT32, ZERO, QParams
+from hago.runtime.native import library as native
+from hago.runtime.native.calls import conv_call
+from hago.runtime.native.epilogue import Epilogue, StoredOutput
+from hago.runtime.native.requantize import AS_IS
+from hago.runtime.native.weights import Geometry, pack
+
+SUMS: Final = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
+ARM: Final = "aarch64-linux-gnu-g++"
+EMULATOR: Final = "qemu-aarch64-static"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A processor: the compiler with its options, and the command that runs programs."""
+
+    compiler: tuple[str, ...]
+    run: tuple[str, ...] = ()
+
+
+RUN: Final = {
+    "NEON": Target((ARM, "-march=armv8-a", "-static"), (EMULATOR,)),
+    "NEON, dot products": Target((ARM, "-march=armv8.2-a+dotprod", "-static"), (EMULATOR, "-cpu", "max")),
+    "NEON, i8mm": Target((ARM, "-march=armv8.2-a+dotprod+i8mm", "-static"), (EMULATOR, "-cpu", "max")),
+    "products of bytes on plain vectors": Target(("c++", "-march=x86-64", "-DHAGO_PLAIN_BYTES")),
+    "plain vectors": Target(("c++", "-march=x86-64")),
+}
+#: Targets that are only built, and an instruction that their code must have.
+BUILT: Final = {
+    "AVX-VNNI": (("-march=x86-64-v3", "-mavxvnni"), "vpdpbusd"),
+    "AVX512-VNNI": (("-march=cascadelake",), "vpdpbusd"),
+    "AMX": (("-march=sapphirerapids",), "tdpbusd"),
+    "AVX-512 without VNNI": (("-march=x86-64-v4",), "vpmaddwd"),
+}
+
+
+def require(*tools: str) -> None:
+    """Skip the test where a tool is missing."""
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed")
+
+
+@dataclass(frozen=True)
+class Described:
+    """The library of another processor, as far as packing asks it."""
+
+    widest: int
+    bytes_in_panels: int
+    bytes_by_channel: int
+    signed: int
+
+    def hago_widest_panel(self) -> int:
+        return self.widest
+
+    def hago_adds_bytes(self, by_channel: bool) -> int:
+        return self.bytes_by_channel if by_channel else self.bytes_in_panels
+
+    def hago_reads_signed(self) -> int:
+        return self.signed
+
+
+#: Channels, output channels, groups, kernel, stride, padding, dilation, height and width.
+CONVOLUTIONS: Final = (
+    *((64, 80, 1, (1, 1), (1, 1), (0, 0), (1, 1), 5, 7), (3, 20, 1, (7, 7), (2, 2), (3, 3), (1, 1), 15, 13)),
+    *((12, 8, 2, (3, 3), (1, 1), (1, 1), (1, 1), 6, 5), (5, 33, 1, (3, 2), (2, 1), (1, 0), (1, 2), 9, 9)),
+    *((70, 70, 70, (3, 3), (1, 1), (1, 1), (1, 1), 9, 8), (40, 40, 40, (5, 5), (2, 2), (2, 2), (1, 1), 11, 20)),
+    *((16, 16, 16, (3, 3), (2, 1), (2, 2), (2, 2), 8, 8), (32, 16, 1, (3, 3), (1, 1), (1, 1), (1, 1), 40, 31)),
+)
+
+
+def write_cases(path: Path, calls: Described) -> None:
+    """Every convolution on extreme and random values of every type, with its exact sums."""
+    generator = torch.Generator().manual_seed(1)
+    with path.open("wb") as file:
+        for channels, out, groups, *sizes, height, width in CONVOLUTIONS:
+            kernel, stride, padding, dilation = sizes
+            geometry = Geometry(channels, out, groups, kernel, stride, padding, dilation)
+            for dtype, zero in ((torch.uint8, 0), (torch.uint8, 131), (torch.int8, -3), (torch.int16, 0)):
+                ends = torch.iinfo(dtype)
+                x = torch.randint(ends.min, ends.max + 1, (2, channels, height, width), generator=generator)
+                x = torch.where(torch.rand(x.shape, generator=generator) < 0.3, ends.max, x).to(dtype)
+                kind = torch.iinfo(torch.int16 if dtype == torch.int16 else torch.int8)
+                w = torch.randint(kind.min, kind.max + 1, (out, channels // groups, *kernel), generator=generator)
+                w = torch.where(torch.rand(w.shape, generator=generator) < 0.3, kind.min, w)
+                bias = torch.randint(-1000, 1000, (out,), generator=generator)
+                exact = F.conv2d(x.double() - zero, w.double(), bias.double(), stride, padding, dilation, groups)
+                words = dtype == torch.int16 or not calls.hago_adds_bytes(geometry.by_channel)
+                packed = pack(w.to(torch.int16 if words else torch.int8), geometry, calls.widest, False)
+                epilogue = Epilogue(out, [], stored=[StoredOutput("", AS_IS, SUMS)]).build()
+                source = (native.TYPES[str(dtype).removeprefix("torch.")], zero)
+                call = conv_call(calls, geometry, packed, source, epilogue, bias)  # type: ignore[arg-type]
+                fields = [getattr(call.template, name) for name, kind in native.Conv._fields_ if kind is native.c_int32]
+                weight, offset, zeros = call.kept
+                put(file, torch.tensor(fields, dtype=torch.int32))
+                put(file, torch.tensor([2, height, width, *exact.shape[2:]], dtype=torch.int64))
+                for tensor in (weight, offset, zeros, x.permute(0, 2, 3, 1)):
+                    put(file, tensor, bytes_of=tensor is not offset)
+                put(file, exact.permute(0, 2, 3, 1).to(torch.int64).to(torch.int32))
+
+
+def put(file: Any, tensor: Tensor, bytes_of: bool = False) -> None:
+    """The number of values, or of bytes, and the values."""
+    array = tensor.contiguous().numpy()
+    file.write((array.nbytes if bytes_of else array.size).to_bytes(8, "little") + array.tobytes())
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_sums_are_exact(name: str, tmp_path: Path) -> None:
+    target = RUN[name]
+    require(target.compiler[0], *target.run[:1])
+    program = tmp_path / "program"
+    sources = [str(native.SOURCES / f"{part}.cpp") for part in ("conv", "depthwise", "rows", "tiles")]
+    options = [option for option in native.OPTIONS if option not in ("-O3", "-fPIC", "-shared")]
+    here = str(Path(__file__).with_name("kernel_cases.cpp"))
+    command = [*target.compiler, "-O1", *options, f"-I{native.SOURCES}", here, *sources, "-o", str(program)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    said = subprocess.run([*target.run, str(program)], check=True, capture_output=True, text=True, timeout=60).stdout
+    cases = tmp_path / "cases"
+    write_cases(cases, Described(*map(int, said.split())))
+    run = [*target.run, str(program), str(cases)]
+    done = subprocess.run(run, check=False, capture_output=True, text=True, timeout=600)
+    assert done.stdout.startswith(f"{4 * len(CONVOLUTIONS)} cases, 0 of "), (done.stdout, done.stderr[-500:])
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_instructions_are_used(name: str, tmp_path: Path) -> None:
+    require("c++", "objdump")
+    options, instruction = BUILT[name]
+    built = tmp_path / "kernels.o"
+    source = native.SOURCES / ("tiles.cpp" if name == "AMX" else "conv.cpp")
+    command = ["c++", "-c", "-O1", *options, *native.OPTIONS[1:3], "-fopenmp", str(source), "-o", str(built)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+    if "-march" in done.stderr or "unrecognized" in done.stderr:
+        pytest.skip(f"the compiler does not know {name}")
+    assert done.returncode == 0, done.stderr[-500:]
+    listing = subprocess.run(["objdump", "-d", str(built)], check=True, capture_output=True, text=True, timeout=60)
+    assert instruction in listing.stdout
