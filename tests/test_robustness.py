@@ -207,7 +207,7 @@ def test_what_is_advised_where_an_accumulator_overflows_helps(has_float: bool) -
     deep = nn.Linear(256, 3, bias=False).eval()  # 256 products of 7 by 7 at the fewest bits
     with torch.no_grad():
         deep.weight.fill_(0.5)
-    ones = [torch.ones(4, 256)]
+    ones = [torch.cat([torch.ones(3, 256), torch.full((1, 256), 0.99)])]  # samples that differ
     with pytest.raises(InfeasibleBits, match=r"overflows its accumulator \(int8\).*wider accumulator") as caught:
         hago.quantize(deep, narrow, ones)
     named = re.search(r"keep_float=(\[.*?\])", str(caught.value))

@@ -96,7 +96,7 @@ def objects() -> dict[str, Any]:
         "ParetoFront of": found.front,
         f"FrontPoint of trial {found.front[0].trial} on {CHIP}": found.front[0],
         f"QatModel of a network of 7 nodes for {CHIP}": hago.prepare_qat(*given),
-        f"Finetuned for {CHIP}: 1 steps": hago.finetune(*given, DATA, steps=1, progress=False),
+        f"Finetuned for {CHIP}: 1 step in": hago.finetune(*given, DATA, steps=1, progress=False),
         "ExportResult": export_result(),
     }
 

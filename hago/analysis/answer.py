@@ -25,7 +25,7 @@ from hago.data import Batches, JobProgress
 from hago.errors import HagoError, InfeasibleBits
 from hago.graph import Graph, ModelLike
 from hago.hardware import Hardware
-from hago.importing import HardwareLike, as_hardware, import_with_data
+from hago.importing import HardwareLike, as_hardware
 from hago.plan import Plan, Resolver, Strategy, Topology
 from hago.plan.feasibility import group_feeding
 from hago.search import (
@@ -35,7 +35,7 @@ from hago.search import (
     Prepared,
     QuantizationOptions,
     SearchOutcome,
-    held_out_batches,
+    import_with_held_out,
     paired_difference,
     paired_interval,
     prepare,
@@ -490,9 +490,9 @@ def load_stored(
         HagoError: the strategy is for another model or hardware, or the data does not fit the model.
     """
     chip = as_hardware(hardware)
-    steps("reading the data and importing the model")
-    graph, batches = import_with_data(model, dataset, chip, made_for=[strategy.model_hash], on_batch=steps.on_batch)
-    further = None if held_out is None else held_out_batches(model, batches, held_out, labels=False)
+    graph, batches, further = import_with_held_out(
+        model, chip, dataset, held_out, made_for=[strategy.model_hash], steps=steps
+    )
     return LoadedStrategy(strategy, stored_resolver(graph, chip, strategy), batches, further)
 
 

@@ -32,7 +32,7 @@ from hago.plan import NodePlan, Plan
 from hago.runtime import IntegerModel, center
 from hago.runtime.native import FastModel
 from hago.search import plan_and_batches
-from hago.serialization.text_table import table
+from hago.serialization.text_table import counted, table
 from hago.simulation import Simulator
 
 #: The values of nodes by name: centered integers of integer nodes, real values of float nodes.
@@ -169,7 +169,7 @@ class Comparison:
 
     def __str__(self) -> str:
         titles = ("realization", "integers compared", "equal", "largest difference", "outputs equal")
-        lines = [f"against {self.base}, {self.samples} samples"]
+        lines = [f"against {self.base}, {counted(self.samples, 'sample')}"]
         lines += table(titles, [_row(a) for a in self.against], titles[1:])
         lines += [f"{a.name} skipped: {' '.join(a.skipped.split())}" for a in self.against if a.skipped]
         for a in self.against:

@@ -24,7 +24,7 @@ from hago.ops import Operand, Ops
 from hago.plan import Space, Topology
 from hago.plan.topology import fitting_descs, float_boundaries, weight_only_descs
 from hago.serialization.summary import Summarized, Summary, names_text
-from hago.serialization.text_table import WIDTH, count, head, ratio_text, table, tail, wrapped
+from hago.serialization.text_table import WIDTH, count, counted, head, ratio_text, table, tail, wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Explanation(Summarized):
         total = self.integer_macs + self.float_macs
         why = Counter((r.op, r.reason) for r in self.rows if not r.integer).most_common()
         return Summary(
-            f"Explanation of {len(self.rows)} nodes on {self.hardware}",
+            f"Explanation of {counted(len(self.rows), 'node')} on {self.hardware}",
             {
                 "integer": f"{self.integer_nodes} nodes, {ratio_text(self.integer_macs, total)} of {count(total)} MACs",
                 "float": names_text([f"{n} x {op} ({reason})" for (op, reason), n in why]) or "nothing",
@@ -188,7 +188,7 @@ class Explanation(Summarized):
             for (op, reason), n in why.most_common():
                 lines += wrapped(f"  {n} x {op}: {reason}", indent=" " * 6)
         if self.crossings:
-            lines += ["", f"values cross between float and integer on {len(self.crossings)} edges:"]
+            lines += ["", f"values cross between float and integer on {counted(len(self.crossings), 'edge')}:"]
             lines += [f"  {c}" for c in self.crossings]
         return lines
 

@@ -19,7 +19,7 @@ from hago.arithmetic.numerics import Overflow
 from hago.plan import Verdict
 from hago.search.objective import MOST_DB
 from hago.serialization.summary import Summarized, Summary, names_text
-from hago.serialization.text_table import count, decimals, head, number, percent, table, tail, wrapped
+from hago.serialization.text_table import count, counted, decimals, head, number, percent, table, tail, wrapped
 
 # ---------------------------------------------------------------- statistics of one node
 EdgeRole = Literal["data", "constant", "output"]
@@ -615,7 +615,8 @@ class GraphStatistic(Summarized):
         wrong, parts = self.first_wrong, self.blame
         most = sorted(parts, key=lambda n: -parts[n])
         return Summary(
-            f"GraphStatistic of {len(self.rows)} nodes on {self.hardware}, {self.samples} samples",
+            f"GraphStatistic of {counted(len(self.rows), 'node')} on {self.hardware}, "
+            f"{counted(self.samples, 'sample')}",
             {
                 "outputs": ", ".join(f"{name} {_level(self[name].sqnr)}" for name in self.outputs),
                 "error from": names_text([f"{n} {100 * parts[n]:.3g} %" for n in most if parts[n] > 0]),
@@ -627,8 +628,8 @@ class GraphStatistic(Summarized):
 
     def __str__(self) -> str:
         head = (
-            f"float | simulated | integer on {self.hardware}: {len(self.rows)} nodes, {self.samples} samples in "
-            f"{self.batches} batches"
+            f"float | simulated | integer on {self.hardware}: {counted(len(self.rows), 'node')}, "
+            f"{counted(self.samples, 'sample')} in {counted(self.batches, 'batch', 'batches')}"
         )
         lines = error_table(self.rows, self.blame, self.first_wrong, self.total_differences, self.remedies)
         return "\n".join([head, *lines])

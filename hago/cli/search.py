@@ -42,7 +42,7 @@ from hago.search import (
     SearchOptions,
     SearchOutcome,
     continued,
-    held_out_batches,
+    import_with_held_out,
     prepare,
     quantize_and_measure,
     resolved_text,
@@ -405,10 +405,8 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
     model, data = load_model(args.model, args.weights), load_batches(args)
     with interruptible_job("quantize") as steps:
         options = QuantizationOptions(**quantization_arguments(args))
-        prepared = prepare(model, hardware, data, options, steps=steps)
-        held_out = load_held_out(args)
-        if held_out is not None:
-            held_out = held_out_batches(model, prepared.batches, held_out, labels=False)
+        graph, batches, held_out = import_with_held_out(model, hardware, data, load_held_out(args), steps=steps)
+        prepared = prepare(graph, hardware, batches, options, steps=steps)
         steps("choosing the widest bits that do not overflow")
         made = quantize_and_measure(prepared)
         strategy = made.quantizer.strategy

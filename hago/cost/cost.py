@@ -23,7 +23,7 @@ from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops, opaque
 from hago.plan import Plan, bits_of, packed_bytes
 from hago.serialization.summary import Summarized, Summary
-from hago.serialization.text_table import bytes_text, count, head, number, scaled, table, tail, wrapped
+from hago.serialization.text_table import bytes_text, count, counted, head, number, scaled, table, tail, wrapped
 
 EdgeKind = Literal["as stored", "quantize", "requantize", "dequantize", "weight", "bias", "constant"]
 
@@ -167,11 +167,12 @@ class Cost(Summarized):
     def summary(self) -> Summary:
         """The totals, and the number of figures that are missing."""
         totals = {name: amount_text(name, total) for name, total in self.figures.items()}
-        missing = (
-            f"{len(self.missing)} figures, see .missing; cycles and energy are lower bounds" if self.missing else ""
-        )
+        missing = f"{counted(len(self.missing), 'figure')}, see .missing" if self.missing else ""
+        bounded = [name for name in ("cycles", "latency", "energy") if name in totals]
+        if missing and bounded:
+            missing += f"; {' and '.join(bounded)} are lower bounds"
         return Summary(
-            f"Cost of {len(self.nodes)} nodes on {self.hardware}, batch {self.batch}",
+            f"Cost of {counted(len(self.nodes), 'node')} on {self.hardware}, batch {self.batch}",
             {**totals, "not given": missing},
         )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Final
 
 import torch
@@ -297,6 +298,11 @@ class _Builder:
                     f"fix_bits {other!r} and {pattern!r} give edge {group.key!r} {self.fixed[other]} and {bits} bits, "
                     f"and neither is more specific; fix the bits of {group.key!r} itself"
                 )
+        if isinstance(bits, bool) or not isinstance(bits, Integral):
+            raise HagoError(
+                f"fix_bits {pattern!r} is {bits!r}, of type {type(bits).__name__}; expected a whole number, one of "
+                f"{list(group.choices)}"
+            )
         if bits not in group.choices:
             raise InfeasibleBits(
                 f"fix_bits {pattern!r}: {bits} bits for edge {group.key!r} fit no signature of "

@@ -26,7 +26,7 @@ from hago.serialization.json_text import (
     replace_file,
 )
 from hago.serialization.summary import Summarized, Summary, bits_text, figures_text, names_text, number_values
-from hago.serialization.text_table import bytes_text
+from hago.serialization.text_table import bytes_text, counted
 
 STRATEGY_VERSION: Final = 1
 
@@ -206,7 +206,8 @@ class Strategy(Summarized):
         scheme = trained.get("scheme") if isinstance(trained, Mapping) else None
         size = number_values(made_by.get("costs")).get("weight_bytes")
         return Summary(
-            f"Strategy for {self.hardware.name} and a network of {len(computed)} nodes (hash {self.model_hash[:12]})",
+            f"Strategy for {self.hardware.name} and a network of {counted(len(computed), 'node')} "
+            f"(hash {self.model_hash[:12]})",
             {
                 "bits": bits_text(self.bits.values(), "groups of edges"),
                 "weights": "" if size is None else f"{bytes_text(size)} at their bits",

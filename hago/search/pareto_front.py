@@ -30,7 +30,7 @@ from hago.serialization.json_text import (
     replace_file,
 )
 from hago.serialization.summary import Summarized, Summary, bits_text, figures_text
-from hago.serialization.text_table import table
+from hago.serialization.text_table import counted, table
 from hago.study import Trial, TrialFront
 
 FRONT_VERSION: Final = 2
@@ -99,7 +99,7 @@ class ParetoFront(Summarized):
         ends = [] if not self.points else [("cheapest", self.points[0]), ("best", self.points[-1])]
         hardware = f" on {self.points[0].strategy.hardware.name}" if self.points else ""
         return Summary(
-            f"ParetoFront of {len(self)} points of {self.cost} and {self.measure}{hardware}",
+            f"ParetoFront of {counted(len(self), 'point')} of {self.cost} and {self.measure}{hardware}",
             {
                 name: f"{self._cost_text(point)}, {self.measure} {point.score:.6g}, trial {point.trial}"
                 for name, point in ends

@@ -15,6 +15,7 @@ from hago.search.objective import Objective
 from hago.search.preparation import Prepared
 from hago.search.safe_bits import safe_bits
 from hago.search.scoring import GoalScorer
+from hago.serialization.text_table import counted
 from hago.study import StudyResult
 
 #: The part of the squared error, or of another loss, that a point of fewer bits keeps. Seen: down to 1/35 of KL
@@ -111,6 +112,6 @@ def explain_missed_limits(goal: Goal, result: StudyResult) -> str:
         f"{x.quoted} is missed with {figures[x.figure]:.6g}" for x in goal.limits if x.shortfall(figures[x.figure])
     )
     return (
-        f"none of the {len(result.trials)} points tried keeps every limit; nearest is trial {best.index}: {missed}. "
-        "Ask for less, or give the search more trials"
+        f"none of the {counted(len(result.trials), 'point')} tried keeps every limit; nearest is trial {best.index}: "
+        f"{missed}. Ask for less, or give the search more trials"
     )

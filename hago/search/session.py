@@ -30,7 +30,7 @@ from hago.search.pareto_front import FrontWriter, ParetoFront
 from hago.search.preparation import (
     Prepared,
     QuantizationOptions,
-    held_out_batches,
+    import_with_held_out,
     prepare,
     with_search_topology,
 )
@@ -57,6 +57,7 @@ from hago.searchers import (
 )
 from hago.serialization.json_text import check_distinct
 from hago.serialization.summary import Summarized, Summary
+from hago.serialization.text_table import counted
 from hago.study import Budget, Header, Searcher, StudyResult, Trial, interruptible_job, read_header, run_study
 
 
@@ -146,12 +147,13 @@ class SearchOutcome(Summarized):
         trials = self.result.trials
         seconds = f" in {trials[-1].elapsed:.1f} s" if trials else ""
         return Summary(
-            f"SearchOutcome for {self.strategy.hardware.name}: score {self.score:.6g}, best of {len(trials)} trials",
+            f"SearchOutcome for {self.strategy.hardware.name}: score {self.score:.6g}, best of "
+            f"{counted(len(trials), 'trial')}",
             {
                 **self.strategy.summary().facts,
-                "search": f"{len(trials)} trials and {self.forwards:.1f} forwards{seconds}; the best is trial "
-                f"{self.result.best.index}",
-                "front": f"{len(self.front)} points of {self.front.cost} and {self.front.measure}",
+                "search": f"{counted(len(trials), 'trial')} and {self.forwards:.1f} forwards{seconds}; the best is "
+                f"trial {self.result.best.index}",
+                "front": f"{counted(len(self.front), 'point')} of {self.front.cost} and {self.front.measure}",
             },
         )
 
@@ -198,12 +200,17 @@ def run_search(
     costs = costs_in_use(options.searcher, goal)
     quantization = with_search_topology(options.quantization, costs)
     with interruptible_job("search", options.run.progress) as steps:
-        held_out: Batches | None = None
         made_for = [*hashes_of(options.run.reuse), *([] if logged is None else [logged.model_hash])]
-        prepared = prepare(model, chip, dataset, quantization, made_for=made_for, steps=steps)
-        if options.held_out is not None:
-            steps("reading the held-out data")
-            held_out = held_out_batches(model, prepared.batches, options.held_out, goal.objective.needs_labels)
+        graph, batches, held_out = import_with_held_out(
+            model,
+            chip,
+            dataset,
+            options.held_out,
+            labels=goal.objective.needs_labels,
+            made_for=made_for,
+            steps=steps,
+        )
+        prepared = prepare(graph, chip, batches, quantization, steps=steps)
         calibrated, choices = prepared, prepared.space.size
         prepared = prune_redundant_choices(prepared, costs)
         steps("running the float model")

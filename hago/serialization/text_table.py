@@ -66,6 +66,16 @@ def count(value: int) -> str:
     return f"{value / 1000**power:.3g}{' kMG'[power]}"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number of things in words: `1 node`, `3 nodes`.
+
+    Args:
+        noun: what is counted, in the singular.
+        plural: its plural where that is not the noun with an s.
+    """
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
     """A value in the first of its units that is not larger than it, or in the last, with four significant digits.
 

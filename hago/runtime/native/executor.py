@@ -28,7 +28,7 @@ from hago.runtime.native.self_test import ExactKernels, exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
 from hago.serialization.summary import Summarized, Summary, wrapped_lines
-from hago.serialization.text_table import table
+from hago.serialization.text_table import counted, table
 
 #: A segment ends where all later values are smaller by this factor.
 SMALLER: Final = 4
@@ -139,7 +139,7 @@ class KernelTable(Summarized):
     def summary(self) -> Summary:
         """How many nodes each kernel runs."""
         kernels = ", ".join(f"{name} {number}" for name, number in self.kernels.items())
-        return Summary(f"KernelTable of {len(self.rows)} nodes", {"kernels": kernels, "machine": self.head})
+        return Summary(f"KernelTable of {counted(len(self.rows), 'node')}", {"kernels": kernels, "machine": self.head})
 
     def __str__(self) -> str:
         rows = [(r.node, r.op, r.kernel, r.why) for r in self.rows]
