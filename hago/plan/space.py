@@ -16,7 +16,7 @@ import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -291,7 +291,7 @@ class _Builder:
         if not ranked:
             return group
         first, pattern = max(ranked)
-        bits = self.fixed[pattern]
+        bits: Any = self.fixed[pattern]  # what the user gave
         for rank, other in ranked:
             if rank == first and self.fixed[other] != bits:
                 raise HagoError(
@@ -308,7 +308,7 @@ class _Builder:
                 f"fix_bits {pattern!r}: {bits} bits for edge {group.key!r} fit no signature of "
                 f"{self.hardware.name}; expected one of {list(group.choices)}"
             )
-        return replace(group, choices=(bits,))
+        return replace(group, choices=(int(bits),))
 
 
 def _specificity(pattern: str, names: Sequence[str]) -> tuple[bool, int, int] | None:

@@ -37,7 +37,7 @@ from hago.search.preparation import Prepared
 from hago.search.weight_scales import WeightGradients, by_channel, error_blocks, error_products
 from hago.serialization.json_text import canonical, replace_file
 from hago.serialization.summary import Summarized, Summary, names_text
-from hago.serialization.text_table import counted, number, table, tail
+from hago.serialization.text_table import counted, keep_end, number, table, tail
 
 SENSITIVITY_VERSION: Final = 1
 #: Bytes of errors of constants that are cached while the pass runs.
@@ -116,7 +116,7 @@ class Sensitivity(Summarized):
         head = (
             f"expected {self.measure} of each choice, from {counted(self.samples, 'sample')}; the most sensitive first"
         )
-        return "\n".join([head, "", *table(titles, rows, right=titles[1:-1])])
+        return "\n".join([head, "", *table(titles, rows, right=titles[1:-1], narrow=[{"edge": keep_end}])])
 
 
 def sensitivity_of(prepared: Prepared, objective: Objective, seed: int = 0) -> Sensitivity:

@@ -28,7 +28,7 @@ from hago.runtime.native.self_test import ExactKernels, exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
 from hago.serialization.summary import Summarized, Summary, wrapped_lines
-from hago.serialization.text_table import counted, table
+from hago.serialization.text_table import counted, keep_beginning, keep_end, table, wrap_words
 
 #: A segment ends where all later values are smaller by this factor.
 SMALLER: Final = 4
@@ -142,8 +142,12 @@ class KernelTable(Summarized):
         return Summary(f"KernelTable of {counted(len(self.rows), 'node')}", {"kernels": kernels, "machine": self.head})
 
     def __str__(self) -> str:
+        return "\n".join([*wrapped_lines(self.head), "", *self._lines()])
+
+    def _lines(self) -> list[str]:
         rows = [(r.node, r.op, r.kernel, r.why) for r in self.rows]
-        return "\n".join([*wrapped_lines(self.head), "", *table(("node", "op", "kernel", "why"), rows)])
+        names = {"node": keep_end, "op": keep_beginning}
+        return table(("node", "op", "kernel", "why"), rows, narrow=(names, {"why": wrap_words}, {"kernel": wrap_words}))
 
 
 # ---------------------------------------------------------------- executor
