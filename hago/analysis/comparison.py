@@ -30,7 +30,7 @@ from hago.graph import CONST, INPUT, ModelLike, Node, run_real
 from hago.importing import HardwareLike, StrategyLike
 from hago.plan import NodePlan, Plan
 from hago.runtime import IntegerModel, center
-from hago.runtime.native import FastModel
+from hago.runtime.native import NativeIntegerModel
 from hago.search import plan_and_batches
 from hago.serialization.text_table import counted, table
 from hago.simulation import Simulator
@@ -80,7 +80,7 @@ def _simulated(plan: Plan) -> Realize:
 
 
 def _fast(plan: Plan) -> Realize:
-    model = FastModel(plan)
+    model = NativeIntegerModel(plan)
     return lambda inputs: ({}, model.run(inputs))  # its kernels fuse nodes, so that only the outputs are visible
 
 

@@ -70,9 +70,9 @@ class Node:
         return torch_dtype(self.dtype)
 
     def __str__(self) -> str:
-        attrs = "".join(f", {k}={_plain(v)}" for k, v in sorted(self.attrs.items()))
+        arguments = [*self.inputs, *(f"{k}={_plain(v)}" for k, v in sorted(self.attrs.items()))]
         shape = "" if self.shape is None else f" : {'x'.join(map(str, self.shape)) or 'scalar'}"
-        return f"{self.name} = {self.op}({', '.join(self.inputs)}{attrs}){shape}"
+        return f"{self.name} = {self.op}({', '.join(arguments)}){shape}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -176,7 +176,7 @@ class Graph(Summarized):
         )
 
     def __str__(self) -> str:
-        head = f"graph({', '.join(self.inputs)}) -> {', '.join(self.outputs)}"
+        head = f"graph({', '.join(self.inputs)}) -> {', '.join(self.outputs)}, with shapes at batch 1"
         return "\n".join(part for line in (head, *(f"  {n}" for n in self.nodes)) for part in wrapped_lines(line))
 
     def with_nodes(

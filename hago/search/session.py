@@ -56,7 +56,7 @@ from hago.searchers import (
     searcher_text,
 )
 from hago.serialization.json_text import check_distinct
-from hago.serialization.summary import Summarized, Summary
+from hago.serialization.summary import Summarized, Summary, measure_name, measure_text, number_values
 from hago.serialization.text_table import counted
 from hago.study import Budget, Header, Searcher, StudyResult, Trial, interruptible_job, read_header, run_study
 
@@ -142,32 +142,59 @@ class SearchOutcome(Summarized):
     prepared: Prepared
     held_out: Batches | None = None
 
+    @property
+    def measure(self) -> str:
+        """What the score is: "sim_acc" for the accuracy, else the name of the objective, or "sqnr" after training."""
+        results = number_values(self.strategy.made_by.get("results"))
+        names = ("sim_acc", self.front.measure, *results)
+        return next((name for name in names if results.get(name) == self.score), self.front.measure)
+
     def summary(self) -> Summary:
         """The best strategy, and what the search took."""
         trials = self.result.trials
         seconds = f" in {trials[-1].elapsed:.1f} s" if trials else ""
         return Summary(
-            f"SearchOutcome for {self.strategy.hardware.name}: score {self.score:.6g}, best of "
+            f"SearchOutcome for {self.strategy.hardware.name}: {measure_name(self.measure)} "
+            f"{measure_text(self.measure, self.score)}, best of "
             f"{counted(len(trials), 'trial')}",
             {
                 **self.strategy.summary().facts,
                 "search": f"{counted(len(trials), 'trial')} and {self.forwards:.1f} forwards{seconds}; the best is "
                 f"trial {self.result.best.index}",
-                "front": f"{counted(len(self.front), 'point')} of {self.front.cost} and {self.front.measure}",
+                "front": f"{counted(len(self.front), 'point')} of {self.front.cost} and "
+                f"{measure_name(self.front.measure)}",
             },
         )
 
 
 class SearchScore(float):
-    """The score of the best strategy, a number like any other, that also knows the `front` of its search."""
+    """The score of the best strategy, a number like any other, that also knows the `front` of its search.
 
+    Attributes:
+        measure: what the number is: "sim_acc" for the accuracy, or the name of the objective.
+        front: the Pareto front of the search.
+    """
+
+    measure: str
     front: ParetoFront
+
+    def __repr__(self) -> str:
+        known = self.__dict__
+        if "front" not in known:
+            return float.__repr__(self)
+        return (
+            f"SearchScore({float.__repr__(self)}): {measure_name(self.measure)} {measure_text(self.measure, self)}, "
+            f"with a front of {counted(len(self.front), 'point')}"
+        )
+
+    def __str__(self) -> str:
+        return float.__repr__(self)
 
     @staticmethod
     def of(outcome: SearchOutcome) -> SearchScore:
         """The score of a search."""
         result = SearchScore(outcome.score)
-        result.front = outcome.front
+        result.front, result.measure = outcome.front, outcome.measure
         return result
 
 

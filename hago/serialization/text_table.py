@@ -33,14 +33,14 @@ def table(
 
     Args:
         right: the titles of the columns that are aligned to the right.
-        narrow: the columns that may give way, with how they do: `keep_beginning`, `keep_end` or `wrap_words`. Those of the first
-            mapping give way first, of these the widest.
+        narrow: the columns that may give way, with how they do: `keep_beginning`, `keep_end` or `wrap_words`. Those of
+            the first mapping give way first, of these the widest. Titles that the table lacks are no error.
     """
     cells = [tuple(titles), *(tuple(r) for r in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(titles))]
     how: dict[int, Narrowing] = {}
     for group in narrow:
-        columns = {titles.index(title): narrowing for title, narrowing in group.items()}
+        columns = {titles.index(title): narrowing for title, narrowing in group.items() if title in titles}
         how |= columns
         least = {i: _least_width([row[i] for row in cells], narrowing) for i, narrowing in columns.items()}
         while sum(widths) + _GAP * (len(widths) - 1) > WIDTH:

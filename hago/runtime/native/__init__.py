@@ -1,6 +1,6 @@
 """The integer model on the fastest kernels that are exact on this machine: selection, lowering, code and execution."""
 
-from hago.runtime.native.executor import ENGINES, Executor, FastModel, named_engine
+from hago.runtime.native.executor import ENGINES, Executor, NativeIntegerModel, named_engine
 from hago.runtime.native.library import cache_folder, find_compiler
 from hago.runtime.native.lowering import conversion
 from hago.runtime.native.self_test import ExactKernels, exact_kernels
@@ -10,8 +10,8 @@ __all__ = [
     "ENGINES",
     "ExactKernels",
     "Executor",
-    "FastModel",
     "KernelConstantCache",
+    "NativeIntegerModel",
     "cache_folder",
     "conversion",
     "exact_kernels",

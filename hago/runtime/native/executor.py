@@ -1,4 +1,4 @@
-"""Execution: the `Executor` runs the steps of a Plan, and `FastModel` is the integer model on it.
+"""Execution: the `Executor` runs the steps of a Plan, and `NativeIntegerModel` is the integer model on it.
 
 If every operator treats the samples of a batch independently, the steps are divided into segments of micro-batches,
 so that values stay in the processor's cache. The first layers of a network compute large values from few weights, so
@@ -158,8 +158,8 @@ CACHED_BYTES: Final = 8 << 20
 class Executor:
     """A Plan as calls of the fastest kernels that are exact on this machine.
 
-    Inputs and outputs are real values; all values in between are stored integers. Made by `FastModel` when it first
-    runs, and by the evaluator of a search for every Plan that it evaluates in integers. It does not change after
+    Inputs and outputs are real values; all values in between are stored integers. Made by `NativeIntegerModel` when it
+    first runs, and by the evaluator of a search for every Plan that it evaluates in integers. It does not change after
     construction, so several threads can run it at once.
 
     Args:
@@ -231,7 +231,7 @@ class Executor:
 # ---------------------------------------------------------------- model
 
 
-class FastModel(IntegerModel):
+class NativeIntegerModel(IntegerModel):
     """An integer model whose forward runs on the fastest kernels that are exact on this machine.
 
     Its outputs are equal bit for bit to those of the reference engine. Every process selects its own kernels, so a
@@ -267,7 +267,7 @@ class FastModel(IntegerModel):
 
 
 #: Engines by name: "auto" runs the fastest kernels that are exact on this machine, "reference" computes in int64.
-ENGINES: Final[dict[str, type[IntegerModel]]] = {"auto": FastModel, "reference": IntegerModel}
+ENGINES: Final[dict[str, type[IntegerModel]]] = {"auto": NativeIntegerModel, "reference": IntegerModel}
 
 
 def named_engine(name: str) -> type[IntegerModel]:
