@@ -156,6 +156,9 @@ examples:
   hago export zoo:net strategies/net-x86_vnni.json --format tpu-mlir --data calibration.npz
   hago export zoo:net strategies/net-onnxruntime_cpu.json --format onnx --check --data calibration.npz
 
+No .tflite file is written: the hardware tflite stands for the arithmetic of its kernels. An ONNX file holds the
+integers of a strategy for onnxruntime_cpu, openvino_cpu or another chip whose arithmetic ONNX can express.
+
 With --check, exit code 1 means that the integers of the engine differ from hago's: by more than one quantum, or in
 more than one of 10,000 values of a node.""",
     "hardware": """
