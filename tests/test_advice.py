@@ -1250,6 +1250,10 @@ ELSEWHERE: Final = {
         "cli/test_output_files.py",
         "test_a_folder_that_cannot_be_made_is_refused_before_any_work",
     ),
+    "no strategy was made for it ({}); leave it out": (
+        "cli/test_cli.py",
+        "test_strategies_of_ones_own_chip_and_of_a_shipped_one_are_compared",
+    ),
     "was made for hardware {}, which does not": ("cli/test_cli.py", "test_hardware_of_the_user_must_be_given_again"),
     "is of objective {}, which is none of hago's own": (
         "cli/test_cli.py",

@@ -45,7 +45,7 @@ from hago.search import (
 )
 from hago.search.objective import OBJECTIVES, Objective, named_objective
 from hago.serialization.summary import names_text
-from hago.serialization.text_table import table, wrapped
+from hago.serialization.text_table import counted, table, wrapped
 
 Row = Literal["float", "one shot", "found"]
 
@@ -173,7 +173,7 @@ class Answer:
         """The tables, and the differences of the last strategy."""
         lines: list[str] = []
         for part in self.parts:
-            lines += [*([""] if lines else []), f"{part.data}, {part.samples} samples", *self._table(part)]
+            lines += [*([""] if lines else []), f"{part.data}, {counted(part.samples, 'sample')}", *self._table(part)]
             if part.differences:
                 lines += ["  sample by sample, with 95 % intervals:", *(f"    {d}" for d in part.differences)]
         return [*lines, *([self.note] if self.note else [])]

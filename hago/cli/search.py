@@ -51,6 +51,7 @@ from hago.search import (
 from hago.search.objective import named_objective
 from hago.serialization.json_text import check_distinct
 from hago.serialization.summary import names_text
+from hago.serialization.text_table import counted
 from hago.study import Trial, interruptible_job, read_log
 
 #: The options of `--finetune`, with the function that reads each.
@@ -123,7 +124,7 @@ def tuned_lines(tuned: Tuned, saved: Path) -> list[str]:
     run = tuned.run
     end = f"for the weights in {weights_of(saved)}" if tuned.better else "no better, so the strategy is unchanged"
     return [
-        f"trained {run.steps} steps in {run.seconds:.1f} s: {end}",
+        f"trained {counted(run.steps, 'step')} in {run.seconds:.1f} s: {end}",
         *(f"  {line}" for line in before_and_after(run)),
     ]
 
@@ -176,7 +177,7 @@ def search_command(args: Namespace, console: Console) -> Outcome:
         if not trials:
             return "before the first trial"
         best = f"; the best so far is {saved}" if earlier or stamp(saved) != before else ""
-        return f"after {trials} trials, which are in {log}{best}"
+        return f"after {counted(trials, 'trial')}, which {'is' if trials == 1 else 'are'} in {log}{best}"
 
     started = time.monotonic()
     with folders_of(log, saved, files.front), resumable(so_far):
@@ -262,11 +263,11 @@ class ThisRun:
             forwards = "" if args.executor else f" and {outcome.forwards:.1f} forwards"
             took = f"{took} ({outcome.before:.1f} s before the first){forwards}"
         lines = [
-            f"searched {len(trials)} trials ({repeats} repeats) in {took}{' in all runs' if self.earlier else ''}; "
-            f"the best is trial {best.index}"
+            f"searched {counted(len(trials), 'trial')} ({counted(repeats, 'repeat')}) in {took}"
+            f"{' in all runs' if self.earlier else ''}; the best is trial {best.index}"
         ]
         if self.earlier:
-            what = f"added {added} trials" if added else "added no trial"
+            what = f"added {counted(added, 'trial')}" if added else "added no trial"
             lines.append(f"  this run {what} in {self.seconds:.1f} s; the log held {self.earlier}")
         why = outcome.result.stopped_because
         ended = "the searcher has no further point" if why == "finished" else f"the budget ({args.budget}) is spent"

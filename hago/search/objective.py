@@ -164,7 +164,7 @@ def _unfit_labels(labels: Sequence[Tensor | None], outputs: Sequence[Tensor]) ->
     outside = (whole < 0) | (whole >= class_count(like))
     if not why or whole.ndim != like.ndim - 1 or not bool(outside.any()):
         return why
-    return f"{why} (the first other label is that of sample {int(outside.nonzero()[0, 0])})"
+    return f"{why} (sample {int(outside.nonzero()[0, 0])} is the first outside)"
 
 
 def warn_of_labels(why: str, instead: str) -> None:

@@ -113,6 +113,6 @@ def explain_missed_limits(goal: Goal, result: StudyResult) -> str:
     limits = [limit for limit in goal.limits if limit.shortfall(figures[limit.figure])]
     missed = "; ".join(f"{limit.quoted} is missed with {limit.amount(figures[limit.figure])}" for limit in limits)
     return (
-        f"none of the {counted(len(result.trials), 'point')} tried keeps every limit; nearest is trial {best.index}: "
+        f"of {counted(len(result.trials), 'point')} tried, none keeps every limit; nearest is trial {best.index}: "
         f"{missed}. Ask for less, or give the search more trials"
     )

@@ -339,14 +339,14 @@ def _as_logged(trial: Trial, model_hash: str) -> Trial:
 def _explain_no_best(trials: Sequence[Trial]) -> str:
     closest = max(trials, key=lambda t: t.score.rank).score
     if closest.infeasible:
-        return f"none of the {counted(len(trials), 'point')} tried fits the hardware; e.g. {closest.infeasible}"
+        return f"of {counted(len(trials), 'point')} tried, none fits the hardware; e.g. {closest.infeasible}"
     nodes = ", ".join(
         f"{node!r} {count} times" + (f" ({excess} bits too few)" if excess else "")
         for node, count in closest.overflows.items()
         for excess in [closest.excess_bits.get(node, 0)]
     )
     return (
-        f"every one of the {counted(len(trials), 'point')} tried overflows on the calibration data; the closest at "
+        f"of {counted(len(trials), 'point')} tried, every one overflows on the calibration data; the closest at "
         f"{nodes}. Allow fewer bits on the edges that feed these nodes, keep the nodes float, give the "
         "search more trials, choose hardware with a wider accumulator, or take it as it is with "
         "allow_overflow=True"
