@@ -145,7 +145,7 @@ UNKNOWN: Mapping[str, tuple[dict[str, Any], type[HagoError], tuple[str, ...]]] =
     "keep_float, not a list": ({"keep_float": "zz"}, HagoError, ("keep_float", "'z")),
     "fix_bits": ({"fix_bits": {"fcc": 8}}, HagoError, ("'fcc'", "matches no name", "Did you mean 'fc")),
     "bits": ({"fix_bits": {"fc": 9}}, InfeasibleBits, ("'fc'", "9 bits", "'fc:0'", "x86_vnni", "[8, 7, 6, 5, 4]")),
-    "bits of another kind": ({"fix_bits": {"fc": "8"}}, InfeasibleBits, ("'fc'", "expected one of")),
+    "bits of another kind": ({"fix_bits": {"fc": "8"}}, HagoError, ("'fc'", "of type str", "expected a whole number")),
     "fix_bits, not a mapping": ({"fix_bits": [8]}, HagoError, ("fix_bits", "list")),
 }
 SEARCH_ONLY: Mapping[str, tuple[dict[str, Any], type[HagoError], tuple[str, ...]]] = {
