@@ -57,9 +57,8 @@ def explain_command(args: Namespace, console: Console) -> Outcome:
     if args.data is None:
         inputs: tuple[Any, ...] = tuple(_zeros(shape, dtype) for shape, dtype in args.input_shape)
     else:
-        data = load_batches(args)
-        first = next(iter(data), None)
-        inputs = Batches([] if first is None else [first], input_names(model), role=f"data {data.spec!r}").example
+        first = next(iter(load_batches(args)), None)
+        inputs = Batches([] if first is None else [first], input_names(model), role=f"data {args.data!r}").example
     chip, bits = load_chip(args, args.hardware), dict(args.fix_bits)
     explanation = api.explain(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
     if not args.cost:

@@ -292,7 +292,7 @@ def test_a_continued_search_tells_this_run_from_all_runs(hago: Run) -> None:
     assert (first["trials"], first["this_run"]["trials"]) == (2, 2) and first["stopped_because"] == "trials"
     assert (second["trials"], second["this_run"]["trials"]) == (5, 3) and second["seconds"] > first["seconds"]
     said = hago(*words[:-1], "--budget", "6 trials").out
-    assert "searched 6 trials" in said and "this run added 1 trials in" in said and "(6 trials) is spent" in said
+    assert "searched 6 trials" in said and "this run added 1 trial in" in said and "(6 trials) is spent" in said
 
 
 #: The commands that end with an answer.
