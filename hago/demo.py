@@ -25,7 +25,7 @@ from hago.errors import HagoError, as_strings
 from hago.hardware import Hardware, load_hardware
 from hago.search import Evaluator, prepare
 from hago.search.objective import named_objective
-from hago.serialization.text_table import table
+from hago.serialization.text_table import counted, table
 from hago.study import read_log
 
 #: The hardware of the demo: a chip with wide accumulators, and one whose accumulators overflow at 8 bits.
@@ -194,7 +194,9 @@ def _rows(result: HardwareResult) -> list[tuple[str, ...]]:
     report = result.report
     proved = sum(v == "proved" for v in report.verdicts.values())
     overflows = sum(report.overflows.values())
-    of_search = f"{overflows} seen" if overflows else f"none; proved at {proved} of {len(report.verdicts)} nodes"
+    of_search = (
+        f"{overflows} seen" if overflows else f"none; proved at {proved} of {counted(len(report.verdicts), 'node')}"
+    )
     of_widest = f"{result.widest_overflows} seen" if result.widest_overflows else "none"
     cells = {m: (report.hardware, m, *figure_cells(f)) for m, f in report.figures.items()}
     return [
@@ -272,7 +274,7 @@ def _run_on(
     started = time.monotonic()
     strategy, _ = search_quantize_strategy(model, chip, calibration, budget=budget, seed=seed, log=log, save=saved)
     seconds, trials = time.monotonic() - started, len(read_log(log).trials)
-    say(f"searched {trials} trials in {seconds:.1f} s; every one is a line of {log}, the best is {saved}")
+    say(f"searched {counted(trials, 'trial')} in {seconds:.1f} s; every one is a line of {log}, the best is {saved}")
     report = report_strategy(model, chip, strategy, test)
     say(f"{report.weights}\n{report.exactness_text()[0]}\n")
     say(str(inspect_graph_statistic(model, chip, strategy, test)))

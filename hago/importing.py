@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hago.arithmetic.types import torch_dtype
-from hago.data import Batches, OnBatch
+from hago.data import Batches, OnBatch, warn_if_implausible
 from hago.errors import GraphError, HardwareError, LogError
 from hago.graph import (
     Attention,
@@ -74,27 +74,51 @@ def import_with_data(
     fold: bool = True,
     made_for: Collection[str] = (),
     on_batch: OnBatch | None = None,
+    role: str = "",
 ) -> tuple[Graph, Batches]:
     """The model imported, and the data set as batches of its inputs.
 
     Args:
         hardware: that the graph is for.
         made_for: of from_torch.
-        on_batch: of Batches.
+        on_batch, role: of Batches.
 
     Raises:
         GraphError: the model cannot be imported.
         DataError: the data is empty, ragged, not finite, or not the model's inputs; the message says of which shape
             and dtype they are, and a conversion on which the model runs if there is one.
     """
-    batches = Batches(dataset, input_names(model), on_batch=on_batch)
+    batches = read_batches(model, dataset, role, on_batch=on_batch)
     if isinstance(model, nn.Module):
         check_exportable(model)
-        check_runs(model, batches.example, where="batch 0", labels=batches.example_labels)
+        check_runs(model, batches.example, where=f"{batches.title}: batch 0", labels=batches.example_labels)
     args = pytree.tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, batches.example)
     graph = import_for_chip(model, hardware, args, fold=fold, made_for=made_for)
     check_batches(graph, batches)
     return graph, batches
+
+
+def read_batches(
+    model: ModelLike,
+    dataset: Iterable[Any],
+    role: str = "",
+    *,
+    like: Batches | None = None,
+    on_batch: OnBatch | None = None,
+) -> Batches:
+    """A data set of the user as batches of a model's inputs, with a warning if its values are odd. Batches that were
+    checked already are not warned of again.
+
+    Args:
+        role, like, on_batch: of Batches.
+
+    Raises:
+        DataError: of Batches.
+    """
+    batches = Batches(dataset, input_names(model), like=like, on_batch=on_batch, role=role)
+    if not isinstance(dataset, Batches):
+        warn_if_implausible(batches.title, batches.statistics)
+    return batches
 
 
 def import_for_chip(

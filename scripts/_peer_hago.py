@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hago.cost import Cost, plan_cost
 from hago.importing import as_hardware, import_with_data
-from hago.runtime.native import FastModel
+from hago.runtime.native import NativeIntegerModel
 from hago.search import SearchOptions, plan_of, run_search
 
 
@@ -30,9 +30,9 @@ def main() -> None:
     after = {trial.index: trial.elapsed for trial in found.result.trials}
     for point in found.front:
         plan = plan_of(graph, as_hardware(hardware), point.strategy)
-        model, cost = FastModel(plan), plan_cost(plan)
+        model, cost = NativeIntegerModel(plan), plan_cost(plan)
 
-        def run(x: Tensor, model: FastModel = model) -> Tensor:
+        def run(x: Tensor, model: NativeIntegerModel = model) -> Tensor:
             return torch.as_tensor(model(x))
 
         task.add(run, bits_of(cost, 1), bits_of(cost, 0), f"trial {point.trial}", after[point.trial])

@@ -32,7 +32,7 @@ from hago.arithmetic.equality import count_differing
 from hago.errors import InfeasibleBits
 from hago.plan import Plan
 from hago.runtime import IntegerModel, float_bytes, save_plan
-from hago.runtime.native import Executor, FastModel, exact_kernels
+from hago.runtime.native import Executor, NativeIntegerModel, exact_kernels
 from hago.runtime.native.allocator import keep_freed_memory
 from hago.runtime.native.self_test import Verdict
 from hago.search import QuantizationOptions, prepare
@@ -100,7 +100,7 @@ class Measured:
     def speed(self, batch: int, threads: int) -> None:
         """Forward passes of one batch size."""
         images = torch.randn(batch, 3, self.options.size, self.options.size)
-        models = {scales: FastModel(plan) for scales, plan in self.plans.items()}
+        models = {scales: NativeIntegerModel(plan) for scales, plan in self.plans.items()}
         parts: dict[str, Callable[[], Any]] = {"float": float_forward(self.graph, [[images]])}
         parts |= {scales: partial(model.run, [images]) for scales, model in models.items()}
         plan = self.plans["power-of-two scales"]
@@ -155,7 +155,7 @@ class Measured:
 class Whole(nn.Module):
     """An integer model on flat inputs as a module."""
 
-    def __init__(self, model: FastModel) -> None:
+    def __init__(self, model: NativeIntegerModel) -> None:
         super().__init__()
         self.model = model
 
@@ -164,7 +164,7 @@ class Whole(nn.Module):
         return self.model.run([images])
 
 
-def differences(plan: Plan, model: FastModel, images: Tensor) -> int:
+def differences(plan: Plan, model: NativeIntegerModel, images: Tensor) -> int:
     """In how many output values both engines differ."""
     pairs = zip(model.run([images]), IntegerModel(plan).run([images]), strict=True)
     return sum(count_differing(a, b) for a, b in pairs)

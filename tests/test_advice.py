@@ -66,6 +66,7 @@ CHIP: Final = "x86_vnni"
 DATA: Final = [images(4, 1, 6, 6)]
 LABELS: Final = [(DATA[0], torch.arange(4) % 3)]
 OTHER_LABELS: Final = [(images(4, 1, 6, 6, seed=1), torch.arange(4) % 3)]
+PAIR: Final = [torch.arange(1.0, 7.0).reshape(2, 3) / 6]
 ROOT: Final = Path(__file__).parent.parent
 
 
@@ -327,7 +328,7 @@ CASES: Final = (
         lambda _: hago.create_quantizer(graph(), CHIP, search(searcher="default")[0]),
     ),
     # data
-    Case("the data set is empty; pass at least one batch", lambda _: search(data=[]), lambda _: search(data=DATA)),
+    Case("pass at least one batch", lambda _: search(data=[]), lambda _: search(data=DATA)),
     Case(
         "so do not shuffle or augment (DataLoader(shuffle=False)), or pass a list",
         lambda _: reread(Shuffled(True)),
@@ -356,7 +357,7 @@ CASES: Final = (
         lambda _: hago.measure_sensitivity(graph(), CHIP, LABELS, objective="accuracy"),
     ),
     Case(
-        "held-out data: the objective needs labels that are classes; pass (inputs, labels) batches",
+        "the objective needs labels that are classes; pass (inputs, labels) batches",
         lambda _: search(objective="accuracy", data=LABELS, held_out=DATA),
         lambda _: search(objective="accuracy", data=LABELS, held_out=OTHER_LABELS),
     ),
@@ -618,7 +619,7 @@ CASES: Final = (
         lambda _: search(data=counted_from(0)),
     ),
     Case(
-        "where the labels are no classes, pass the inputs alone",
+        "Correct the labels, or pass the inputs alone",
         lambda _: search(data=[(DATA[0], torch.randn(4))]),
         lambda _: search(data=DATA),
     ),
@@ -685,8 +686,8 @@ CASES: Final = (
     ),
     Case(
         "gave no float values to calibrate on; keep its readers float",
-        lambda _: hago.quantize(Empty().eval(), CHIP, [torch.ones(2, 3)]),
-        lambda _: hago.quantize(Empty().eval(), CHIP, [torch.ones(2, 3)], keep_float="of_none"),
+        lambda _: hago.quantize(Empty().eval(), CHIP, PAIR),
+        lambda _: hago.quantize(Empty().eval(), CHIP, PAIR, keep_float="of_none"),
     ),
     Case(
         "was written by a different searcher or seed: {}; search with the same searcher and seed, or give another log",
@@ -844,7 +845,7 @@ class Strided(nn.Module):
 @cache
 def unstorable() -> hago.Quantizer:
     with pytest.warns(HagoWarning, match="no rule"):
-        return hago.quantize(Strided().eval(), CHIP, [torch.ones(2, 3)])
+        return hago.quantize(Strided().eval(), CHIP, PAIR)
 
 
 def without_clock() -> hago.Hardware:
@@ -954,7 +955,7 @@ def chip(
 
 
 def layers_on(hardware: hago.Hardware, **options: Any) -> object:
-    return hago.quantize(nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval(), hardware, [torch.ones(2, 3)], **options)
+    return hago.quantize(nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval(), hardware, PAIR, **options)
 
 
 FLOAT: Final = OpDesc("float32", "float32")
@@ -1061,12 +1062,12 @@ class Taking(Keyed):
 
 def taken_by_key(*example_inputs: Any) -> object:
     model = Taking(Key.value).eval()
-    found = hago.quantize(model, CHIP, [({Key.value: torch.ones(2, 3)},)]).strategy
+    found = hago.quantize(model, CHIP, [({Key.value: PAIR[0]},)]).strategy
     return hago.create_quantizer(model, CHIP, found, example_inputs)
 
 
 def stored_and_run(folder: Path, model: nn.Module) -> object:
-    data = torch.ones(2, 3)
+    (data,) = PAIR
     hago.quantize(model.eval(), CHIP, [data]).realize().save(folder / "m.hago")
     return hago.load_integer_model(folder / "m.hago")(data)
 
@@ -1201,6 +1202,7 @@ def test_the_advice_of_an_error_helps(case: Case, tmp_path: Path, monkeypatch: p
 
 # ---------------------------------------------------------------- completeness
 WRONG_DATA: Final = ("data/test_wrong_data.py", "test_wrong_data_is_explained")
+IMPLAUSIBLE: Final = ("data/test_wrong_data.py", "test_implausible_values_are_warned_of")
 BY_VALUES: Final = ("data/test_wrong_data.py", "test_control_flow_by_values_names_the_line")
 #: Advice that other tests take, and which.
 ELSEWHERE: Final = {
@@ -1290,6 +1292,10 @@ ELSEWHERE: Final = {
         "analysis/test_answer.py",
         "test_inspection_tries_what_rules_overflow_out",
     ),
+    "no strategy was made for it ({}); leave it out": (
+        "cli/test_cli.py",
+        "test_strategies_of_ones_own_chip_and_of_a_shipped_one_are_compared",
+    ),
     "was made for hardware {}, which does not": ("cli/test_cli.py", "test_hardware_of_the_user_must_be_given_again"),
     "is of objective {}, which is none of hago's own": (
         "cli/test_cli.py",
@@ -1328,6 +1334,19 @@ ELSEWHERE: Final = {
     "if it is one sample, pass a torch.utils.data.DataLoader": WRONG_DATA,
     "expected numbers: convert texts and files first": WRONG_DATA,
     "an iterator is read only once: pass a new one, or a list": WRONG_DATA,
+    "leave out batches without samples": WRONG_DATA,
+    "convert lists of numbers with torch.tensor": WRONG_DATA,
+    "an array of numbers with numpy.stack": WRONG_DATA,
+    "pass x.real where imaginary parts are 0": WRONG_DATA,
+    ": pass torch.utils.data.DataLoader(dataset, batch_size={})": WRONG_DATA,
+    "call it, and pass what it returns": WRONG_DATA,
+    "pass samples as the model will get": IMPLAUSIBLE,
+    "pass samples that differ": IMPLAUSIBLE,
+    "else pass labels in an .npz file or by a callable": (
+        "data/test_wrong_data.py",
+        "test_folders_that_are_not_the_classes_of_the_network",
+    ),
+    "or was cut off ({}); write it again": ("data/test_wrong_data.py", "test_a_file_that_was_cut_off_is_told"),
     "sample {} holds NaN or infinite values; remove it": WRONG_DATA,
     "change their order": WRONG_DATA,
     "name that key {}, or pass the tensor alone": WRONG_DATA,
@@ -1372,7 +1391,6 @@ UNTRIED: Final = {
 }
 #: Texts that only look like advice.
 NO_ADVICE: Final = (
-    "figures, see .missing; cycles and energy are lower bounds",
     "run in float32",
     "; continue with:",
     "with notes on what to change",

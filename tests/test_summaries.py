@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import glob
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ DATA: Final = [torch.randn(4, 1, 6, 6, generator=torch.Generator().manual_seed(1
 HOSTILE: Final = "<img src=\"x\" onerror='a()'>&amp;\n\x00\x1b[31m" + "long" * 60
 #: Results that are none of hago's classes with a summary, and why.
 OTHERS: Final[Mapping[type, str]] = {SearchScore: "a number, which prints as one"}
+#: Words that counts are of, in the singular.
+COUNTED: Final = "node sample batch trial point step thread figure op edge group row fold tensor"
 
 
 # ---------------------------------------------------------------- a small quantized network
@@ -96,7 +99,7 @@ def objects() -> dict[str, Any]:
         "ParetoFront of": found.front,
         f"FrontPoint of trial {found.front[0].trial} on {CHIP}": found.front[0],
         f"QatModel of a network of 7 nodes for {CHIP}": hago.prepare_qat(*given),
-        f"Finetuned for {CHIP}: 1 steps": hago.finetune(*given, DATA, steps=1, progress=False),
+        f"Finetuned for {CHIP}: 1 step in": hago.finetune(*given, DATA, steps=1, progress=False),
         "ExportResult": export_result(),
     }
 
@@ -125,6 +128,19 @@ def test_an_object_prints_as_text(printed: tuple[str, Any]) -> None:
     _, thing = printed
     assert type(thing).__str__ is not object.__str__
     assert str(thing).strip() and " object at 0x" not in str(thing)
+
+
+def test_an_object_prints_in_a_terminal(printed: tuple[str, Any]) -> None:
+    _, thing = printed
+    lines = str(thing).replace(HOSTILE, "node").splitlines()
+    assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
+
+
+def test_counts_of_one_are_in_the_singular(printed: tuple[str, Any]) -> None:
+    _, thing = printed
+    plural = re.compile(rf"(?<![\d.,])1 ({'|'.join(f'{word}(?:e?s)' for word in COUNTED.split())})\b")
+    for text in (repr(thing), str(thing)):
+        assert not plural.search(text), plural.search(text)
 
 
 def test_an_object_is_a_table_of_its_facts_in_a_notebook(printed: tuple[str, Any]) -> None:
@@ -288,6 +304,16 @@ def test_counts_of_nodes_agree() -> None:
 def test_a_node_without_shape_is_printed() -> None:
     graph = Graph((Node("x", "input"), Node("y", "relu", ("x",))), ("x",), ("y",))
     assert graph.summary().facts["outputs"] == "y"
+
+
+def test_a_score_of_a_search_says_what_it_is() -> None:
+    score = SearchScore.of(outcome())
+    assert re.fullmatch(r"SearchScore\([\d.]+\): SQNR [\d.]+ dB, with a front of \d+ points?", repr(score))
+    assert str(score) == f"{float(score)!r}" and score == outcome().score
+    assert re.match(
+        r"Score [\d.]+: SQNR in dB \(95 % interval",
+        repr(hago.evaluate_strategy(model(), CHIP, quantizer().strategy, DATA)),
+    )
 
 
 def test_models_in_a_container_are_printed() -> None:

@@ -25,7 +25,7 @@ from hago.data import Batches, JobProgress
 from hago.errors import HagoError, InfeasibleBits
 from hago.graph import Graph, ModelLike
 from hago.hardware import Hardware
-from hago.importing import HardwareLike, as_hardware, import_with_data
+from hago.importing import HardwareLike, as_hardware
 from hago.plan import Plan, Resolver, Strategy, Topology
 from hago.search import (
     Evaluator,
@@ -34,7 +34,7 @@ from hago.search import (
     Prepared,
     QuantizationOptions,
     SearchOutcome,
-    held_out_batches,
+    import_with_held_out,
     paired_difference,
     paired_interval,
     prepare,
@@ -44,7 +44,7 @@ from hago.search import (
 )
 from hago.search.objective import OBJECTIVES, Objective, named_objective
 from hago.serialization.summary import names_text
-from hago.serialization.text_table import table, wrapped
+from hago.serialization.text_table import counted, table, wrapped
 
 Row = Literal["float", "one shot", "found"]
 
@@ -182,7 +182,7 @@ class Answer:
         """The tables, and the differences of the last strategy."""
         lines: list[str] = []
         for part in self.parts:
-            lines += [*([""] if lines else []), f"{part.data}, {part.samples} samples", *self._table(part)]
+            lines += [*([""] if lines else []), f"{part.data}, {counted(part.samples, 'sample')}", *self._table(part)]
             if part.differences:
                 lines += ["  sample by sample, with 95 % intervals:", *(f"    {d}" for d in part.differences)]
         return [*lines, *([self.stored] if self.stored else []), *([self.note] if self.note else [])]
@@ -517,9 +517,9 @@ def load_stored(
         HagoError: the strategy is for another model or hardware, or the data does not fit the model.
     """
     chip = as_hardware(hardware)
-    steps("reading the data and importing the model")
-    graph, batches = import_with_data(model, dataset, chip, made_for=[strategy.model_hash], on_batch=steps.on_batch)
-    further = None if held_out is None else held_out_batches(model, batches, held_out, labels=False)
+    graph, batches, further = import_with_held_out(
+        model, chip, dataset, held_out, made_for=[strategy.model_hash], steps=steps
+    )
     return LoadedStrategy(strategy, stored_resolver(graph, chip, strategy), batches, further)
 
 

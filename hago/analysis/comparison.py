@@ -30,9 +30,10 @@ from hago.graph import CONST, INPUT, ModelLike, Node, run_real
 from hago.importing import HardwareLike, StrategyLike
 from hago.plan import NodePlan, Plan
 from hago.runtime import IntegerModel, center
-from hago.runtime.native import FastModel
+from hago.runtime.native import NativeIntegerModel
 from hago.search import plan_and_batches
-from hago.serialization.text_table import table
+from hago.search.objective import OBJECTIVES, class_count, unfit_labels
+from hago.serialization.text_table import counted, table
 from hago.simulation import Simulator
 
 #: The values of nodes by name: centered integers of integer nodes, real values of float nodes.
@@ -80,7 +81,7 @@ def _simulated(plan: Plan) -> Realize:
 
 
 def _fast(plan: Plan) -> Realize:
-    model = FastModel(plan)
+    model = NativeIntegerModel(plan)
     return lambda inputs: ({}, model.run(inputs))  # its kernels fuse nodes, so that only the outputs are visible
 
 
@@ -120,12 +121,17 @@ class RealizationDifference:
         places: one per visible node, in the order of the graph.
         outputs: one per output of the model.
         skipped: the reason why it did not run; empty if it ran.
+        agreement: the part of samples of which the first output has the class that it has in the base; None where it
+            has no classes.
+        accuracy: the part of right classes; None without labels that are classes.
     """
 
     name: str
     places: tuple[PlaceCheck, ...] = ()
     outputs: tuple[PlaceCheck, ...] = ()
     skipped: str = ""
+    agreement: float | None = None
+    accuracy: float | None = None
 
     @property
     def integers(self) -> tuple[PlaceCheck, ...]:
@@ -141,6 +147,8 @@ class RealizationDifference:
             "compared": compared,
             "differing": differing,
             "largest_quanta": largest,
+            "agreement": self.agreement,
+            "accuracy": self.accuracy,
             "places": [p.to_json() for p in self.places],
             "outputs": [p.to_json() for p in self.outputs],
         }
@@ -155,25 +163,43 @@ class Comparison:
         samples: number of samples of the data.
         against: the differences of each other realization.
         notes: known differences of engines on this machine.
+        accuracy: of the base; None without labels that are classes.
     """
 
     base: str
     samples: int
     against: tuple[RealizationDifference, ...]
     notes: tuple[str, ...] = ()
+    accuracy: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
         against = [a.to_json() for a in self.against]
-        return {"base": self.base, "samples": self.samples, "against": against, "notes": list(self.notes)}
+        return {
+            "base": self.base,
+            "samples": self.samples,
+            "accuracy": self.accuracy,
+            "against": against,
+            "notes": list(self.notes),
+        }
 
     def __str__(self) -> str:
-        titles = ("realization", "integers compared", "equal", "largest difference", "outputs equal")
-        lines = [f"against {self.base}, {self.samples} samples"]
-        lines += table(titles, [_row(a) for a in self.against], titles[1:])
+        titles = ("realization", "integers compared", "equal", "largest", "outputs equal", "agreement", "accuracy")
+        own = "" if self.accuracy is None else f", with an accuracy of {_share(self.accuracy)}"
+        lines = [f"against {self.base}{own}, {counted(self.samples, 'sample')}"]
+        rows = [_row(a) for a in self.against]
+        # without labels there is no accuracy
+        kept = len(titles) - (self.accuracy is None)
+        lines += table(titles[:kept], [row[:kept] for row in rows], titles[1:])
         lines += [f"{a.name} skipped: {' '.join(a.skipped.split())}" for a in self.against if a.skipped]
+        if any(_differing(a) for a in self.against):
+            lines += [
+                "",
+                "A node reads what the same realization computed before, so a difference goes on into the nodes",
+                "behind it: what counts is the first node that differs, and how many outputs and classes do.",
+            ]
         for a in self.against:
-            differ = [p for p in a.places if p.integer and p.differing] if a.name != "float" else []
+            differ = _differing(a)
             if differ:
                 lines += ["", f"where {a.name} differs:"]
                 rows = [(p.place, p.op, str(p.compared), str(p.differing), f"{p.largest:.0f}") for p in differ]
@@ -189,15 +215,24 @@ def _total(places: Sequence[PlaceCheck]) -> tuple[int, int, float]:
     return compared, differing, max((p.largest for p in places), default=0.0)
 
 
+def _differing(difference: RealizationDifference) -> list[PlaceCheck]:
+    """The nodes to list: those whose integers differ. Values of the float model are no integers, so all of them do."""
+    return [] if difference.name == "float" else [p for p in difference.integers if p.differing]
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f} %"
+
+
 def _row(difference: RealizationDifference) -> tuple[str, ...]:
     if difference.skipped:
-        return (difference.name, "skipped", "", "", "")
+        return (difference.name, "skipped", "", "", "", "", "")
     compared, differing, _ = _total(difference.outputs)
-    outputs = f"{compared - differing} of {compared}"
+    ends = (f"{compared - differing} of {compared}", _share(difference.agreement), _share(difference.accuracy))
     if not difference.integers:
-        return (difference.name, "not to be seen", "", "", outputs)
+        return (difference.name, "outputs only", "", "", *ends)
     compared, differing, largest = _total(difference.integers)
-    return (difference.name, str(compared), str(compared - differing), f"{largest:.3g} quanta", outputs)
+    return (difference.name, str(compared), str(compared - differing), f"{largest:.3g} quanta", *ends)
 
 
 # ---------------------------------------------------------------- the comparison
@@ -241,14 +276,44 @@ def compare_plan(plan: Plan, batches: Batches, realizations: Sequence[str], base
     run_base = REALIZATIONS[base](plan)
     places: dict[str, dict[str, PlaceCheck]] = {name: {} for name in running}
     outputs: dict[str, dict[str, PlaceCheck]] = {name: {} for name in running}
+    first: dict[str, list[Tensor]] = {name: [] for name in (base, *running)}
     for batch in batches:
         expected = run_base(batch.inputs)
+        first[base].append(expected[1][0].detach().clone())
         for name, run in running.items():
-            _compare(plan, expected, run(batch.inputs), places[name], outputs[name])
-    by_name = {n: RealizationDifference(n, tuple(places[n].values()), tuple(outputs[n].values())) for n in running}
+            got = run(batch.inputs)
+            first[name].append(got[1][0].detach().clone())
+            _compare(plan, expected, got, places[name], outputs[name])
+    labelled = batches.labelled and not unfit_labels(batches, first[base])
+    accuracy = {name: _accuracy(batches, rows) if labelled else None for name, rows in first.items()}
+    by_name = {
+        n: RealizationDifference(
+            n,
+            tuple(places[n].values()),
+            tuple(outputs[n].values()),
+            agreement=_agreement(first[base], first[n]),
+            accuracy=accuracy[n],
+        )
+        for n in running
+    }
     by_name |= {n: RealizationDifference(n, skipped=why) for n, why in skipped.items()}
     notes = (f"onnxruntime: {SATURATES}",) if "onnxruntime" in (base, *running) and saturates_pairs() else ()
-    return Comparison(base, batches.samples, tuple(by_name[n] for n in names), notes)
+    return Comparison(base, batches.samples, tuple(by_name[n] for n in names), notes, accuracy[base])
+
+
+def _agreement(expected: Sequence[Tensor], got: Sequence[Tensor]) -> float | None:
+    """The part of samples with the same class; None where outputs have no classes."""
+    if class_count(expected[0]) < 2:
+        return None
+    same = [OBJECTIVES["agreement"].per_sample([a], [b], None) for a, b in zip(expected, got, strict=True)]
+    return float(torch.cat(same).mean())
+
+
+def _accuracy(batches: Batches, rows: Sequence[Tensor]) -> float:
+    """The part of right classes of data whose labels fit the outputs."""
+    pairs = zip(batches, rows, strict=True)
+    right = [OBJECTIVES["accuracy"].per_sample([row], [row], batch.labels) for batch, row in pairs]
+    return float(torch.cat(right).mean())
 
 
 def _compare(

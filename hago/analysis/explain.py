@@ -8,7 +8,7 @@ Explanation that `hago.explain` returns.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +24,18 @@ from hago.ops import Operand, Ops
 from hago.plan import Space, Topology
 from hago.plan.topology import fitting_descs, float_boundaries, weight_only_descs
 from hago.serialization.summary import Summarized, Summary, names_text
-from hago.serialization.text_table import WIDTH, count, head, ratio_text, table, tail, wrapped
+from hago.serialization.text_table import (
+    count,
+    counted,
+    head,
+    keep_beginning,
+    keep_end,
+    ratio_text,
+    table,
+    tail,
+    wrap_words,
+    wrapped,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +160,7 @@ class Explanation(Summarized):
         total = self.integer_macs + self.float_macs
         why = Counter((r.op, r.reason) for r in self.rows if not r.integer).most_common()
         return Summary(
-            f"Explanation of {len(self.rows)} nodes on {self.hardware}",
+            f"Explanation of {counted(len(self.rows), 'node')} on {self.hardware}",
             {
                 "integer": f"{self.integer_nodes} nodes, {ratio_text(self.integer_macs, total)} of {count(total)} MACs",
                 "float": names_text([f"{n} x {op} ({reason})" for (op, reason), n in why]) or "nothing",
@@ -158,11 +169,13 @@ class Explanation(Summarized):
         )
 
     def __str__(self) -> str:
-        letters = _letters(self.rows)
-        rows = [_row_text(r, letters) for r in self.rows]
-        titles = ("node", "op", "runs in", "MACs", "bits of its edges", "sig.", "overflow", "because")
-        lines = [head(line, WIDTH) for line in table(titles, rows, right=("MACs",))]
-        return "\n".join([*self._head(), *lines, *self._foot(letters)])
+        letters, reasons = _letters(self.rows), _numbers(self.rows)
+        rows = [_row_text(r, letters, reasons) for r in self.rows]
+        titles = ("node", "op", "runs in", "MACs", "bits of its edges", "sig.", "overflow", "why")
+        names = {"node": keep_end, "op": keep_beginning}
+        words = {"bits of its edges": wrap_words, "overflow": wrap_words}
+        lines = table(titles, rows, ("MACs", "why"), [names, words])
+        return "\n".join([*self._head(), *lines, *self._foot(letters, reasons)])
 
     def _head(self) -> list[str]:
         total = self.integer_macs + self.float_macs
@@ -177,19 +190,26 @@ class Explanation(Summarized):
             "bits      what a search may choose, edge by edge: = passes as emitted, bias is derived,",
             "          (8..4) the producer requantizes to it, >8..4 is the node's own requantized output",
             "overflow  what holds whatever weights and thresholds are; the rest shows when a plan is resolved",
+            "sig., why  the signatures and the reason, which are listed below",
             "",
         ]
 
-    def _foot(self, letters: dict[str, str]) -> list[str]:
-        lines = ["", "signatures:", *(f"  {letter}  {signature}" for signature, letter in letters.items())]
+    def _foot(self, letters: Mapping[str, str], reasons: Mapping[str, int]) -> list[str]:
+        lines = ["", "signatures:"]
+        for signature, letter in letters.items():
+            lines += wrapped(f"  {letter}  {signature}", indent=" " * 5)
+        lines += ["", "why a node runs as it does:"]
+        for reason, number in reasons.items():
+            lines += wrapped(f"  {number:>2}  {reason}", indent=" " * 6)
         why = Counter((r.op, r.reason) for r in self.rows if not r.integer)
         if why:
             lines += ["", "in float:"]
             for (op, reason), n in why.most_common():
                 lines += wrapped(f"  {n} x {op}: {reason}", indent=" " * 6)
         if self.crossings:
-            lines += ["", f"values cross between float and integer on {len(self.crossings)} edges:"]
-            lines += [f"  {c}" for c in self.crossings]
+            lines += ["", f"values cross between float and integer on {counted(len(self.crossings), 'edge')}:"]
+            for crossing in self.crossings:
+                lines += wrapped(f"  {crossing}", indent=" " * 6)
         return lines
 
 
@@ -334,7 +354,12 @@ def _letters(rows: Sequence[NodeChoice]) -> dict[str, str]:
     return letters
 
 
-def _row_text(row: NodeChoice, letters: dict[str, str]) -> tuple[str, ...]:
+def _numbers(rows: Sequence[NodeChoice]) -> dict[str, int]:
+    """A number for every reason, in order of appearance."""
+    return {reason: number for number, reason in enumerate(dict.fromkeys(r.reason for r in rows), start=1)}
+
+
+def _row_text(row: NodeChoice, letters: Mapping[str, str], reasons: Mapping[str, int]) -> tuple[str, ...]:
     return (
         tail(row.name, 36),
         head(row.op, 24),
@@ -343,7 +368,7 @@ def _row_text(row: NodeChoice, letters: dict[str, str]) -> tuple[str, ...]:
         " ".join(map(_edge_text, row.edges)),
         "".join(letters[s] for s in row.signatures),
         row.overflow,
-        row.reason,
+        str(reasons[row.reason]),
     )
 
 

@@ -19,7 +19,19 @@ from hago.arithmetic.numerics import Overflow
 from hago.plan import Verdict
 from hago.search.objective import MOST_DB
 from hago.serialization.summary import Summarized, Summary, names_text
-from hago.serialization.text_table import count, decimals, head, number, percent, table, tail, wrapped
+from hago.serialization.text_table import (
+    count,
+    counted,
+    decimals,
+    head,
+    keep_beginning,
+    keep_end,
+    number,
+    percent,
+    table,
+    tail,
+    wrapped,
+)
 
 # ---------------------------------------------------------------- statistics of one node
 EdgeRole = Literal["data", "constant", "output"]
@@ -328,18 +340,26 @@ def _grid(edge: EdgeStatistic) -> str:
 
 
 # ---------------------------------------------------------------- tables and CSV
-#: The meaning of the columns.
+#: The meaning of the columns, each line under the title of one of its columns.
 _LEGEND: Final = (
-    "bits    of each in-edge; =8 passes as the producer emits it, >8 is the node's requantized output",
-    "SQNR    dB of the float value over the error of the simulated one; own: over what the node itself added",
-    "max err the largest |simulated - float|",
-    "of its error, in %: inherited from its inputs | rounding of data | of constants | saturation | overflow;",
-    "        below 0 where one undoes others",
-    "blame   in % of the outputs' error, estimated",
-    "clip    % of values cut off at the threshold, on the worst edge that carries data",
-    "sums    that cannot leave their register (proved), could (the bound in multiples of its maximum), or did",
-    "differ  values where the simulator and the integer model disagree",
+    ("bits", "bits    of each in-edge; =8 passes as the producer emits it, >8 is the node's requantized output"),
+    ("SQNR", "SQNR    dB of the float value over the error of the simulated one; own: over what the node added"),
+    ("max err", "max err the largest |simulated - float|"),
+    ("inh", "of its error, in %: inherited from inputs | rounding of data | of constants | saturation |"),
+    ("inh", "        overflow; below 0 where one undoes others, and no column where there is none"),
+    ("blame", "blame   in % of the outputs' error, estimated"),
+    ("clip", "clip    % of values cut off at the threshold, on the worst edge that carries data"),
+    ("sums", "sums    that cannot leave their register (proved), could (the bound in multiples of its maximum),"),
+    ("sums", "        or did"),
+    ("differ", "differ  values where the simulator and the integer model disagree"),
 )
+
+
+def _legend(titles: Sequence[str]) -> list[str]:
+    """The meaning of the columns that are shown."""
+    return [line for title, line in _LEGEND if title in titles]
+
+
 #: Number of nodes that the end of a report names.
 _NAMED: Final = 5
 
@@ -354,11 +374,20 @@ def error_table(
     """The lines of a report: the meaning of the columns, a line per node, and a summary of what went wrong."""
     cells = [tuple(column.cell(r, blame.get(r.name)) for column in COLUMNS) for r in rows]
     right = [column.title for column in COLUMNS if column.right]
-    lines = ["", *_LEGEND, "", *table([column.title for column in COLUMNS], cells, right=right), ""]
-    past = sorted({r.past for r in rows if r.past is not None})
+    titles = [column.title for column in COLUMNS]
+    # what no node has, or all have, needs no column
+    kept = [i for i, column in enumerate(COLUMNS) if {row[i] for row in cells} - {"", *column.usual}]
+    shown = table(
+        [titles[i] for i in kept],
+        [[row[i] for i in kept] for row in cells],
+        right,
+        [{"node": keep_end, "bits": keep_beginning}],
+    )
+    lines = ["", *_legend([titles[i] for i in kept]), "", *shown, ""]
+    past = list(dict.fromkeys(r.past for r in rows if r.past is not None))  # in the order of the graph
     if past:
         behind = "its requantized output covers only what nodes behind it let through, so its error is taken past"
-        lines += wrapped(f"* {behind} {', '.join(past)}")
+        lines += wrapped(f"* {behind} {names_text(past)}")
     raised = [f"{r.name} ({count(r.raised)} channel{'' if r.raised == 1 else 's'})" for r in rows if r.raised]
     if raised:
         lines += wrapped(
@@ -366,6 +395,8 @@ def error_table(
             + ", ".join(raised)
         )
     lines += _summary(rows, blame, wrong, general_remedy=remedies is None)
+    if all(row.verdict == "proved" for row in rows if row.integer):
+        lines.append("overflow is proved absent at every integer node")
     return [*lines, *(() if remedies is None else remedies.lines()), _agreement(differences)]
 
 
@@ -401,11 +432,13 @@ class Column:
         title: its heading.
         cell: makes its text.
         right: whether cells are aligned to the right.
+        usual: the column is left out where all cells are these or empty.
     """
 
     title: str
     cell: Cell
     right: bool = True
+    usual: tuple[str, ...] = ()
 
 
 def _unless_exact(cell: Callable[[NodeStatistic], str], exact: str = "") -> Cell:
@@ -429,7 +462,6 @@ COLUMNS: Final = (
     Column("bits", lambda row, part: _bits(row), right=False),
     Column("SQNR", _unless_exact(lambda row: decimals(row.sqnr), "exact")),
     Column("own", _unless_exact(_own_sqnr)),
-    Column("cosine", lambda row, part: decimals(row.cosine, 4)),
     Column("max err", _unless_exact(lambda row: number(row.max_error), "0")),
     Column("inh", _share("inherited")),
     Column("rnd", _share("rounding")),
@@ -438,8 +470,8 @@ COLUMNS: Final = (
     Column("ovf", _share("overflow")),
     Column("blame", lambda row, part: percent(part)),
     Column("clip", lambda row, part: percent(row.saturated_fraction)),
-    Column("sums", lambda row, part: _sums(row), right=False),
-    Column("differ", lambda row, part: str(row.differences)),
+    Column("sums", lambda row, part: _sums(row), right=False, usual=("proved",)),
+    Column("differ", lambda row, part: str(row.differences), usual=("0",)),
 )
 
 
@@ -481,7 +513,7 @@ def _agreement(differences: int) -> str:
 def value_table(rows: Sequence[NodeStatistic]) -> list[str]:
     """A table of ranges, means and standard deviations; `same` if the integer model has the same."""
     figures = ("min", "max", "mean", "std")
-    titles = ("node", *(f"{kind} {f}" for kind in ("float", "simulated") for f in figures), "integer")
+    titles = ("node", *(f"{kind} {f}" for kind in ("float", "sim") for f in figures), "integer")
     cells = [
         (
             tail(r.name, 30),
@@ -491,7 +523,11 @@ def value_table(rows: Sequence[NodeStatistic]) -> list[str]:
         )
         for r in rows
     ]
-    return table(titles, cells, right=titles[1:-1])
+    lines = table(titles, cells, right=titles[1:-1], narrow=[{"node": keep_end}])
+    if all(cell[-1] == "same" for cell in cells):
+        same = table(titles[:-1], [cell[:-1] for cell in cells], right=titles[1:-1], narrow=[{"node": keep_end}])
+        return [*same, "the integer model has the same values as the simulation"]
+    return lines
 
 
 def _figures(values: ValueStatistic) -> tuple[float | None, ...]:
@@ -621,7 +657,8 @@ class GraphStatistic(Summarized):
         wrong, parts = self.first_wrong, self.blame
         most = sorted(parts, key=lambda n: -parts[n])
         return Summary(
-            f"GraphStatistic of {len(self.rows)} nodes on {self.hardware}, {self.samples} samples",
+            f"GraphStatistic of {counted(len(self.rows), 'node')} on {self.hardware}, "
+            f"{counted(self.samples, 'sample')}",
             {
                 "outputs": ", ".join(f"{name} {_level(self[name].sqnr)}" for name in self.outputs),
                 "error from": names_text([f"{n} {100 * parts[n]:.3g} %" for n in most if parts[n] > 0]),
@@ -633,8 +670,8 @@ class GraphStatistic(Summarized):
 
     def __str__(self) -> str:
         head = (
-            f"float | simulated | integer on {self.hardware}: {len(self.rows)} nodes, {self.samples} samples in "
-            f"{self.batches} batches"
+            f"float | simulated | integer on {self.hardware}: {counted(len(self.rows), 'node')}, "
+            f"{counted(self.samples, 'sample')} in {counted(self.batches, 'batch', 'batches')}"
         )
         lines = error_table(self.rows, self.blame, self.first_wrong, self.total_differences, self.remedies)
         return "\n".join([head, *lines])

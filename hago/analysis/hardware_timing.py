@@ -33,7 +33,7 @@ from hago.plan import Plan
 from hago.runtime.native import Executor, conversion, cpu_lines, exact_kernels, processor_name
 from hago.search import QuantizationOptions, prepare
 from hago.serialization.summary import Summarized, Summary
-from hago.serialization.text_table import table
+from hago.serialization.text_table import counted, table
 from hago.study import versions
 
 JobKind = Literal["macs", "elements"]
@@ -372,7 +372,7 @@ class Measurement(Summarized):
         """The name of the copy, its source, and how many figures were measured."""
         measured = sum(f.now != f.before for f in self.figures)
         return Summary(
-            f"Measurement of {self.hardware.name}: {measured} of {len(self.figures)} figures measured",
+            f"Measurement of {self.hardware.name}: {measured} of {counted(len(self.figures), 'figure')} measured",
             {
                 "source": self.hardware.sources[-1],
                 "costs": ", ".join(f"{name} {value:.4g}" for name, value in self.hardware.cost.items()),
@@ -479,7 +479,7 @@ def _copy(document: Mapping[str, Any], given: Hardware, figures: tuple[Figure, .
     del software["machine"], software["threads"]
     source = (
         f"measured by hago hardware measure on {processor_name()}, {datetime.now(timezone.utc):%Y-%m-%d}, "
-        f"{torch.get_num_threads()} threads, {', '.join(f'{k} {v}' for k, v in software.items())}"
+        f"{counted(torch.get_num_threads(), 'thread')}, {', '.join(f'{k} {v}' for k, v in software.items())}"
     )
     notes = [f"{f.of}, {f.key}: {f.said}." for f in figures]
     copy = hardware_from_document(

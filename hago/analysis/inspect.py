@@ -49,6 +49,7 @@ from hago.graph import CONST, INPUT, OUTPUT, Graph, Node, compute_real
 from hago.plan import NodePlan, Plan, Verdict
 from hago.runtime import IntegerModel, center
 from hago.search.objective import decibels
+from hago.serialization.text_table import counted
 from hago.simulation import Simulator
 
 #: Number of values that are converted to float64 at a time.
@@ -380,8 +381,8 @@ def inspect_plan(plan: Plan, batches: Iterable[Batch]) -> GraphStatistic:
     for batch in batches:
         if len(batch.inputs) != len(plan.graph.inputs):
             raise DataError(
-                f"batch {count} holds {len(batch.inputs)} tensors; the model takes {len(plan.graph.inputs)}: "
-                f"{', '.join(plan.graph.inputs)}"
+                f"batch {count} holds {counted(len(batch.inputs), 'tensor')}; the model takes "
+                f"{len(plan.graph.inputs)}: {', '.join(plan.graph.inputs)}"
             )
         lockstep.feed(batch.inputs)
         count, samples = count + 1, samples + batch.size

@@ -19,8 +19,9 @@ from hago.errors import DataError, HagoError
 from hago.graph import check_batches
 from hago.runtime import IntegerModel
 from hago.search import wilson_interval
-from hago.search.objective import OBJECTIVES, check_rows, unfit_labels, warn_of_labels
+from hago.search.objective import OBJECTIVES, check_rows, unfit_labels, warn_of_labels, warn_of_numbering
 from hago.serialization.json_text import replace_file
+from hago.serialization.text_table import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class StoredRun:
         return document | {"compared": self.compared, "same": self.same, "differences": dict(self.differences)}
 
     def __str__(self) -> str:
-        lines = [f"on {self.hardware}, {self.samples} samples"]
+        lines = [f"on {self.hardware}, {counted(self.samples, 'sample')}"]
         if self.accuracy is not None:
             right, low, high = (100 * v for v in self.accuracy)
             lines.append(f"accuracy {right:.2f} % ({low:.2f} to {high:.2f} % with 95 % confidence)")
@@ -89,9 +90,10 @@ def run_model(model: IntegerModel, dataset: Iterable[Any]) -> StoredRun:
         check_rows(outputs, batch.size)
         rows.append(outputs)
     accuracy = None
-    why_not = unfit_labels([batch.labels for batch in batches], [outputs[0] for outputs in rows])
+    why_not = unfit_labels(batches, [outputs[0] for outputs in rows])
     warn_of_labels(why_not, "only whether the outputs are those of the simulation")
     if batches.labelled and not why_not:
+        warn_of_numbering(batches, rows[0][0])
         pairs = zip(batches, rows, strict=True)
         right = sum(float(OBJECTIVES["accuracy"].per_sample(o, o, batch.labels).sum()) for batch, o in pairs)
         accuracy = (right / batches.samples, *wilson_interval(right, batches.samples))

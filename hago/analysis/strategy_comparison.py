@@ -20,7 +20,7 @@ from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.plan import Plan, Strategy
 from hago.search import Evaluator, Measurement, paired_difference, plan_and_batches
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
-from hago.serialization.text_table import table
+from hago.serialization.text_table import counted, table
 
 #: The names of the two strategies in tables.
 NAMES: Final = ("A", "B")
@@ -104,7 +104,8 @@ class StrategyComparison:
 
     def __str__(self) -> str:
         titles = ("measure", *NAMES, "B - A", "95 % interval", "surely better")
-        lines = [f"on {' and '.join(dict.fromkeys(self.hardware))}, {self.samples} samples, compared sample by sample"]
+        chips = " and ".join(dict.fromkeys(self.hardware))
+        lines = [f"on {chips}, {counted(self.samples, 'sample')}, compared sample by sample"]
         lines += table(titles, [_measure_row(m) for m in self.measures], titles[1:4])
         costs = {name: both for name, both in self.costs.items() if both != (None, None)}
         right = (*NAMES, "B / A")

@@ -20,7 +20,7 @@ from hago.plan import Plan, WeightSizes
 from hago.runtime import IntegerModel, compare_plan_exactly
 from hago.search import Evaluator, Measurement, plan_and_batches
 from hago.search.objective import MOST_DB, named_objective
-from hago.serialization.text_table import table
+from hago.serialization.text_table import counted, table
 from hago.simulation import Simulator
 
 Model = Literal["float", "simulated", "integer"]
@@ -79,7 +79,10 @@ class StrategyReport:
     def __str__(self) -> str:
         rows = [(model, *figure_cells(f)) for model, f in self.figures.items()]
         titles = ("model", "accuracy", "95 % interval", "agreement", "SQNR dB")
-        lines = [f"on {self.hardware}, {self.samples} samples", *table(titles, rows, right=("accuracy", "SQNR dB"))]
+        lines = [
+            f"on {self.hardware}, {counted(self.samples, 'sample')}",
+            *table(titles, rows, right=("accuracy", "SQNR dB")),
+        ]
         return "\n".join([*lines, self.overflow_text(), str(self.weights), *self.exactness_text()])
 
     def overflow_text(self) -> str:
@@ -96,9 +99,10 @@ class StrategyReport:
         if self.differences is None:
             return []
         if self.same:
-            return [f"simulated == integer: all {self.compared} values compared are equal"]
+            return [f"simulated == integer: all {counted(self.compared, 'value')} compared are equal"]
         places = "; ".join(f"{place}: {n}" for place, n in list(self.differences.items())[:5])
-        return [f"simulated != integer: {sum(self.differences.values())} of {self.compared} values differ ({places})"]
+        of_all = f"{sum(self.differences.values())} of {counted(self.compared, 'value')}"
+        return [f"simulated != integer: {of_all} differ ({places})"]
 
 
 def figure_cells(figures: Mapping[str, Any]) -> tuple[str, str, str, str]:

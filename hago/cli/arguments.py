@@ -143,16 +143,21 @@ Exit code 1 means that a figure differs, if only in its last bit.""",
     "compare": """
 examples:
   hago compare zoo:net strategies/8_bits.json strategies/mixed.json --data test.npz
+  hago compare zoo:net strategies/net-my_dsp.json strategies/net-vta.json --data test.npz --hardware my_dsp.json
   hago compare zoo:net strategies/net-onnxruntime_cpu.json --data test.npz --samples 64
   hago compare zoo:net strategies/net-x86_vnni.json --data test.npz --realizations fast,onnxruntime --json
 
 Two strategies are measured sample by sample, with paired intervals; their bits and costs are listed side by side. Of
 one strategy, realizations are compared: exit code 1 means that the simulator or the fast engine differs from the
-reference, which would be a defect of hago.""",
+reference, which would be a defect of hago. --hardware is that of the strategies whose hardware it is; the others have
+the hardware that their files name.""",
     "export": """
 examples:
   hago export zoo:net strategies/net-x86_vnni.json --format tpu-mlir --data calibration.npz
   hago export zoo:net strategies/net-onnxruntime_cpu.json --format onnx --check --data calibration.npz
+
+No .tflite file is written: the hardware tflite stands for the arithmetic of its kernels. An ONNX file holds the
+integers of a strategy for onnxruntime_cpu, openvino_cpu or another chip whose arithmetic ONNX can express.
 
 With --check, exit code 1 means that the integers of the engine differ from hago's: by more than one quantum, or in
 more than one of 10,000 values of a node.""",
@@ -417,7 +422,7 @@ def build_parser() -> argparse.ArgumentParser:
     _bench(commands)
     _inspect(commands)
     compared = "compare two strategies on data, or realizations of one: hago's engines, ONNX engines, float"
-    _comparison(_on_record(commands, "compare", compared))
+    _comparison(_on_record(commands, "compare", compared, several_chips=True))
     trained = "train a strategy further on data without labels; continues after an interruption"
     _training(_on_record(commands, "finetune", trained))
     _replay(commands)
@@ -508,14 +513,21 @@ def _ops(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _chip(parser: argparse.ArgumentParser, required: bool) -> None:
+def _chip(parser: argparse.ArgumentParser, required: bool, several: bool = False) -> None:
+    """Add the hardware.
+
+    Args:
+        several: whether it may be given more than once, for records of different hardware.
+    """
     _ops(parser)
     default = "" if required else "; default: what the record names"
     parser.add_argument(
         "--hardware",
         metavar="NAME|FILE",
         required=required,
-        help=f"{', '.join(shipped_hardware())}, or a hardware file (.json){default}",
+        action="append" if several else "store",
+        help=f"{', '.join(shipped_hardware())}, or a hardware file (.json){default}"
+        + ("; once per strategy that needs it" if several else ""),
     )
 
 
@@ -655,13 +667,18 @@ def _sensitivity(commands: Any) -> None:
 
 
 def _on_record(
-    commands: Any, name: str, text: str, metavar: str = "STRATEGY", record: str = "a strategy (.json)"
+    commands: Any,
+    name: str,
+    text: str,
+    metavar: str = "STRATEGY",
+    record: str = "a strategy (.json)",
+    several_chips: bool = False,
 ) -> argparse.ArgumentParser:
     """Add a command that takes a model, a strategy or what `metavar` says instead, and data."""
     parser = _add(commands, name, text)
     _model(parser)
     parser.add_argument("record", metavar=metavar, help=record)
-    _chip(parser, required=False)
+    _chip(parser, required=False, several=several_chips)
     _data(parser)
     return parser
 

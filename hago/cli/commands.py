@@ -45,7 +45,7 @@ from hago.plan import Strategy
 from hago.runtime.native import Executor
 from hago.search import plan_and_batches
 from hago.serialization.json_text import is_file
-from hago.serialization.text_table import table
+from hago.serialization.text_table import counted, table
 from hago.study import interruptible_job, read_log
 
 
@@ -59,7 +59,7 @@ def explain_command(args: Namespace, console: Console) -> Outcome:
         inputs: tuple[Any, ...] = tuple(_zeros(shape, dtype) for shape, dtype in args.input_shape)
     else:
         first = next(iter(load_batches(args)), None)
-        inputs = Batches([] if first is None else [first], input_names(model)).example
+        inputs = Batches([] if first is None else [first], input_names(model), role=f"data {args.data!r}").example
     chip, bits = load_chip(args, args.hardware), dict(args.fix_bits)
     explanation = api.explain(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
     if not args.cost:
@@ -115,7 +115,8 @@ def bench_command(args: Namespace, console: Console) -> Outcome:
     """Time the integer model against the float model."""
     strategy, hardware, model = load_strategy(args)
     plan, batches = plan_and_batches(model, hardware, strategy, load_batches(args))
-    console.note(f"timing batches of {', '.join(map(str, args.batches))} on {torch.get_num_threads()} threads")
+    threads = counted(torch.get_num_threads(), "thread")
+    console.note(f"timing batches of {', '.join(map(str, args.batches))} on {threads}")
     report = time_against_float(plan, batches, args.batches, args.rounds)
     return Outcome(str(report), report.to_json())
 
@@ -226,7 +227,7 @@ def hardware_command(args: Namespace, console: Console) -> Outcome:
         return Outcome(str(error), {"ok": False, "mistakes": mistakes or [first]}, NO)
     missing = missing_common_ops(chip)
     values = {"ok": True, "mistakes": [], "ops": len(chip.ops), **asdict(missing)}
-    return Outcome(f"{args.hardware} is valid: {len(chip.ops)} ops\n{missing}", values)
+    return Outcome(f"{args.hardware} is valid: {counted(len(chip.ops), 'op')}\n{missing}", values)
 
 
 def _new_hardware(args: Namespace) -> Outcome:
@@ -239,7 +240,8 @@ def _new_hardware(args: Namespace) -> Outcome:
         raise HagoError(f"{saved} exists; give another file with --output")
     save_hardware(chip, make_folder_of(saved))
     lines = [
-        f"wrote {saved}: the arithmetic and the {len(chip.ops)} ops of {args.base}, with notes on what to change",
+        f"wrote {saved}: the arithmetic and the {counted(len(chip.ops), 'op')} of {args.base}, with notes on what to "
+        "change",
         f"edit it, then  {command_line('hardware', 'check', str(saved))}",
     ]
     return Outcome("\n".join(lines), {"hardware": str(saved), "name": chip.name, "ops": len(chip.ops)})
@@ -269,7 +271,7 @@ def _measure_hardware(args: Namespace, console: Console) -> Outcome:
         raise HagoError(f"--output {args.output}: expected a path that ends in .json")
     if Path(args.hardware).exists() and saved.exists() and saved.samefile(args.hardware):
         raise HagoError(f"--output {args.output} is the file that is measured; the copy needs another name")
-    console.note(f"timing the signatures of {chip.name} on {torch.get_num_threads()} threads")
+    console.note(f"timing the signatures of {chip.name} on {counted(torch.get_num_threads(), 'thread')}")
     measured = measure_hardware(chip)
     save_hardware(measured.hardware, make_folder_of(saved))
     console.written.append(str(saved))

@@ -9,7 +9,7 @@ from hago import api
 from hago.analysis.comparison import REALIZATIONS, compare_realizations
 from hago.analysis.strategy_comparison import NAMES, compare_strategies
 from hago.cli.console import NO, OK, Console, Outcome
-from hago.cli.options import hardware_of, load_batches, load_strategy, make_folder_of, named, resumable
+from hago.cli.options import hardware_of_each, load_batches, load_strategy, make_folder_of, named, resumable
 from hago.cli.output_files import default_stem
 from hago.cli.stored_model import stored_quantizer
 from hago.data import Batches
@@ -31,7 +31,9 @@ def compare_command(args: Namespace, console: Console) -> Outcome:
         return _compare_strategies(args)
     if args.objective is not None:
         raise HagoError("--objective compares two strategies; give a second STRATEGY")
-    strategy, hardware, model = load_strategy(args)
+    strategy = Strategy.load(args.record)
+    (hardware,) = hardware_of_each(args, [(args.record, strategy)])
+    model = load_model(args.model, args.weights)
     given = ",".join(REALIZATIONS) if args.realizations is None else args.realizations
     names = [n.strip() for n in given.split(",") if n.strip()]
     if not names:
@@ -43,11 +45,11 @@ def compare_command(args: Namespace, console: Console) -> Outcome:
 
 
 def _compare_strategies(args: Namespace) -> Outcome:
-    """Compare two strategies of one model, each on its own hardware unless `--hardware` is given."""
+    """Compare two strategies of one model, each on its own hardware."""
     if args.realizations is not None or args.base is not None:
         raise HagoError("--realizations and --base compare realizations of one strategy; give one STRATEGY with them")
     strategies = [Strategy.load(args.record), Strategy.load(args.other)]
-    chips = [hardware_of(args, strategy) for strategy in strategies]
+    chips = hardware_of_each(args, list(zip((args.record, args.other), strategies, strict=True)))
     model = load_model(args.model, args.weights)
     objective = None if args.objective is None else named(args.objective, "objective")
     comparison = compare_strategies(model, chips, strategies, load_batches(args), objective)

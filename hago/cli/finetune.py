@@ -22,6 +22,7 @@ from hago.cli.options import (
 from hago.cli.output_files import STRATEGY, check_output, default_stem, folders_of
 from hago.qat import Finetuned, FinetuneOptions, finetune_with, save_state, trained_state
 from hago.serialization.json_text import check_distinct
+from hago.serialization.text_table import counted
 
 
 def finetune_command(args: Namespace, console: Console) -> Outcome:
@@ -71,7 +72,7 @@ def before_and_after(run: Finetuned) -> list[str]:
 def _outcome(args: Namespace, tuned: Finetuned, log: Path, saved: Path, weights: Path | None) -> Outcome:
     how = "the trained strategy" if tuned.kept else "no better on the samples kept aside, so the strategy is unchanged"
     lines = [
-        f"trained {tuned.steps} steps in {tuned.seconds:.1f} s: {how}",
+        f"trained {counted(tuned.steps, 'step')} in {tuned.seconds:.1f} s: {how}",
         *before_and_after(tuned),
         f"log       {log}",
         f"strategy  {saved}",

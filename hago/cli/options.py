@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from hago.data.named_objects import import_object
 from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError
 from hago.graph.model_source import load_model
-from hago.hardware import Hardware, available_hardware, load_hardware
+from hago.hardware import Hardware, available_hardware, hardware_hash, load_hardware
 from hago.ops import OPS, OpRule, Ops
 from hago.plan import Strategy
 from hago.searchers import AUTO, SEARCHERS
@@ -168,6 +168,39 @@ def hardware_of(args: Namespace, record: Strategy | Log) -> Hardware:
     if name not in available_hardware():
         raise HagoError(f"{args.record} was made for hardware {name!r}, which does not ship with hago; give --hardware")
     return load_chip(args, name)
+
+
+def hardware_of_each(args: Namespace, strategies: Sequence[tuple[str, Strategy]]) -> list[Hardware]:
+    """The hardware of each strategy: one that `--hardware`, which may be given several times, names if the strategy was
+    made for it, else the one that ships with hago.
+
+    Args:
+        strategies: each with its path.
+
+    Raises:
+        HagoError: no hardware is found for a strategy, or none of them was made for one that is given.
+    """
+    given = {name: load_chip(args, name) for name in args.hardware or ()}
+    used, found = set(), []
+    for path, strategy in strategies:
+        wanted = strategy.hardware
+        by_hash = [name for name, chip in given.items() if hardware_hash(chip) == wanted.hash]
+        by_name = [name for name, chip in given.items() if chip.name == wanted.name]
+        if by_hash or by_name:
+            name = (by_hash or by_name)[0]
+            used.add(name)
+            found.append(given[name])
+        elif wanted.name in available_hardware():
+            found.append(load_chip(args, wanted.name))
+        else:
+            others = f" {', '.join(map(repr, given))} is for another;" if given else ""
+            raise HagoError(
+                f"{path} was made for hardware {wanted.name!r}, which does not ship with hago;{others} give --hardware"
+            )
+    if unused := [name for name in given if name not in used]:
+        made_for = ", ".join(f"{path} for {strategy.hardware.name!r}" for path, strategy in strategies)
+        raise HagoError(f"--hardware {unused[0]}: no strategy was made for it ({made_for}); leave it out")
+    return found
 
 
 def load_strategy(args: Namespace) -> tuple[Strategy, Hardware, Any]:

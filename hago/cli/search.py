@@ -54,7 +54,7 @@ from hago.search import (
     SearchOutcome,
     continued,
     hashes_of,
-    held_out_batches,
+    import_with_held_out,
     prepare,
     quantize_and_measure,
     resolved_text,
@@ -63,6 +63,7 @@ from hago.search import (
 from hago.search.objective import named_objective
 from hago.serialization.json_text import check_distinct
 from hago.serialization.summary import names_text
+from hago.serialization.text_table import counted
 from hago.study import Header, Trial, interruptible_job, read_log
 
 #: The options of `--finetune`, with the function that reads each.
@@ -135,7 +136,7 @@ def tuned_lines(tuned: Tuned, saved: Path) -> list[str]:
     run = tuned.run
     end = f"for the weights in {weights_of(saved)}" if tuned.better else "no better, so the strategy is unchanged"
     return [
-        f"trained {run.steps} steps in {run.seconds:.1f} s: {end}",
+        f"trained {counted(run.steps, 'step')} in {run.seconds:.1f} s: {end}",
         *(f"  {line}" for line in before_and_after(run)),
     ]
 
@@ -196,7 +197,7 @@ def search_command(args: Namespace, console: Console) -> Outcome:
         if not trials:
             return "before the first trial"
         best = f"; the best so far is {saved}" if earlier or stamp(saved) != before else ""
-        return f"after {trials} trials, which are in {log}{best}"
+        return f"after {counted(trials, 'trial')}, which {'is' if trials == 1 else 'are'} in {log}{best}"
 
     started = time.monotonic()
     with folders_of(log, saved, files.front), resumable(so_far):
@@ -315,11 +316,11 @@ class ThisRun:
             forwards = "" if args.executor else f" and {outcome.forwards:.1f} forwards"
             took = f"{took} ({outcome.before:.1f} s before the first){forwards}"
         lines = [
-            f"searched {len(trials)} trials ({repeats} repeats) in {took}{' in all runs' if self.earlier else ''}; "
-            f"the best is trial {best.index}"
+            f"searched {counted(len(trials), 'trial')} ({counted(repeats, 'repeat')}) in {took}"
+            f"{' in all runs' if self.earlier else ''}; the best is trial {best.index}"
         ]
         if self.earlier:
-            what = f"added {added} trials" if added else "added no trial"
+            what = f"added {counted(added, 'trial')}" if added else "added no trial"
             lines.append(f"  this run {what} in {self.seconds:.1f} s; the log held {self.earlier}")
         why = outcome.result.stopped_because
         ended = "the searcher has no further point" if why == "finished" else f"the budget ({args.budget}) is spent"
@@ -464,14 +465,12 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
     model, data = load_model(args.model, args.weights), load_batches(args)
     with interruptible_job("quantize") as steps:
         options = QuantizationOptions(**quantization_arguments(args))
-        prepared = prepare(model, hardware, data, options, steps=steps)
-        if args.save is None and saved.exists() and Strategy.load(saved).model_hash != prepared.graph.model_hash:
+        graph, batches, held_out = import_with_held_out(model, hardware, data, load_held_out(args), steps=steps)
+        if args.save is None and saved.exists() and Strategy.load(saved).model_hash != graph.model_hash:
             console.note(f"strategy {saved} is of other weights or another network, so it is not overwritten")
-            stem = f"{stem}-{prepared.graph.model_hash[:HASH_IN_NAMES]}"
+            stem = f"{stem}-{graph.model_hash[:HASH_IN_NAMES]}"
             saved = check_output(saved.with_name(f"{stem}.json"), STRATEGY)
-        held_out = load_held_out(args)
-        if held_out is not None:
-            held_out = held_out_batches(model, prepared.batches, held_out, labels=False)
+        prepared = prepare(graph, hardware, batches, options, steps=steps)
         steps("choosing the widest bits that do not overflow")
         made = quantize_and_measure(prepared)
         strategy = made.quantizer.strategy

@@ -23,7 +23,20 @@ from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops, opaque
 from hago.plan import Plan, bits_of, packed_bytes
 from hago.serialization.summary import Summarized, Summary
-from hago.serialization.text_table import bytes_text, count, head, number, scaled, table, tail, wrapped
+from hago.serialization.text_table import (
+    bytes_text,
+    count,
+    counted,
+    head,
+    keep_beginning,
+    keep_end,
+    number,
+    scaled,
+    table,
+    tail,
+    wrap_words,
+    wrapped,
+)
 
 EdgeKind = Literal["as stored", "quantize", "requantize", "dequantize", "weight", "bias", "constant"]
 
@@ -183,19 +196,29 @@ class Cost(Summarized):
     def summary(self) -> Summary:
         """The totals, and the number of figures that are missing."""
         totals = {name: amount_text(name, total) for name, total in self.figures.items()}
-        missing = (
-            f"{len(self.missing)} figures, see .missing; cycles and energy are lower bounds" if self.missing else ""
-        )
+        missing = f"{counted(len(self.missing), 'figure')}, see .missing" if self.missing else ""
+        if missing and (bounded := _lower_bounds(self)):
+            missing += f"; {bounded} are lower bounds"
         return Summary(
-            f"Cost of {len(self.nodes)} nodes on {self.hardware}, batch {self.batch}",
+            f"Cost of {counted(len(self.nodes), 'node')} on {self.hardware}, batch {self.batch}",
             {**totals, "not given": missing},
         )
 
     def __str__(self) -> str:
         """Every node with what happens on its edges, and the totals."""
-        right = ("weights", "moved", "cycles", "of edges")
-        titles = ("node", "op", "signature", "MACs", "BOPs", "bits of its edges", *right)
-        lines = table(titles, [_row(node, edges) for node, edges in rows_of(self)], ("MACs", "BOPs", *right))
+        right = ("MACs", "BOPs", "weights", "moved", "cycles", "edge cycles")
+        titles = ("node", "op", "signature", *right[:2], "edge bits", *right[2:])
+        rows = [_row(node, edges) for node, edges in rows_of(self)]
+        # most hardware files give no figures for cycles
+        kept = [
+            i for i, title in enumerate(titles) if "cycles" not in title or any(row[i] not in ("", "-") for row in rows)
+        ]
+        lines = table(
+            [titles[i] for i in kept],
+            [[row[i] for i in kept] for row in rows],
+            right,
+            [{"node": keep_end, "op": keep_beginning, "signature": keep_beginning}, {"edge bits": wrap_words}],
+        )
         totals = [*totals_lines({"": self.figures}), *missing_lines(self)]
         return "\n".join([f"cost on {self.hardware}, batch {self.batch}", "", *lines, "", *totals])
 
@@ -434,11 +457,15 @@ def missing_lines(cost: Cost) -> list[str]:
     """The lines that name the figures that the hardware file does not give."""
     if not cost.missing:
         return []
-    missing = "; ".join(cost.missing)
-    return [
-        "",
-        *wrapped(f"not in {cost.hardware}, and so not counted, which makes cycles and energy lower bounds: {missing}"),
-    ]
+    bounded = _lower_bounds(cost)
+    bounds = f", which makes {bounded} lower bounds" if bounded else ""
+    return ["", *wrapped(f"not in {cost.hardware}, and so not counted{bounds}: {'; '.join(cost.missing)}")]
+
+
+def _lower_bounds(cost: Cost) -> str:
+    """The totals that are too low where the hardware file lacks figures; empty where none of them is known."""
+    known = [name for name in ("cycles", "latency", "energy") if name in cost.figures]
+    return " and ".join([", ".join(known[:-1]), known[-1]] if known[1:] else known)
 
 
 # ---------------------------------------------------------------- counting

@@ -2,14 +2,27 @@
 the progress of jobs that read them."""
 
 from hago.data import named_objects
-from hago.data.batches import BATCH_SIZE, CACHE_BYTES, Batch, Batches, OnBatch, are_whole, as_tensor
+from hago.data.batches import (
+    BATCH_SIZE,
+    CACHE_BYTES,
+    CALIBRATION_DATA,
+    HELD_OUT_DATA,
+    Batch,
+    Batches,
+    OnBatch,
+    are_whole,
+    as_tensor,
+)
+from hago.data.plausibility import warn_if_implausible
 from hago.data.progress import JobProgress, StatusLine, duration
 from hago.data.sources import EXPECTED_DATA, ImageShape, load_data
 
 __all__ = [
     "BATCH_SIZE",
     "CACHE_BYTES",
+    "CALIBRATION_DATA",
     "EXPECTED_DATA",
+    "HELD_OUT_DATA",
     "Batch",
     "Batches",
     "ImageShape",
@@ -21,4 +34,5 @@ __all__ = [
     "duration",
     "load_data",
     "named_objects",
+    "warn_if_implausible",
 ]

@@ -1,8 +1,8 @@
 """Batches: a data set of the user that is checked once and can be read many times, in bounded memory.
 
-Invariants: every batch has the inputs of the graph, the same shapes except for the batch axis, and finite values. A
-data set that exceeds the memory bound is read from its source each time, and must give the same bytes each time, so a
-shuffling loader is refused.
+Invariants: every batch has the inputs of the graph, the same shapes except for the batch axis, and finite values;
+errors begin with the name of the data. A data set that exceeds the memory bound is read from its source each time, and
+must give the same bytes each time, so a shuffling loader is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hago.data.plausibility import ValueStatistics
 from hago.errors import DataError, shortened
+from hago.serialization.text_table import counted
 
 #: The most bytes of inputs and labels that are kept in memory.
 CACHE_BYTES: Final = 1 << 30
@@ -26,6 +28,9 @@ CACHE_BYTES: Final = 1 << 30
 BATCH_SIZE: Final = 64
 #: Called after a batch with the number of samples of this pass so far, and of all; None where that is not known yet.
 OnBatch = Callable[[int, int | None], None]
+#: The names of the data in messages, by what it is for.
+CALIBRATION_DATA: Final = "calibration data"
+HELD_OUT_DATA: Final = "held-out data"
 _LABEL_KEYS: Final = ("label", "labels", "target", "targets", "y")
 
 
@@ -64,19 +69,37 @@ class Batch:
         return sum(t.numel() * t.element_size() for t in self.tensors)
 
 
+class NamedData:
+    """A base of data that the user named: a file, a folder or a callable.
+
+    Attributes:
+        spec: the name, as the user gave it.
+        classes: the names of the classes in the order of their labels, where labels were numbered by hago.
+    """
+
+    __slots__ = ()
+    spec: str
+    classes: tuple[str, ...]
+
+
 class Batches:
     """A checked data set, which can be iterated any number of times and yields `Batch`es.
 
     Args:
         dataset: an iterable of batches, each a tensor, a tuple of inputs, `(inputs, labels)` or a
-            dict (labels under one of label, labels, target, targets, y); or one tensor of samples.
+            dict (labels under one of label, labels, target, targets, y); or one tensor or array of samples.
         names: the names of the model's inputs, in order.
         cache_bytes: the most bytes of batches that are kept in memory.
         like: Batches of the same model, whose first batch fixes the order of inputs in dicts.
         on_batch: called after every batch of every pass, the first included, in which batches are checked. Batches that
             are made of other Batches do not take over theirs.
+        role: what the data is for, e.g. "calibration data", with which messages begin. Batches that are made of other
+            Batches keep theirs.
 
     Attributes:
+        title: the name of the data in messages: its role, and what the user called it if it was loaded by name.
+        classes: the names of classes in the order of their labels if hago numbered them, else empty.
+        statistics: what is known of the values of all inputs.
         samples: the number of samples.
         labelled: whether every batch has labels.
         classed: whether all labels are classes: whole numbers of any dtype.
@@ -96,21 +119,24 @@ class Batches:
         cache_bytes: int = CACHE_BYTES,
         like: Batches | None = None,
         on_batch: OnBatch | None = None,
+        role: str = "",
     ) -> None:
         if isinstance(dataset, Batches):
             self.__dict__.update(dataset.__dict__)  # checked already
             self._on_batch = on_batch
             return
         self._on_batch = on_batch
-        if isinstance(dataset, Tensor):
-            dataset = torch.split(dataset, BATCH_SIZE)
-        check_data_set(dataset)
+        self.title = data_title(dataset, role)
+        self.classes = dataset.classes if isinstance(dataset, NamedData) else ()
+        dataset = split_samples(dataset, self.title)
+        check_data_set(dataset, self.title)
         self._source, self._names = dataset, tuple(names)
         self._cache: list[Batch] | None = []  # None where the batches exceed `cache_bytes`
         self.example: tuple[Any, ...] = () if like is None else like.example
         self.example_labels: Tensor | None = None
         self.samples, digest, used = 0, hashlib.sha256(), 0
         self.labelled = self.classed = True
+        self.statistics = ValueStatistics()
         is_materialized = isinstance(dataset, (list, tuple))
         for batch in self._checked():
             batch = batch if is_materialized else batch.copy()  # a generator may reuse its buffer
@@ -121,7 +147,7 @@ class Batches:
                 self._cache.append(batch)
             elif isinstance(dataset, Iterator):
                 raise DataError(
-                    f"the data set is an iterator of more than {cache_bytes} bytes, which can be read only once; "
+                    f"{self.title} is an iterator of more than {cache_bytes} bytes, which can be read only once; "
                     "pass a list, a DataLoader, or fewer batches"
                 )
             else:
@@ -129,13 +155,14 @@ class Batches:
             self.samples += batch.size
             self.labelled &= batch.labels is not None
             self.classed &= batch.labels is not None and are_whole(batch.labels)
+            self.statistics.add(batch.inputs)
             _digest(digest, batch)
             if on_batch is not None:
                 on_batch(self.samples, None)
         if self.samples == 0:
             is_read = isinstance(dataset, Iterator)
             raise DataError(
-                "the data set is empty; "
+                f"{self.title} is empty; "
                 + ("an iterator is read only once: pass a new one, or a list" if is_read else "pass at least one batch")
             )
         self.sha256 = digest.hexdigest()
@@ -162,7 +189,7 @@ class Batches:
             yield batch
         if digest.hexdigest() != self.sha256:
             raise DataError(
-                "the data set gave different values when it was read again; hago reads it more than once, so do not "
+                f"{self.title} gave different values when it was read again; hago reads it more than once, so do not "
                 "shuffle or augment (DataLoader(shuffle=False)), or pass a list"
             )
 
@@ -177,29 +204,58 @@ class Batches:
         return self._source if self._cache is None else self._cache
 
     def _checked(self) -> Iterator[Batch]:
-        first: list[tuple[int, ...]] | None = None
-        real: list[bool] | None = None
+        first: Batch | None = None
         for index, item in enumerate(self._source):
-            if isinstance(item, Batch):
-                batch, args = item, item.inputs
-            else:
-                batch, args = _read(item, self._names, index, self.example)
+            try:
+                if isinstance(item, Batch):
+                    batch, args = item, item.inputs
+                else:
+                    batch, args = _read(item, self._names, index, self.example)
+                _check_alike(batch, index, first or batch)
+                _check_finite(batch, index)
+            except DataError as error:
+                raise DataError(f"{self.title}: {error}") from None
             self.example = self.example or args
-            shapes = [tuple(t.shape[1:]) for t in batch.inputs]
-            first = first or shapes
-            if shapes != first:
-                raise DataError(
-                    f"batch {index} has sample shapes {shapes}; batch 0 has {first}; resize or pad all to one shape"
-                )
-            kinds = [t.is_floating_point() for t in batch.inputs]
-            real = real or kinds
-            if kinds != real:
-                raise DataError(
-                    f"batch {index} has inputs of {', '.join(str(t.dtype) for t in batch.inputs)}; batch 0 has "
-                    f"{', '.join('real numbers' if r else 'integers' for r in real)}; convert all in the same way"
-                )
-            _check_finite(batch, index)
+            # what is compared is kept without its values, which may be large
+            first = first or Batch(tuple(x[:1].clone() for x in batch.inputs), None)
             yield batch
+
+
+def data_title(dataset: Any, role: str) -> str:
+    """The name of a data set in messages.
+
+    Args:
+        role: what it is for; empty where that is not known.
+    """
+    if isinstance(dataset, NamedData):
+        return f"{role or 'data'} {dataset.spec!r}"
+    return role or "the data set"
+
+
+def split_samples(dataset: Any, what: str) -> Any:
+    """The batches of a tensor or an array of samples; any other data set as it is."""
+    if isinstance(dataset, np.ndarray):
+        dataset = as_tensor(dataset, what)
+    if not isinstance(dataset, Tensor):
+        return dataset
+    if dataset.ndim == 0:
+        raise DataError(f"{what} is a single number; expected samples along axis 0, or an iterable of batches")
+    return torch.split(dataset, BATCH_SIZE)
+
+
+def _check_alike(batch: Batch, index: int, first: Batch) -> None:
+    """Refuse a batch whose samples have other shapes, or another kind of numbers, than those of the first."""
+    shapes, expected = ([tuple(t.shape[1:]) for t in b.inputs] for b in (batch, first))
+    if shapes != expected:
+        raise DataError(
+            f"batch {index} has sample shapes {shapes}; batch 0 has {expected}; resize or pad all to one shape"
+        )
+    kinds, real = ([t.is_floating_point() for t in b.inputs] for b in (batch, first))
+    if kinds != real:
+        raise DataError(
+            f"batch {index} has inputs of {', '.join(str(t.dtype) for t in batch.inputs)}; batch 0 has "
+            f"{', '.join('real numbers' if r else 'integers' for r in real)}; convert all in the same way"
+        )
 
 
 def _is_batch_with_labels(dataset: Any) -> bool:
@@ -231,7 +287,12 @@ def check_data_set(dataset: Any, what: str = "the data set") -> None:
             f"{what} is a tuple of inputs and labels; expected batches: pass one batch as [(inputs, labels)]"
         )
     if not isinstance(dataset, Iterable):
-        raise DataError(f"{what} is of type {type(dataset).__name__}; expected an iterable of batches")
+        advice = ""
+        if isinstance(dataset, torch.utils.data.Dataset):
+            advice = f": pass torch.utils.data.DataLoader(dataset, batch_size={BATCH_SIZE})"
+        elif callable(dataset):
+            advice = ": call it, and pass what it returns"
+        raise DataError(f"{what} is of type {type(dataset).__name__}; expected an iterable of batches{advice}")
 
 
 def are_whole(labels: Tensor) -> bool:
@@ -288,24 +349,48 @@ def _read(item: Any, names: Sequence[str], index: int, first: Sequence[Any]) -> 
         alike = len({x.shape if isinstance(x, (Tensor, np.ndarray)) else None for x in inputs}) == 1
         are_samples = len(names) == 1 and alike and isinstance(inputs[0], (Tensor, np.ndarray))
         raise DataError(
-            f"batch {index} holds {len(inputs)} inputs; the model takes {len(names)}: {', '.join(names)}"
-            + ("; make one tensor of several samples with torch.stack" if are_samples else "")
+            f"batch {index} holds {counted(len(inputs), 'input')}; the model takes {len(names)}: {', '.join(names)}; "
+            + ("make one tensor of several samples with torch.stack" if are_samples else _expected_batch(names))
         )
     args = pytree.tree_map(lambda x: _cpu_tensor(x, f"batch {index}"), tuple(inputs))
     try:
         tensors = tuple(pytree.tree_structure(tuple(first or args)).flatten_up_to(args))
     except ValueError as error:
         raise DataError(f"batch {index} is nested differently from the first: {error}") from None
-    sizes = {int(t.shape[0]) for t in tensors if t.ndim}
-    if len(sizes) != 1 or 0 in sizes:
-        raise DataError(f"batch {index}: inputs have batch sizes {sorted(sizes)}; expected one size above 0")
+    if any(not isinstance(t, Tensor) for t in tensors):
+        raise DataError(f"batch {index} holds lists or dicts where the first holds tensors; nest all in the same way")
+    sizes = sorted({int(t.shape[0]) for t in tensors if t.ndim})
+    if not sizes:
+        raise DataError(
+            f"batch {index} holds {'a single number' if len(tensors) == 1 else 'single numbers'}; expected tensors or "
+            "arrays whose axis 0 is the batch: convert lists of numbers with torch.tensor"
+        )
+    if sizes == [0]:
+        shapes = " and ".join(str(tuple(t.shape)) for t in tensors)
+        raise DataError(f"batch {index} is empty: it has the shape {shapes}; leave out batches without samples")
+    if len(sizes) != 1:
+        raise DataError(
+            f"batch {index}: inputs have batch sizes {sizes}; expected one size above 0: axis 0 of every input is the "
+            "batch"
+        )
     label_tensor = None if labels is None else _cpu_tensor(labels, f"labels of batch {index}")
     if label_tensor is not None and label_tensor.shape[:1] != tensors[0].shape[:1]:
         raise DataError(
-            f"batch {index} has {tensors[0].shape[0]} samples but labels of shape {tuple(label_tensor.shape)}"
-            + ("" if label_tensor.ndim else "; if it is one sample, pass a torch.utils.data.DataLoader of the data set")
+            f"batch {index} has {tensors[0].shape[0]} samples but labels of shape {tuple(label_tensor.shape)}; "
+            + (
+                "expected one label per sample along axis 0: pass as many labels as inputs, in the same order"
+                if label_tensor.ndim
+                else "if it is one sample, pass a torch.utils.data.DataLoader of the data set"
+            )
         )
     return Batch(tensors, label_tensor), args
+
+
+def _expected_batch(names: Sequence[str]) -> str:
+    """What a batch of a model with these inputs is."""
+    inputs = "inputs" if len(names) == 1 else f"({', '.join(names)})"
+    with_labels = "(inputs, labels)" if len(names) == 1 else f"({', '.join(names)}, labels)"
+    return f"expected a batch to be {inputs} or {with_labels}"
 
 
 def _cpu_tensor(value: Any, where: str) -> Tensor:
@@ -322,6 +407,12 @@ def as_tensor(value: Any, where: str) -> Tensor:
     """
     if isinstance(value, (str, bytes)):
         raise DataError(f"{where} holds the text {shortened(value)}; expected numbers: convert texts and files first")
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
+        kind = "Python objects" if value.dtype.hasobject else str(value.dtype)
+        raise DataError(
+            f"{where} holds an array of {kind}; expected numbers: make samples of one shape an array of numbers with "
+            "numpy.stack"
+        )
     try:
         tensor = torch.as_tensor(native(value) if isinstance(value, np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -329,6 +420,11 @@ def as_tensor(value: Any, where: str) -> Tensor:
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
         kind = "nested" if tensor.is_nested else "meta" if tensor.device.type == "meta" else str(tensor.layout)
         raise DataError(f"{where} is a {kind} tensor; expected a dense one that holds values")
+    if tensor.is_complex():
+        raise DataError(
+            f"{where} holds complex numbers ({tensor.dtype}), which hago does not quantize; expected real numbers: "
+            "pass x.real where imaginary parts are 0"
+        )
     if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
         tensor = tensor.to(torch.float32)
     return tensor

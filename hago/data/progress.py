@@ -17,6 +17,8 @@ from typing import Any, Final
 
 from tqdm import tqdm
 
+from hago.serialization.text_table import counted
+
 #: The least number of seconds between two plain lines, and before the first.
 PLAIN_SECONDS: Final = 30.0
 #: The least number of seconds between two texts on a terminal.
@@ -129,7 +131,7 @@ class JobProgress:
         if not self._line.is_due(now):
             return
         nth = f", pass {self._passes}" if self._passes > 1 else ""
-        count = f"{done} samples" if samples is None else f"{done} of {samples} samples"
+        count = counted(done, "sample") if samples is None else f"{done} of {counted(samples, 'sample')}"
         left = "" if samples is None else self._left(samples - done, now)
         self._line.show(f"{self._job}: {self._step}{nth}: {count}{left}, {duration(now - self._started)} so far")
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hago.data.batches import BATCH_SIZE, check_data_set, native
+from hago.data.batches import BATCH_SIZE, NamedData, check_data_set, native, split_samples
 from hago.data.named_objects import call_named, import_object, one_line
 from hago.errors import DataError, HagoError
 
@@ -101,11 +101,13 @@ def spread_indices(count: int, wanted: int | None) -> list[int]:
 
 # ---------------------------------------------------------------- .npz
 @dataclass(frozen=True, slots=True)
-class ArrayBatches:
+class ArrayBatches(NamedData):
     """The batches of an .npz file: its arrays divided along axis 0."""
 
+    spec: str
     arrays: Mapping[str, np.ndarray[Any, Any]]
     batch_size: int
+    classes: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Any]:
         samples = len(next(iter(self.arrays.values())))
@@ -129,17 +131,25 @@ def _arrays(path: Path, batch_size: int, samples: int | None) -> ArrayBatches:
         if isinstance(error, ValueError) and "allow_pickle" in why:  # numpy's advice is to run what the file says
             why = "it is no file of numpy, or holds objects; expected arrays of numbers in which all samples have the "
             why += "same shape, written with numpy.savez(path, x=array)"
+        elif isinstance(error, (zipfile.BadZipFile, EOFError)) and "CRC" not in why:
+            why = f"it is no .npz file, or was cut off ({why}); write it again with numpy.savez(path, x=array)"
         raise DataError(f"data {str(path)!r} cannot be read: {why}") from None
     lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
-    if not arrays or min(lengths.values()) == 0:
-        raise DataError(f"data {str(path)!r} holds no samples: arrays of lengths {lengths}")
+    if not arrays:
+        raise DataError(f"data {str(path)!r} holds no arrays; write it with numpy.savez(path, x=array)")
+    if min(lengths.values()) == 0:
+        got = ", ".join(f"{name} of shape {a.shape}" for name, a in arrays.items())
+        raise DataError(f"data {str(path)!r} holds no samples: {got}; expected one sample or more along axis 0")
     if len(set(lengths.values())) > 1:
-        raise DataError(f"data {str(path)!r} holds arrays of different lengths: {lengths}")
+        raise DataError(
+            f"data {str(path)!r} holds arrays of different lengths: {lengths}; expected one entry per sample along "
+            "axis 0 of each"
+        )
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise DataError(f"data {str(path)!r}: array {name!r} holds {array.dtype}; expected numbers")
     rows = spread_indices(next(iter(lengths.values())), samples)
-    return ArrayBatches({n: native(a[rows]) for n, a in arrays.items()}, batch_size)
+    return ArrayBatches(str(path), {n: native(a[rows]) for n, a in arrays.items()}, batch_size)
 
 
 def _check_sizes(path: Path) -> None:
@@ -164,10 +174,12 @@ def _check_sizes(path: Path) -> None:
 
 # ---------------------------------------------------------------- images
 @dataclass(frozen=True, slots=True)
-class ImageBatches:
+class ImageBatches(NamedData):
     """The batches of a folder of images: float32 of shape (batch, channels, height, width), and labels if there are
-    classes."""
+    classes: the folders of classes, numbered from 0 in the order of their names."""
 
+    spec: str
+    classes: tuple[str, ...]
     files: tuple[Path, ...]
     labels: tuple[int, ...] | None
     shape: ImageShape
@@ -188,13 +200,16 @@ def _image_folder(folder: Path, batch_size: int, samples: int | None, shape: Ima
     classes = sorted(d for d in folder.iterdir() if d.is_dir() and _image_files(d, "**/*"))
     flat = _image_files(folder, "*")
     if classes and flat:
-        raise DataError(f"{folder} holds images and folders of images; expected a folder per class, or none")
+        raise DataError(
+            f"data {str(folder)!r} holds images and folders of images; expected a folder per class, or none"
+        )
     files = [(f, label) for label, d in enumerate(classes) for f in _image_files(d, "**/*")] or [(f, 0) for f in flat]
     if not files:
-        raise DataError(f"{folder} holds no images; expected files that end in {', '.join(_IMAGES)}")
+        raise DataError(f"data {str(folder)!r} holds no images; expected files that end in {', '.join(_IMAGES)}")
     chosen = [files[i] for i in spread_indices(len(files), samples)]
     labels = tuple(label for _, label in chosen) if classes else None
-    return ImageBatches(tuple(f for f, _ in chosen), labels, shape, batch_size)
+    names = tuple(d.name for d in classes)
+    return ImageBatches(str(folder), names, tuple(f for f, _ in chosen), labels, shape, batch_size)
 
 
 def _image_files(folder: Path, pattern: str) -> list[Path]:
@@ -239,7 +254,7 @@ def _same_shape(images: list[tuple[Path, Tensor]]) -> list[Tensor]:
 
 # ---------------------------------------------------------------- callables
 @dataclass(slots=True)
-class CalledBatches:
+class CalledBatches(NamedData):
     """The first `samples` samples of the batches that a named callable returns.
 
     An iterator can be read only once, so a callable that returns one is called again for every pass.
@@ -247,6 +262,7 @@ class CalledBatches:
 
     spec: str
     samples: int | None
+    classes: tuple[str, ...] = ()
     _kept: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -255,9 +271,9 @@ class CalledBatches:
 
     def _call(self) -> Any:
         batches = call_named(import_object(self.spec, "data"), self.spec, "data")
-        if isinstance(batches, Tensor):
-            return torch.split(batches, BATCH_SIZE)
-        check_data_set(batches, f"what data {self.spec!r} returned")
+        what = f"what data {self.spec!r} returned"
+        batches = split_samples(batches, what)
+        check_data_set(batches, what)
         return batches
 
     def __iter__(self) -> Iterator[Any]:

@@ -26,6 +26,7 @@ from hago.export.tpu_mlir import Tables, make_tables, observed_ranges
 from hago.plan import Plan, Strategy
 from hago.serialization.json_text import replace_file
 from hago.serialization.summary import Summarized, Summary
+from hago.serialization.text_table import counted
 
 _Result = TypeVar("_Result")
 
@@ -209,7 +210,7 @@ def _write_onnx(request: ExportRequest) -> ExportResult:
     write_onnx(file, path)
     opsets = {o.domain or "onnx": o.version for o in file.model.opset_import}
     listed = ", ".join(f"{domain} {opset}" for domain, opset in opsets.items())
-    text = f"onnx  {path}  ({form} form, opset {listed}, {len(file.model.graph.node)} nodes)"
+    text = f"onnx  {path}  ({form} form, opset {listed}, {counted(len(file.model.graph.node), 'node')})"
     return ExportResult(text, {"path": str(path), "form": form, "opsets": opsets}, file)
 
 

@@ -218,7 +218,7 @@ def check_batches(graph: Graph, batches: Batches) -> None:
     try:
         check_kinds(graph, next(iter(batches)).inputs)
     except GraphError as error:
-        raise DataError(f"the data is not what the model takes: {error}") from None
+        raise DataError(f"{batches.title} is not what the model takes: {error}") from None
 
 
 def nesting_of(graph: Graph) -> Nesting:

@@ -23,7 +23,7 @@ from hago.errors import GraphError, as_strings, did_you_mean
 from hago.graph.schedule import Schedule, make_schedule
 from hago.serialization.summary import Summarized, Summary, counts_text, wrapped_lines
 from hago.serialization.tensor_file import dtype_name
-from hago.serialization.text_table import bytes_text, count
+from hago.serialization.text_table import bytes_text, count, counted
 
 INPUT: Final = "input"
 CONST: Final = "const"
@@ -70,9 +70,9 @@ class Node:
         return torch_dtype(self.dtype)
 
     def __str__(self) -> str:
-        attrs = "".join(f", {k}={_plain(v)}" for k, v in sorted(self.attrs.items()))
+        arguments = [*self.inputs, *(f"{k}={_plain(v)}" for k, v in sorted(self.attrs.items()))]
         shape = "" if self.shape is None else f" : {'x'.join(map(str, self.shape)) or 'scalar'}"
-        return f"{self.name} = {self.op}({', '.join(self.inputs)}{attrs}){shape}"
+        return f"{self.name} = {self.op}({', '.join(arguments)}){shape}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -164,9 +164,9 @@ class Graph(Summarized):
     def summary(self) -> Summary:
         """Inputs, outputs, ops and the size of the constants."""
         values = list(self.consts.values())
-        weights = f"{count(sum(t.numel() for t in values))} values in {len(values)} tensors"
+        weights = f"{count(sum(t.numel() for t in values))} values in {counted(len(values), 'tensor')}"
         return Summary(
-            f"Graph of {len(self.computed)} nodes",
+            f"Graph of {counted(len(self.computed), 'node')}",
             {
                 "inputs": ", ".join(_value_text(self[name]) for name in self.inputs),
                 "outputs": ", ".join(_value_text(self[name]) for name in self.outputs),
@@ -176,7 +176,7 @@ class Graph(Summarized):
         )
 
     def __str__(self) -> str:
-        head = f"graph({', '.join(self.inputs)}) -> {', '.join(self.outputs)}"
+        head = f"graph({', '.join(self.inputs)}) -> {', '.join(self.outputs)}, with shapes at batch 1"
         return "\n".join(part for line in (head, *(f"  {n}" for n in self.nodes)) for part in wrapped_lines(line))
 
     def with_nodes(

@@ -296,14 +296,21 @@ def _objects(document: Any) -> Iterable[tuple[tuple[str | int, ...], dict[str, A
 def save_hardware(hardware: Hardware, path: str | os.PathLike[str]) -> None:
     """Write hardware to a file, from which `load_hardware` reads an equal value. The file is replaced atomically.
 
+    It names its schema, for editors, where it is written into `hardware_specs/` of the sources.
+
     Raises:
         HardwareError: the hardware has mistakes, or the file cannot be written.
     """
     check_hardware(hardware)
     try:
-        replace_file(Path(path), _layout(hardware_to_document(hardware)))
+        replace_file(Path(path), _layout(_with_schema_beside(hardware_to_document(hardware), Path(path).parent)))
     except (LogError, ValueError) as error:
         raise HardwareError(f"hardware {hardware.name!r} cannot be written: {error}") from error
+
+
+def _with_schema_beside(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The document without the path of its schema, which editors read, where there is none beside the folder."""
+    return {k: v for k, v in document.items() if k != "$schema" or (folder / _SCHEMA).is_file()}
 
 
 def _layout(document: Mapping[str, Any]) -> str:

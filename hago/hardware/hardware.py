@@ -320,7 +320,7 @@ class Hardware(Summarized):
                 "integer ops": f"{len(integer)}: {names_text(integer)}" if integer else "none",
                 "other ops": f"{len(self.ops) - len(integer)} are listed in float; those not listed {rest}",
                 "costs": figures or "no figures of the whole chip",
-                "runs on": self.processor and f"{self.processor} CPUs",
+                "runs on": "any CPU" if self.processor == "cpu" else self.processor and f"{self.processor} CPUs",
                 "file": self.origin,
             },
         )

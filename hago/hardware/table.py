@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from hago.serialization.summary import wrapped_lines
-from hago.serialization.text_table import table
+from hago.serialization.text_table import keep_beginning, table, wrap_words
+
+#: The columns that give way where the table is too wide, the first group first.
+_NARROW: Final = ({"requantize": wrap_words}, {"op": keep_beginning}, {"operands": wrap_words, "register": wrap_words})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +67,15 @@ class HardwareTable:
     def __str__(self) -> str:
         columns = {
             "op": [r.op for r in self.rows],
-            "operands": [", ".join(r.operands) for r in self.rows],
+            "operands": [" ".join(r.operands) for r in self.rows],
             "result": [r.result for r in self.rows],
             "register": [r.register if r.register == "-" else f"{r.register} {r.overflow}" for r in self.rows],
-            "requantize at": [r.requantize for r in self.rows],
+            "requantize": [r.requantize for r in self.rows],
             "form": [r.form for r in self.rows],
             "signature": [r.signature for r in self.rows],
         }
         # most chips compute every op by its first form
         kept = {title: cells for title, cells in columns.items() if title != "form" or {*cells} - {"-"}}
         rows = list(zip(*kept.values(), strict=True))
-        return "\n".join([*wrapped_lines(self.head), f"from {self.origin}", "", *table(tuple(kept), rows)])
+        lines = table(tuple(kept), rows, narrow=_NARROW)
+        return "\n".join([*wrapped_lines(self.head), f"from {self.origin}", "", *lines])

@@ -33,6 +33,7 @@ from hago.serialization.summary import (
     proofs_text,
     wrapped_lines,
 )
+from hago.serialization.text_table import counted
 
 Verdict = Literal["proved", "possible", "overflows", "float"]
 
@@ -225,7 +226,7 @@ class Plan(Summarized):
         """The network, the bits of operands, the size of the weights and what stays float."""
         computed = self.graph.computed
         return Summary(
-            f"Plan of a network of {len(computed)} nodes for {self.hardware.name}",
+            f"Plan of a network of {counted(len(computed), 'node')} for {self.hardware.name}",
             {
                 "nodes": counts_text(n.op for n in computed),
                 "bits": bits_text(self._bits_of_operands(), "operands"),

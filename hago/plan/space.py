@@ -15,7 +15,8 @@ from __future__ import annotations
 import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from numbers import Integral
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -315,19 +316,24 @@ class _Builder:
         if not ranked:
             return group
         first, pattern = max(ranked)
-        bits = self.fixed[pattern]
+        bits: Any = self.fixed[pattern]  # what the user gave
         for rank, other in ranked:
             if rank == first and self.fixed[other] != bits:
                 raise HagoError(
                     f"fix_bits {other!r} and {pattern!r} give edge {group.key!r} {self.fixed[other]} and {bits} bits, "
                     f"and neither is more specific; fix the bits of {group.key!r} itself"
                 )
+        if isinstance(bits, bool) or not isinstance(bits, Integral):
+            raise HagoError(
+                f"fix_bits {pattern!r} is {bits!r}, of type {type(bits).__name__}; expected a whole number, one of "
+                f"{list(group.choices)}"
+            )
         if bits not in group.choices:
             raise InfeasibleBits(
                 f"fix_bits {pattern!r}: {bits} bits for edge {group.key!r} fit no signature of "
                 f"{self.hardware.name}; expected one of {list(group.choices)}"
             )
-        return replace(group, choices=(bits,))
+        return replace(group, choices=(int(bits),))
 
 
 def _specificity(pattern: str, names: Sequence[str]) -> tuple[bool, int, int] | None:

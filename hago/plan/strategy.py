@@ -26,7 +26,7 @@ from hago.serialization.json_text import (
     replace_file,
 )
 from hago.serialization.summary import Summarized, Summary, bits_text, figures_text, names_text, number_values
-from hago.serialization.text_table import bytes_text
+from hago.serialization.text_table import bytes_text, counted
 
 STRATEGY_VERSION: Final = 1
 
@@ -193,9 +193,7 @@ class Strategy(Summarized):
 
     def summary(self) -> Summary:
         """The bits, the measures and costs that were recorded, what stays float, and how it was made."""
-        made_by, nodes = self.made_by, self.topology.node_conds
-        # inputs and constants have no in-edges
-        computed = [name for name in nodes if f"{name}:0" in self.topology.edge_conds]
+        made_by, nodes, computed = self.made_by, self.topology.node_conds, self._computed
         searcher = made_by.get("searcher")
         how = {
             "searcher": searcher.get("name") if isinstance(searcher, Mapping) else None,
@@ -206,7 +204,7 @@ class Strategy(Summarized):
         scheme = trained.get("scheme") if isinstance(trained, Mapping) else None
         size = number_values(made_by.get("costs")).get("weight_bytes")
         return Summary(
-            f"Strategy for {self.hardware.name} and a network of {len(computed)} nodes (hash {self.model_hash[:12]})",
+            f"Strategy for {self._subject}",
             {
                 "bits": bits_text(self.bits.values(), "groups of edges"),
                 "weights": "" if size is None else f"{bytes_text(size)} at their bits",
@@ -217,8 +215,19 @@ class Strategy(Summarized):
             },
         )
 
+    @property
+    def _computed(self) -> list[str]:
+        """The nodes that are computed: inputs and constants have no in-edges."""
+        return [name for name in self.topology.node_conds if f"{name}:0" in self.topology.edge_conds]
+
+    @property
+    def _subject(self) -> str:
+        """The hardware and the network in words."""
+        nodes = counted(len(self._computed), "node")
+        return f"{self.hardware.name} and a network of {nodes} (hash {self.model_hash[:12]})"
+
     def __str__(self) -> str:
-        head = f"strategy for {self.model_hash[:12]} on {self.hardware.name}"
+        head = f"strategy for {self._subject}"
         width = max(map(len, self.bits), default=0)
         return "\n".join([head, *(f"  {k:<{width}}  {b:>2} bits" for k, b in self.bits.items())])
 

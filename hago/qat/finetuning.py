@@ -23,11 +23,11 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from hago.data import Batches
+from hago.data import CALIBRATION_DATA, HELD_OUT_DATA, Batches
 from hago.errors import HagoError, LogError
 from hago.graph import ModelLike, check_batches
 from hago.hardware import hardware_hash
-from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_with_data, input_names
+from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_with_data, read_batches
 from hago.plan import Plan, Strategy
 from hago.qat.losses import Loss, named_loss
 from hago.qat.prepare import constants_of, from_qat, make_trainable
@@ -39,6 +39,7 @@ from hago.search import Evaluator, Quantizer, SearchOptions, SearchOutcome, held
 from hago.search.objective import ObjectiveLike, named_objective
 from hago.serialization.json_text import canonical, check_distinct, json_values
 from hago.serialization.summary import Summarized, Summary, bits_text, figures_text
+from hago.serialization.text_table import counted
 from hago.study import Budget
 
 #: Number of steps of a run that has neither `steps` nor a budget.
@@ -137,7 +138,7 @@ class Finetuned(Summarized):
         kept = "the trained model" if self.kept else "the model that training started from, since it is no worse"
         hardware = self.quantizer.plan.hardware.name
         return Summary(
-            f"Finetuned for {hardware}: {self.steps} steps in {self.seconds:.1f} s",
+            f"Finetuned for {hardware}: {counted(self.steps, 'step')} in {self.seconds:.1f} s",
             {
                 "before": figures_text(self.before),
                 "after": figures_text(self.after),
@@ -221,7 +222,7 @@ def _conclude(
 
 def _make_measure(start: Plan, batches: Batches, held_out: Iterable[Any] | None) -> Measure:
     """A function that compares a quantizer with the float model that training started from."""
-    data = batches if held_out is None else Batches(held_out, start.graph.inputs)
+    data = batches if held_out is None else Batches(held_out, start.graph.inputs, role=HELD_OUT_DATA)
     check_batches(start.graph, data)
     evaluator = Evaluator(start.graph, data, named_objective("sqnr"), start.ops)
 
@@ -376,8 +377,8 @@ def search_and_finetune(
     training_options = FinetuneOptions(**training)
     _module_and_destination(model, weights)
     # training reads the data again
-    batches = Batches(dataset, input_names(model))
-    held_out = None if options.held_out is None else Batches(options.held_out, input_names(model))
+    batches = read_batches(model, dataset, CALIBRATION_DATA)
+    held_out = None if options.held_out is None else read_batches(model, options.held_out, HELD_OUT_DATA)
     outcome = run_search(model, hardware, batches, replace(options, held_out=held_out))
     tuned = finetune_after_search(
         model,

@@ -26,7 +26,7 @@ from hago.qat.optimizer import channel_sizes
 from hago.qat.ranges import TrainableRange
 from hago.qat.scheme import TrainingScheme
 from hago.serialization.summary import Summarized, Summary, bits_text
-from hago.serialization.text_table import count
+from hago.serialization.text_table import count, counted
 from hago.simulation import Simulator
 
 
@@ -95,9 +95,9 @@ class QatModel(Summarized, nn.Module):
         norms = f", {len(self.norms)} batch norms" if self.norms else ""
         mode = "training, with fake quantization" if self.training else "eval, which computes what the chip will"
         return Summary(
-            f"QatModel of a network of {len(plan.graph.computed)} nodes for {plan.hardware.name}",
+            f"QatModel of a network of {counted(len(plan.graph.computed), 'node')} for {plan.hardware.name}",
             {
-                "trains": f"{len(self.names)} weights and {len(self.ranges)} ranges{norms}: "
+                "trains": f"{counted(len(self.names), 'weight')} and {counted(len(self.ranges), 'range')}{norms}: "
                 f"{count(sum(p.numel() for p in trained))} values",
                 "bits": bits_text(self.strategy.bits.values(), "groups of edges"),
                 "mode": f"{mode}; {int(self.get_buffer('step'))} training passes so far",

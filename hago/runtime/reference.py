@@ -23,6 +23,7 @@ from hago.plan import NodePlan, Plan, user_rules
 from hago.runtime.compiling import register, run_compiled
 from hago.runtime.stored_model import Provenance, StoredSize, from_file_bytes, save_plan, to_file_bytes
 from hago.serialization.summary import Summarized, Summary, figures_text
+from hago.serialization.text_table import counted
 
 OnStoredEdge = Callable[[Edge, Any], None]
 
@@ -100,7 +101,9 @@ class IntegerModel(Summarized, nn.Module):
             **self.plan.summary().facts,
             "score": figures_text(figures),
         }
-        return Summary(f"IntegerModel of a network of {len(graph.computed)} nodes for {self.plan.hardware.name}", facts)
+        return Summary(
+            f"IntegerModel of a network of {counted(len(graph.computed), 'node')} for {self.plan.hardware.name}", facts
+        )
 
     def save(self, path: str | PathLike[str]) -> StoredSize:
         """Write the model to a file, from which `hago.load_integer_model` makes a model with equal outputs.

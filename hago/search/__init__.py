@@ -7,7 +7,7 @@ from hago.search.goal import GoalOptions, normalized_limits, resolved_text
 from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
 from hago.search.one_shot import OneShot, quantize_and_measure, quantize_in_one_shot
 from hago.search.pareto_front import load_front
-from hago.search.preparation import Prepared, QuantizationOptions, held_out_batches, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, import_with_held_out, prepare
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy
@@ -33,8 +33,8 @@ __all__ = [
     "Sensitivity",
     "continued",
     "hashes_of",
-    "held_out_batches",
     "held_out_figures",
+    "import_with_held_out",
     "load_front",
     "make_strategy",
     "normalized_limits",

@@ -24,7 +24,7 @@ from hago.ops import OPS, Ops
 from hago.plan import Bits, Plan
 from hago.runtime.native import Executor, KernelConstantCache, exact_kernels
 from hago.search.intervals import jackknife_interval, quick_interval, wilson_interval
-from hago.search.objective import OBJECTIVES, Objective, check_rows, unfit_labels, warn_of_labels
+from hago.search.objective import OBJECTIVES, Objective, check_rows, unfit_labels, warn_of_labels, warn_of_numbering
 from hago.simulation import AccumulatorExtremes, Carriers, Reuse, Simulator, ValueCache
 from hago.study import Score
 
@@ -89,7 +89,7 @@ class Evaluator:
                         "the data (--data); pass (inputs, labels) batches, or limit 'agreement', which needs none"
                     )
                 raise DataError(
-                    f"objective {measure.name!r} needs labels that are classes, got {got}; "
+                    f"{batches.title}: objective {measure.name!r} needs labels that are classes, got {got}; "
                     "pass (inputs, labels) batches"
                 )
         self.carriers, self.constant_cache, self.engine = Carriers(), KernelConstantCache(), engine
@@ -101,11 +101,15 @@ class Evaluator:
         self._seconds = 0.0
         for batch, outputs in zip(batches, self._reference, strict=True):
             check_rows(outputs, batch.size)
-        why_not = unfit_labels([b.labels for b in batches], [out[0] for out in self._reference])
+        why_not = unfit_labels(batches, [out[0] for out in self._reference])
         measures = (objective, *also)
+        if why_not and any(m.needs_labels for m in measures):
+            raise DataError(why_not)
         if not quiet and all(OBJECTIVES.get(m.name) is m and not m.needs_labels for m in measures):
             warn_of_labels(why_not, f"the score is {objective.name}{' in dB' if objective.unit == 'dB' else ''}")
         classed = batches.labelled and not why_not
+        if classed and not quiet:
+            warn_of_numbering(batches, self._reference[0][0])
         names = ["sqnr", "agreement", *(["accuracy"] if classed else [])]
         self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names}
         self._measures |= {o.name: o for o in (objective, *also)}

@@ -115,7 +115,11 @@ class Limit:
     @property
     def quoted(self) -> str:
         """The limit in messages: as the user wrote it, with the number that a relative one came to."""
-        return f"{self.given!r} ({self.text})" if self.given else repr(self.text)
+        return f"{self.given!r} ({resolved_text(self.given, self.text)})" if self.given else repr(self.text)
+
+    def amount(self, value: float) -> str:
+        """A value of its figure in messages, with its unit; a share, as it is written in a limit, without."""
+        return amount_text(self.figure, value) if self.is_cost else f"{value:.6g}"
 
     @property
     def maybe_meant(self) -> str:

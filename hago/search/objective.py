@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hago.data import are_whole
+from hago.data import Batches, are_whole
 from hago.errors import DataError, HagoError, did_you_mean, warn
+from hago.serialization.text_table import counted
 
 #: The largest SQNR that is reported, in dB; also where there is no noise at all.
 MOST_DB: Final = 200.0
@@ -141,13 +142,18 @@ def _is_one_hot(labels: Tensor) -> bool:
     return bool(((labels == 0) | (labels == 1)).all()) and bool((labels.sum(1) == 1).all())
 
 
-def unfit_labels(labels: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> str:
-    """Why the labels of all batches are no classes of the model's first output; empty where they are, or where no
-    batch has any.
+def unfit_labels(batches: Batches, outputs: Sequence[Tensor]) -> str:
+    """Why the labels of data are no classes of the model's first output; empty where they are, or where no batch has
+    any.
 
     Args:
         outputs: the first output for each batch.
     """
+    why = _unfit_labels([batch.labels for batch in batches], outputs)
+    return f"{batches.title}: {why}" if why else ""
+
+
+def _unfit_labels(labels: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> str:
     known = [part for part in labels if part is not None]
     if not known:
         return ""
@@ -159,7 +165,12 @@ def unfit_labels(labels: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> 
         return next(filter(None, map(why_labels_misfit, known, outputs)), "")
     # all batches are checked at once; of outputs, only the shape is read
     rows = sum(len(output) for output in outputs)
-    return why_labels_misfit(torch.cat(known), torch.empty((rows, *outputs[0].shape[1:]), device="meta"))
+    whole, like = torch.cat(known), torch.empty((rows, *outputs[0].shape[1:]), device="meta")
+    why = why_labels_misfit(whole, like)
+    outside = (whole < 0) | (whole >= class_count(like))
+    if not why or whole.ndim != like.ndim - 1 or not bool(outside.any()):
+        return why
+    return f"{why} (sample {int(outside.nonzero()[0, 0])} is the first outside)"
 
 
 def warn_of_labels(why: str, instead: str) -> None:
@@ -170,7 +181,26 @@ def warn_of_labels(why: str, instead: str) -> None:
         instead: what is measured.
     """
     if why:
-        warn(f"{why}. Accuracy is not measured, {instead}; where the labels are no classes, pass the inputs alone")
+        warn(f"{why}. Accuracy is not measured, {instead}. Correct the labels, or pass the inputs alone")
+
+
+def warn_of_numbering(batches: Batches, output: Tensor) -> None:
+    """Warn that accuracy may mean nothing where labels are numbers that folders got, but there are fewer or more
+    folders than classes, so that the network cannot have been trained with these numbers.
+
+    Args:
+        output: the model's first output for one batch.
+    """
+    names, count = batches.classes, class_count(output)
+    if not names or len(names) == count:
+        return
+    numbered = ", ".join(f"{name} = {label}" for label, name in enumerate(names[:5])) + (", ..." if names[5:] else "")
+    warn(
+        f"{batches.title} has {counted(len(names), 'folder')} for the {count} classes of the network. Folders are "
+        f"numbered in the order of their names ({numbered}), so accuracy means something only if the network has these "
+        "numbers for them; else pass labels in an .npz file or by a callable. Pixels are from 0 to 1 before --mean and "
+        "--std: give those of the training"
+    )
 
 
 def check_classes(labels: Tensor, output: Tensor) -> None:

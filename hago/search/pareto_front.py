@@ -29,8 +29,8 @@ from hago.serialization.json_text import (
     read_file,
     replace_file,
 )
-from hago.serialization.summary import Summarized, Summary, bits_text, figures_text
-from hago.serialization.text_table import table
+from hago.serialization.summary import Summarized, Summary, bits_text, figures_text, measure_name, measure_text
+from hago.serialization.text_table import counted, table
 from hago.study import Trial, TrialFront
 
 FRONT_VERSION: Final = 2
@@ -99,9 +99,10 @@ class ParetoFront(Summarized):
         ends = [] if not self.points else [("cheapest", self.points[0]), ("best", self.points[-1])]
         hardware = f" on {self.points[0].strategy.hardware.name}" if self.points else ""
         return Summary(
-            f"ParetoFront of {len(self)} points of {self.cost} and {self.measure}{hardware}",
+            f"ParetoFront of {counted(len(self), 'point')} of {self.cost} and {measure_name(self.measure)}{hardware}",
             {
-                name: f"{self._cost_text(point)}, {self.measure} {point.score:.6g}, trial {point.trial}"
+                name: f"{self._cost_text(point)}, {measure_name(self.measure)} {self._score_text(point)}, trial "
+                f"{point.trial}"
                 for name, point in ends
             },
         )
@@ -111,8 +112,18 @@ class ParetoFront(Summarized):
         return amount_text(self.cost, value) if self.cost in METRICS else f"{self.cost} {value:.6g}"
 
     def __str__(self) -> str:
-        rows = [(str(p.trial), f"{p.costs[self.cost]:.6g}", f"{p.score:.6g}", _interval(p.interval)) for p in self]
-        return "\n".join(table(("trial", self.cost, self.measure, "95 % interval"), rows))
+        rows = [(str(p.trial), self._cost_text(p), self._score_text(p), self._interval_text(p)) for p in self]
+        titles = ("trial", self.cost, measure_name(self.measure), "95 % interval")
+        return "\n".join(table(titles, rows, right=titles[:3]))
+
+    def _score_text(self, point: FrontPoint) -> str:
+        return measure_text(self.measure, point.score)
+
+    def _interval_text(self, point: FrontPoint) -> str:
+        if point.interval is None:
+            return "-"
+        low, high = (measure_text(self.measure, end) for end in point.interval)
+        return f"{low.partition(' ')[0]} to {high}"
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, which `load_front` reads."""

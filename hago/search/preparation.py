@@ -23,11 +23,11 @@ from hago.calibration import (
     named_estimator,
 )
 from hago.cost import METRICS
-from hago.data import Batches, JobProgress
+from hago.data import CALIBRATION_DATA, HELD_OUT_DATA, Batches, JobProgress
 from hago.errors import DataError, as_strings, warn
 from hago.graph import OUTPUT, Graph, ModelLike
 from hago.hardware import Hardware
-from hago.importing import HardwareLike, as_hardware, import_with_data, input_names
+from hago.importing import HardwareLike, as_hardware, import_with_data, read_batches
 from hago.plan import (
     Resolver,
     Space,
@@ -118,7 +118,12 @@ def prepare(
     announce = JobProgress("", shown=False) if steps is None else steps
     announce("reading the data and importing the model")
     graph, batches = import_with_data(
-        model, dataset, chip, made_for=made_for, on_batch=None if steps is None else steps.on_batch
+        model,
+        dataset,
+        chip,
+        made_for=made_for,
+        on_batch=None if steps is None else steps.on_batch,
+        role=CALIBRATION_DATA,
     )
     given = make_given_ranges(options.thresholds, options.modes, chip).at(graph)
     kept = (*as_strings(options.keep_float, "keep_float"), *given.float_patterns())
@@ -168,6 +173,37 @@ def with_search_topology(options: QuantizationOptions, costs: Sequence[str]) -> 
     return replace(options, search_topology=any(METRICS[name].depends_on_float for name in costs))
 
 
+def import_with_held_out(
+    model: ModelLike,
+    hardware: Hardware,
+    dataset: Iterable[Any],
+    held_out: Iterable[Any] | None,
+    *,
+    labels: bool = False,
+    made_for: Collection[str] = (),
+    steps: JobProgress,
+) -> tuple[Graph, Batches, Batches | None]:
+    """The model imported, the calibration data and the held-out data, all checked before any work on them begins.
+
+    Args:
+        held_out: None for no held-out data.
+        labels: of held_out_batches.
+        made_for: of from_torch.
+        steps: shows the progress, also that of later passes over the calibration data.
+
+    Raises:
+        HagoError: the model cannot be imported, or data is not what it takes.
+    """
+    steps("reading the data and importing the model")
+    graph, batches = import_with_data(
+        model, dataset, hardware, made_for=made_for, on_batch=steps.on_batch, role=CALIBRATION_DATA
+    )
+    if held_out is None:
+        return graph, batches, None
+    steps("reading the held-out data")
+    return graph, batches, held_out_batches(model, batches, held_out, labels)
+
+
 def held_out_batches(model: ModelLike, calibration: Batches, dataset: Iterable[Any], labels: bool) -> Batches:
     """Batches that a search does not see, checked before it begins.
 
@@ -179,15 +215,14 @@ def held_out_batches(model: ModelLike, calibration: Batches, dataset: Iterable[A
         DataError: empty, ragged, not finite, without the labels, or samples of other shapes or dtypes than those of
             the calibration.
     """
-    try:
-        found = Batches(dataset, input_names(model), like=calibration)
-    except DataError as error:
-        raise DataError(f"held-out data: {error}") from None
+    found = read_batches(model, dataset, HELD_OUT_DATA, like=calibration)
     got, known = (_kinds(batches) for batches in (found, calibration))
     if got != known:
-        raise DataError(f"held-out data has samples of {got}; the calibration data has {known}")
+        raise DataError(
+            f"{found.title} has samples of {got}; the {CALIBRATION_DATA} has {known}; prepare both in the same way"
+        )
     if labels and not found.classed:
-        raise DataError("held-out data: the objective needs labels that are classes; pass (inputs, labels) batches")
+        raise DataError(f"{found.title}: the objective needs labels that are classes; pass (inputs, labels) batches")
     first, same = (next(iter(batches)).inputs for batches in (found, calibration))
     if all(len(a) == len(b) and torch.equal(a, b) for a, b in zip(first, same, strict=True)):
         warn(

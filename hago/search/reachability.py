@@ -17,6 +17,7 @@ from hago.search.preparation import Prepared
 from hago.search.safe_bits import safe_bits
 from hago.search.scoring import GoalScorer
 from hago.searchers import parse_searcher
+from hago.serialization.text_table import counted
 from hago.study import StudyResult
 
 #: The part of the squared error, or of another loss, that a point of fewer bits keeps. Seen: down to 1/35 of KL
@@ -64,14 +65,16 @@ def check_costs_reachable(goal: Goal, prepared: Prepared) -> None:
             floor = least_total(ends[0], prepared.hardware)
             if limit.shortfall(floor):
                 raise InfeasibleBits(
-                    f"{limit.quoted} cannot be met: the multiply-accumulates alone take {floor:g} on the best "
-                    f"signatures of {prepared.hardware.name}; the nearest known is {nearest:g}, at the fewest bits"
+                    f"{limit.quoted} cannot be met: the multiply-accumulates alone take {limit.amount(floor)} on the "
+                    f"best signatures of {prepared.hardware.name}; the nearest known is {limit.amount(nearest)}, at "
+                    "the fewest bits"
                     f"{limit.maybe_meant}"
                 )
         elif fewest and fewest.bits == least and limit.shortfall(nearest):
             raise InfeasibleBits(
-                f"{limit.quoted} cannot be met: at the fewest bits {limit.figure} is {nearest:g}, the nearest that can "
-                f"be reached on {prepared.hardware.name}; allow more, or fewer bits (min_bits in the hardware file)"
+                f"{limit.quoted} cannot be met: at the fewest bits {limit.figure} is {limit.amount(nearest)}, the "
+                f"nearest that can be reached on {prepared.hardware.name}; allow more, or fewer bits (min_bits in the "
+                "hardware file)"
                 f"{limit.maybe_meant}"
             )
 
@@ -98,8 +101,8 @@ def check_measures_reachable(goal: Goal, prepared: Prepared, start: Bits, scorer
         reached = float(first.results[limit.figure])
         if limit.shortfall(_by_chance(goal.measure_of(limit.figure), reached, int(first.results["samples"]))):
             raise InfeasibleBits(
-                f"{limit.quoted} cannot be met: at the most bits {limit.figure} is {reached:.6g}, the nearest known; "
-                "ask for less, keep sensitive nodes float (keep_float), or try another estimator"
+                f"{limit.quoted} cannot be met: at the most bits {limit.figure} is {limit.amount(reached)}, the "
+                "nearest known; ask for less, keep sensitive nodes float (keep_float), or try another estimator"
             )
 
 
@@ -124,10 +127,9 @@ def explain_missed_limits(goal: Goal, result: StudyResult) -> str:
     """Why a search failed whose trials all miss a limit, with the trial that comes nearest."""
     best = result.best
     figures = {**best.score.results, **best.score.costs}
-    missed = "; ".join(
-        f"{x.quoted} is missed with {figures[x.figure]:.6g}" for x in goal.limits if x.shortfall(figures[x.figure])
-    )
+    limits = [limit for limit in goal.limits if limit.shortfall(figures[limit.figure])]
+    missed = "; ".join(f"{limit.quoted} is missed with {limit.amount(figures[limit.figure])}" for limit in limits)
     return (
-        f"none of the {len(result.trials)} points tried keeps every limit; nearest is trial {best.index}: {missed}. "
-        "Ask for less, or give the search more trials"
+        f"of {counted(len(result.trials), 'point')} tried, none keeps every limit; nearest is trial {best.index}: "
+        f"{missed}. Ask for less, or give the search more trials"
     )

@@ -25,6 +25,7 @@ from hago.search.searcher_choice import costs_in_use, find_starting_point
 from hago.search.stored_strategy import plan_and_batches
 from hago.searchers import SEARCHERS
 from hago.serialization.summary import Summarized, Summary
+from hago.serialization.text_table import counted
 from hago.study import Header, Trial, read_log
 
 
@@ -65,19 +66,22 @@ class Replay(Summarized):
     def summary(self) -> Summary:
         """Whether all figures are equal, and the first that is not."""
         differing = "; ".join(map(str, self.differences[:1]))
-        result = (
-            f"{len(self.differences)} figures differ" if self.differences else "every figure is equal to the last bit"
-        )
+        result = self._differ if self.differences else "every figure is equal to the last bit"
         return Summary(f"Replay of {self._trials}: {result}", {"first": differing})
 
     @property
     def _trials(self) -> str:
-        return "1 trial" if self.trials == 1 else f"{self.trials} trials"
+        return counted(self.trials, "trial")
+
+    @property
+    def _differ(self) -> str:
+        figures = counted(len(self.differences), "figure")
+        return f"{figures} {'differs' if len(self.differences) == 1 else 'differ'}"
 
     def __str__(self) -> str:
         if self.same:
             return f"{self._trials} replayed, every figure equal to the last bit"
-        head = f"{self._trials} replayed, {len(self.differences)} figures differ"
+        head = f"{self._trials} replayed, {self._differ}"
         return "\n".join([head, *map(str, self.differences)])
 
 

@@ -37,7 +37,7 @@ from hago.search.preparation import Prepared
 from hago.search.weight_scales import WeightGradients, by_channel, error_blocks, error_products
 from hago.serialization.json_text import canonical, replace_file
 from hago.serialization.summary import Summarized, Summary, names_text
-from hago.serialization.text_table import number, table, tail
+from hago.serialization.text_table import counted, keep_end, number, table, tail
 
 SENSITIVITY_VERSION: Final = 1
 #: Bytes of errors of constants that are cached while the pass runs.
@@ -92,7 +92,8 @@ class Sensitivity(Summarized):
     def summary(self) -> Summary:
         """The groups of edges that lose the most, and those that no gradient reaches."""
         return Summary(
-            f"Sensitivity of {len(self.losses)} groups of edges: {self.measure}, from {self.samples} samples",
+            f"Sensitivity of {counted(len(self.losses), 'group')} of edges: {self.measure}, "
+            f"from {counted(self.samples, 'sample')}",
             {
                 "objective": self.objective,
                 "most sensitive": names_text(self._by_loss()),
@@ -112,8 +113,10 @@ class Sensitivity(Summarized):
             for key in self._by_loss()
         ]
         titles = ("edge", *(f"{b} bits" for b in shown), "")
-        head = f"expected {self.measure} of each choice, from {self.samples} samples; the most sensitive first"
-        return "\n".join([head, "", *table(titles, rows, right=titles[1:-1])])
+        head = (
+            f"expected {self.measure} of each choice, from {counted(self.samples, 'sample')}; the most sensitive first"
+        )
+        return "\n".join([head, "", *table(titles, rows, right=titles[1:-1], narrow=[{"edge": keep_end}])])
 
 
 def sensitivity_of(prepared: Prepared, objective: Objective, seed: int = 0) -> Sensitivity:

@@ -30,7 +30,7 @@ from hago.search.pareto_front import FrontWriter, ParetoFront
 from hago.search.preparation import (
     Prepared,
     QuantizationOptions,
-    held_out_batches,
+    import_with_held_out,
     prepare,
     with_search_topology,
 )
@@ -61,7 +61,8 @@ from hago.searchers import (
     searcher_text,
 )
 from hago.serialization.json_text import check_distinct
-from hago.serialization.summary import Summarized, Summary
+from hago.serialization.summary import Summarized, Summary, measure_name, measure_text, number_values
+from hago.serialization.text_table import counted
 from hago.study import Budget, Header, Searcher, StudyResult, Trial, interruptible_job, read_header, run_study
 
 
@@ -169,31 +170,59 @@ class SearchOutcome(Summarized):
     held_out: Batches | None = None
     unconfirmed: Unconfirmed | None = None
 
+    @property
+    def measure(self) -> str:
+        """What the score is: "sim_acc" for the accuracy, else the name of the objective, or "sqnr" after training."""
+        results = number_values(self.strategy.made_by.get("results"))
+        names = ("sim_acc", self.front.measure, *results)
+        return next((name for name in names if results.get(name) == self.score), self.front.measure)
+
     def summary(self) -> Summary:
         """The best strategy, and what the search took."""
         trials = self.result.trials
         seconds = f" in {trials[-1].elapsed:.1f} s" if trials else ""
         return Summary(
-            f"SearchOutcome for {self.strategy.hardware.name}: score {self.score:.6g}, best of {len(trials)} trials",
+            f"SearchOutcome for {self.strategy.hardware.name}: {measure_name(self.measure)} "
+            f"{measure_text(self.measure, self.score)}, best of "
+            f"{counted(len(trials), 'trial')}",
             {
                 **self.strategy.summary().facts,
-                "search": f"{len(trials)} trials and {self.forwards:.1f} forwards{seconds}; the best is trial "
-                f"{self.result.best.index}",
-                "front": f"{len(self.front)} points of {self.front.cost} and {self.front.measure}",
+                "search": f"{counted(len(trials), 'trial')} and {self.forwards:.1f} forwards{seconds}; the best is "
+                f"trial {self.result.best.index}",
+                "front": f"{counted(len(self.front), 'point')} of {self.front.cost} and "
+                f"{measure_name(self.front.measure)}",
             },
         )
 
 
 class SearchScore(float):
-    """The score of the best strategy, a number like any other, that also knows the `front` of its search."""
+    """The score of the best strategy, a number like any other, that also knows the `front` of its search.
 
+    Attributes:
+        measure: what the number is: "sim_acc" for the accuracy, or the name of the objective.
+        front: the Pareto front of the search.
+    """
+
+    measure: str
     front: ParetoFront
+
+    def __repr__(self) -> str:
+        known = self.__dict__
+        if "front" not in known:
+            return float.__repr__(self)
+        return (
+            f"SearchScore({float.__repr__(self)}): {measure_name(self.measure)} {measure_text(self.measure, self)}, "
+            f"with a front of {counted(len(self.front), 'point')}"
+        )
+
+    def __str__(self) -> str:
+        return float.__repr__(self)
 
     @staticmethod
     def of(outcome: SearchOutcome) -> SearchScore:
         """The score of a search."""
         result = SearchScore(outcome.score)
-        result.front = outcome.front
+        result.front, result.measure = outcome.front, outcome.measure
         return result
 
 
@@ -226,12 +255,17 @@ def run_search(
     costs = costs_in_use(options.searcher, goal)
     quantization = with_search_topology(options.quantization, costs)
     with interruptible_job("search", options.run.progress) as steps:
-        held_out: Batches | None = None
         made_for = [*hashes_of(options.run.reuse), *([] if logged is None else [logged.model_hash])]
-        prepared = prepare(model, chip, dataset, quantization, made_for=made_for, steps=steps)
-        if options.held_out is not None:
-            steps("reading the held-out data")
-            held_out = held_out_batches(model, prepared.batches, options.held_out, goal.objective.needs_labels)
+        graph, batches, held_out = import_with_held_out(
+            model,
+            chip,
+            dataset,
+            options.held_out,
+            labels=goal.objective.needs_labels,
+            made_for=made_for,
+            steps=steps,
+        )
+        prepared = prepare(graph, chip, batches, quantization, steps=steps)
         calibrated, choices = prepared, prepared.space.size
         prepared = prune_redundant_choices(prepared, costs)
         steps("running the float model")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hago.serialization.text_table import head
+from hago.serialization.text_table import counted, head
 
 #: The most columns and lines of a summary, and the most lines of the value of a fact.
 WIDTH: Final = 100
@@ -121,7 +121,9 @@ def bits_text(bits: Iterable[int], of: str) -> str:
         of: what has the bits, in the plural.
     """
     counts = sorted(Counter(bits).items(), reverse=True)
-    texts = [f"{n} {of} at {b} bits" if i == 0 else f"{n} at {b}" for i, (b, n) in enumerate(counts)]
+    noun, space, rest = of.partition(" ")
+    one = noun.removesuffix("s") + space + rest
+    texts = [f"{counted(n, one, of)} at {b} bits" if i == 0 else f"{n} at {b}" for i, (b, n) in enumerate(counts)]
     return ", ".join(texts) or f"none: all {of} are float"
 
 
@@ -136,6 +138,27 @@ def proofs_text(verdicts: Mapping[str, str]) -> str:
     return f"{text}; possible at {names_text(possible)}" if possible else text
 
 
+#: The measures in results: their names in words, a factor and the unit.
+_MEASURES: Final[Mapping[str, tuple[str, float, str]]] = {
+    "sim_acc": ("accuracy", 100.0, "%"),
+    "agreement": ("agreement", 100.0, "%"),
+    "sqnr": ("SQNR", 1.0, "dB"),
+}
+
+
+def measure_name(key: str) -> str:
+    """The name of a measure in words; that of a user's own objective as it is."""
+    return _MEASURES[key][0] if key in _MEASURES else key
+
+
+def measure_text(key: str, value: float) -> str:
+    """A value of a measure with its unit: `98.50 %`, `30.82 dB`; of a user's own objective the number."""
+    if key not in _MEASURES:
+        return f"{value:.6g}"
+    _, factor, unit = _MEASURES[key]
+    return f"{factor * value:.2f} {unit}"
+
+
 def figures_text(figures: Any) -> str:
     """The measures of a model on data: those that it has of accuracy, agreement and SQNR, and the number of samples.
 
@@ -143,15 +166,7 @@ def figures_text(figures: Any) -> str:
         figures: a mapping as in the results of a strategy. What a file holds in its place gives an empty text.
     """
     known = number_values(figures)
-    texts = [
-        text.format(known[key] * factor)
-        for key, text, factor in (
-            ("sim_acc", "accuracy {:.2f} %", 100.0),
-            ("agreement", "agreement {:.2f} %", 100.0),
-            ("sqnr", "SQNR {:.2f} dB", 1.0),
-        )
-        if key in known
-    ]
+    texts = [f"{measure_name(key)} {measure_text(key, known[key])}" for key in _MEASURES if key in known]
     samples = f" on {known['samples']:.0f} samples" if "samples" in known else ""
     return ", ".join(texts) + samples if texts else ""
 

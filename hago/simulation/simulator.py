@@ -35,6 +35,7 @@ from hago.graph import (
 from hago.graph.schedule import Schedule, Step, make_schedule, run_schedule
 from hago.plan import NodePlan, Plan, fuse_clamps
 from hago.serialization.summary import Summarized, Summary
+from hago.serialization.text_table import counted
 
 #: The most bytes of float tensors that one `Carriers` keeps.
 CARRIER_BYTES: Final = 1 << 30
@@ -113,7 +114,8 @@ class Simulator(Summarized, nn.Module):
         """The facts of its Plan."""
         facts = self.plan.summary().facts
         return Summary(
-            f"Simulator of a network of {len(self.plan.graph.computed)} nodes for {self.plan.hardware.name}", facts
+            f"Simulator of a network of {counted(len(self.plan.graph.computed), 'node')} for {self.plan.hardware.name}",
+            facts,
         )
 
     @functools.cached_property

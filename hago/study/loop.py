@@ -23,6 +23,7 @@ from hago.errors import HagoError, InfeasibleBits, LogError
 from hago.plan import Bits, Space
 from hago.serialization.json_text import canonical, check_schema, parse_json
 from hago.serialization.summary import Summarized, Summary, bits_text, figures_text
+from hago.serialization.text_table import counted
 from hago.study.budget import Budget, BudgetKind
 from hago.study.interrupts import Interrupts
 from hago.study.log import Header, LogFile, Notice, Trial, best_trial, log_notice
@@ -65,7 +66,7 @@ class StudyResult(Summarized):
         repeats = sum(t.same_as is not None for t in self.trials)
         ended = "the searcher finished" if self.stopped_because == "finished" else f"budget: {self.stopped_because}"
         return Summary(
-            f"StudyResult of {len(self.trials)} trials ({repeats} repeats)",
+            f"StudyResult of {counted(len(self.trials), 'trial')} ({repeats} repeats)",
             {
                 "best": f"trial {self.best.index}",
                 "score": figures_text(self.score.results) or f"{self.score.value:.6g}",
@@ -228,7 +229,7 @@ class _Run:
                 self.interrupts.check()
         if len(self.trials) < len(self.logged):
             raise self._different_search_error(
-                f"it holds {len(self.logged)} trials, this search asks {len(self.trials)}"
+                f"it holds {counted(len(self.logged), 'trial')}, this search asks {len(self.trials)}"
             )
         return "finished"
 
@@ -338,14 +339,14 @@ def _as_logged(trial: Trial, model_hash: str) -> Trial:
 def _explain_no_best(trials: Sequence[Trial]) -> str:
     closest = max(trials, key=lambda t: t.score.rank).score
     if closest.infeasible:
-        return f"none of the {len(trials)} points tried fits the hardware; e.g. {closest.infeasible}"
+        return f"of {counted(len(trials), 'point')} tried, none fits the hardware; e.g. {closest.infeasible}"
     nodes = ", ".join(
         f"{node!r} {count} times" + (f" ({excess} bits too few)" if excess else "")
         for node, count in closest.overflows.items()
         for excess in [closest.excess_bits.get(node, 0)]
     )
     return (
-        f"every one of the {len(trials)} points tried overflows on the calibration data; the closest at "
+        f"of {counted(len(trials), 'point')} tried, every one overflows on the calibration data; the closest at "
         f"{nodes}. Allow fewer bits on the edges that feed these nodes, keep the nodes float, give the "
         "search more trials, choose hardware with a wider accumulator, or take it as it is with "
         "allow_overflow=True"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hago.serialization.summary import Summarized, Summary, figures_text, names_text, number_values
+from hago.serialization.summary import Summarized, Summary, figures_text, measure_name, names_text, number_values
 from hago.serialization.text_table import bytes_text
 
 
@@ -60,7 +60,7 @@ class Score(Summarized):
         interval = f" (95 % interval {self.interval[0]:.6g} to {self.interval[1]:.6g})" if self.interval else ""
         size = self.costs.get("weight_bytes")
         return Summary(
-            f"Score {self.value:.6g}{interval}",
+            f"Score {self.value:.6g}{self._unit}{interval}",
             {
                 "measures": figures_text(self.results),
                 "others": _others_text(self.results),
@@ -71,6 +71,16 @@ class Score(Summarized):
                 "weights": "" if size is None else f"{bytes_text(size)} at their bits",
             },
         )
+
+    @property
+    def _unit(self) -> str:
+        """The measure that the value is, in words; empty where that is not clear from the results."""
+        same = [key for key, figure in number_values(self.results).items() if abs(figure) == abs(self.value)]
+        if len(same) != 1:
+            return ""
+        negated = "-" if self.results[same[0]] != self.value else ""
+        unit = " in dB" if same[0] == "sqnr" else ""
+        return f": {negated}{measure_name(same[0])}{unit}"
 
     @property
     def runs(self) -> bool:

@@ -60,8 +60,26 @@ def test_a_difference_is_located(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(comparison, "REALIZATIONS", {**REALIZATIONS, "wrong": wrong})
     plan = quantized("x86_vnni").plan
-    (result,) = compare_plan(plan, Batches(DATA, plan.graph.inputs), ["wrong"]).against
+    whole = compare_plan(plan, Batches(DATA, plan.graph.inputs), ["wrong", "fast"])
+    result, _ = whole.against
+    assert str(whole).count("a difference goes on into the nodes") == 1
+    assert "goes on" not in str(compare_plan(plan, Batches(DATA, plan.graph.inputs), ["fast"]))
     assert {p.place: (p.differing, p.largest) for p in result.places if p.differing} == {"body": (2, 3.0)}
+
+
+def test_accuracy_and_agreement_are_shown_where_there_are_labels_and_classes() -> None:
+    plan = quantized("x86_vnni").plan
+    labelled = [(x, torch.arange(len(x)) % 3) for x in DATA]
+    with_labels = compare_plan(plan, Batches(labelled, plan.graph.inputs), ["fast", "float"])
+    without = compare_plan(plan, Batches(DATA, plan.graph.inputs), ["fast", "float"])
+    fast, real = with_labels.against
+    outputs = torch.cat([quantized("x86_vnni").realize()(x) for x in DATA])
+    right = float((outputs.argmax(1) == torch.cat([y for _, y in labelled])).double().mean())
+    assert with_labels.accuracy == fast.accuracy == pytest.approx(right)
+    assert fast.agreement == 1.0 and real.agreement is not None and without.against[0].agreement == 1.0
+    assert f"with an accuracy of {100 * right:.2f} %" in str(with_labels) and "accuracy" not in str(without)
+    assert without.accuracy is None and without.against[0].accuracy is None
+    assert max(map(len, str(with_labels).splitlines())) <= 100 and "outputs only" in str(with_labels)
 
 
 def test_a_realization_that_cannot_run_is_skipped_with_the_reason() -> None:

@@ -121,7 +121,7 @@ def test_the_machine_the_day_and_the_versions_are_named(measured: Measurement, t
     assert platform.machine() in source
     assert f"torch {torch.__version__.partition('+')[0]}" in source
     assert f"hago {hago.__version__}" in source
-    assert f"{threads} threads" in source
+    assert f"{threads} thread{'' if threads == 1 else 's'}, " in source
     assert re.search(r"20\d\d-\d\d-\d\d", source)
 
 

@@ -292,7 +292,7 @@ def test_a_continued_search_tells_this_run_from_all_runs(hago: Run) -> None:
     assert (first["trials"], first["this_run"]["trials"]) == (2, 2) and first["stopped_because"] == "trials"
     assert (second["trials"], second["this_run"]["trials"]) == (5, 3) and second["seconds"] > first["seconds"]
     said = hago(*words[:-1], "--budget", "6 trials").out
-    assert "searched 6 trials" in said and "this run added 1 trials in" in said and "(6 trials) is spent" in said
+    assert "searched 6 trials" in said and "this run added 1 trial in" in said and "(6 trials) is spent" in said
 
 
 #: The commands that end with an answer.
@@ -598,6 +598,27 @@ def test_hardware_of_the_user_must_be_given_again(hago: Run, search_folder: Path
     without = hago("simulate", MODEL, "strategies/net-mine.json", "--data", DATA)
     assert without.code == 2 and "give --hardware" in without.err
     assert hago("simulate", MODEL, "strategies/net-mine.json", "--data", DATA, "--hardware", "mine.json").code == 0
+
+
+def test_strategies_of_ones_own_chip_and_of_a_shipped_one_are_compared(hago: Run, search_folder: Path) -> None:
+    chip = json.loads(Path(__file__).parents[2].joinpath("hardware_specs/vta.json").read_text("utf-8"))
+    for name in ("own", "other"):
+        (search_folder / f"{name}.json").write_text(json.dumps({**chip, "name": name}), "utf-8")
+        made = ["quantize", MODEL, "--hardware", f"{name}.json", "--data", DATA, "--save", f"net-{name}.json"]
+        assert hago(*made).code == 0
+    for both in ([STRATEGY, "net-own.json"], ["net-own.json", STRATEGY], ["net-own.json", "net-own.json"]):
+        compared = ["compare", MODEL, *both, "--data", DATA]
+        without = hago(*compared)
+        assert without.code == 2 and "net-own.json was made for hardware 'own', which does not ship" in without.err
+        assert hago(*compared, "--hardware", "own.json").code == 0
+        wrong = hago(*compared, "--hardware", "other.json")
+        assert wrong.code == 2 and "net-own.json was made for hardware 'own'" in wrong.err
+    two = ["compare", MODEL, "net-own.json", "net-other.json", "--data", DATA, "--hardware", "own.json"]
+    assert "net-other.json was made for hardware 'other'" in hago(*two).err
+    run = hago(*two, "--hardware", "other.json")
+    assert run.code == 0 and "on own and other, 32 samples" in run.out
+    unused = hago("compare", MODEL, STRATEGY, OTHER, "--data", DATA, "--hardware", "own.json")
+    assert unused.code == 2 and "--hardware own.json: no strategy was made for it" in unused.err
 
 
 def test_hardware_check_fails_and_lists_mistakes(hago: Run, search_folder: Path) -> None:

@@ -72,7 +72,9 @@ def test_realize_reports_the_stored_file(run: Run) -> None:
 def test_a_model_that_is_not_exact_is_not_stored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = IntegerModel.run
     monkeypatch.setattr(IntegerModel, "run", lambda *a, **k: [v + 1 for v in whole(*a, **k)])
-    monkeypatch.setattr("hago.runtime.native.executor.FastModel.run", lambda *a, **k: [v + 1 for v in whole(*a, **k)])
+    monkeypatch.setattr(
+        "hago.runtime.native.executor.NativeIntegerModel.run", lambda *a, **k: [v + 1 for v in whole(*a, **k)]
+    )
     assert run(*REALIZE, "--save", "wrong.safetensors").code == 1
     assert not Path("wrong.safetensors").exists()
 

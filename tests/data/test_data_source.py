@@ -77,7 +77,7 @@ class Arbitrary:
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({}, "holds no samples"),
+        ({}, "holds no arrays; write it with numpy.savez"),
         ({"x": IMAGES[:0]}, "holds no samples"),
         ({"x": np.float32(1)}, "holds no samples"),
         ({"x": IMAGES, "y": LABELS[:3]}, "different lengths"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import hago
@@ -77,6 +79,14 @@ def bytes_of(x: Tensor) -> Tensor:
     return (x * 255).to(torch.uint8)
 
 
+def objects(*values: Any) -> np.ndarray[Any, Any]:
+    """An array of Python objects."""
+    made = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        made[index] = value
+    return made
+
+
 HWC: Final = images(4, 8, 8, 3)
 WRONG: Final = {
     "channels": Wrong(
@@ -87,7 +97,8 @@ WRONG: Final = {
     ),
     "bytes": Wrong(
         lambda: [bytes_of(images())],
-        ("batch 0 has shape (4, 3, 8, 8) and dtype uint8", "It runs on images.float() / 255, of shape (batch, 3, 8, "),
+        ("batch 0 has shape (4, 3, 8, 8) and dtype uint8", "It runs on images.float() / 255, of shape (batch, 3, 8, ",
+         "normalize (mean and std) as in training"),
         lambda: [bytes_of(images()).float() / 255],
     ),
     "channels last": Wrong(
@@ -116,7 +127,7 @@ WRONG: Final = {
         ("batch 1, input 0: sample 0 holds NaN or infinite values; remove it",),
         lambda: [images()],
     ),
-    "nothing": Wrong(lambda: [], ("the data set is empty; pass at least one batch",), lambda: [images()]),
+    "nothing": Wrong(lambda: [], (" is empty; pass at least one batch",), lambda: [images()]),
     "dict": Wrong(
         lambda: [{"pixels": images()}],
         ("batch 0 has shape (4, 3, 8, 8) and dtype float32, in a dict with the keys 'pixels'",
@@ -131,7 +142,7 @@ WRONG: Final = {
     "texts": Wrong(
         lambda: ["a.png", "b.png"],
         ("batch 0 holds the text 'a.png'; expected numbers: convert texts and files first",),
-        lambda: [images(1, 3, 8, 8), images(1, 3, 8, 8)],
+        lambda: [images(2, 3, 8, 8)],
     ),
     "ragged batches": Wrong(
         lambda: [images(), images(4, 3, 6, 6)],
@@ -159,6 +170,42 @@ WRONG: Final = {
         ("batch 0 holds 4 inputs; the model takes 1: images; make one tensor of several samples with torch.stack",),
         lambda: [torch.stack(list(images()))],
     ),
+    "an empty batch": Wrong(
+        lambda: [images(), images()[:0]],
+        ("batch 1 is empty: it has the shape (0, 3, 8, 8); leave out batches without samples",),
+        lambda: [images()],
+    ),
+    "lists of numbers": Wrong(
+        lambda: [[images()[0, 0, 0].tolist()]],
+        ("batch 0 holds single numbers; expected tensors or arrays", "convert lists of numbers with torch.tensor"),
+        lambda: [torch.tensor(images().tolist())],
+    ),
+    "complex numbers": Wrong(
+        lambda: [images().to(torch.complex64)],
+        ("batch 0 holds complex numbers (torch.complex64)", "pass x.real where imaginary parts are 0"),
+        lambda: [images().to(torch.complex64).real],
+    ),
+    "complex array": Wrong(
+        lambda: [images().numpy().astype(np.complex64)],
+        ("batch 0 holds complex numbers (torch.complex64)", "expected real numbers"),
+        lambda: [images().numpy()],
+    ),
+    "an array of objects": Wrong(
+        lambda: [objects(images()[0].numpy(), None)],
+        ("batch 0 holds an array of Python objects; expected numbers", "with numpy.stack"),
+        lambda: [np.stack(list(images().numpy()))],
+    ),
+    "too few labels": Wrong(
+        lambda: [(images(), torch.arange(3))],
+        ("batch 0 has 4 samples but labels of shape (3,); expected one label per sample along axis 0: pass as many",),
+        lambda: [(images(), torch.arange(4))],
+    ),
+    "two kinds of labels": Wrong(
+        lambda: [(images(), torch.arange(4), torch.arange(4))],
+        ("batch 0 holds 3 inputs; the model takes 1: images; expected a batch to be inputs or (inputs, labels)",),
+        lambda: [(images(), torch.arange(4))],
+    ),
+    "a number": Wrong(lambda: torch.tensor(3.0), (" is a single number; expected samples",), images),
     "samples with labels": Wrong(
         lambda: [(x, 1) for x in images()],
         ("batch 0 has 3 samples but labels of shape (); if it is one sample, pass a torch.utils.data.DataLoader",),
@@ -170,12 +217,22 @@ WRONG: Final = {
 OF_PYTHON: Final = {
     "read already": Wrong(
         read_already,
-        ("the data set is empty; an iterator is read only once: pass a new one, or a list",),
+        ("calibration data is empty; an iterator is read only once: pass a new one, or a list",),
         lambda: (x for x in [images()]),
+    ),
+    "a Dataset": Wrong(
+        lambda: torch.utils.data.TensorDataset(images(), torch.arange(4)),
+        ("calibration data is of type TensorDataset", "pass torch.utils.data.DataLoader(dataset, batch_size=64)"),
+        lambda: torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images(), torch.arange(4)), batch_size=64),
+    ),
+    "a function": Wrong(
+        lambda: images,
+        ("calibration data is of type function; expected an iterable of batches: call it, and pass what it returns",),
+        images,
     ),
     "a path": Wrong(
         lambda: "data.npz",
-        ("the data set is 'data.npz'; expected batches: read it with hago.data.load_data",),
+        ("calibration data is 'data.npz'; expected batches: read it with hago.data.load_data",),
         lambda: [images()],
     ),
 }
@@ -191,6 +248,7 @@ def test_wrong_data_is_explained(kind: str, capfd: pytest.CaptureFixture[str]) -
     with pytest.raises(DataError) as caught:
         hago.quantize(net(), CHIP, wrong.data())
     assert re.search(in_order(wrong.says), str(caught.value)), str(caught.value)
+    assert str(caught.value).startswith("calibration data"), "the message names the data"
     assert len(str(caught.value)) <= LONGEST and "\n" not in str(caught.value)
     assert not re.search(r"\bs\d+\b|torch\.export", str(caught.value)), "symbols of torch.export"
     assert capfd.readouterr() == ("", "")
@@ -215,6 +273,121 @@ def test_the_command_line_explains_wrong_data(
     out, err = capfd.readouterr()
     assert out == "" and len(err.splitlines()) == 1
     assert re.fullmatch(f"hago: error: .*{in_order(WRONG[kind].says)}.*\n", err), err
+    assert re.match("hago: error: (calibration data|what data) 'wrong_data:data'", err), "the message names the data"
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_held_out_data_is_refused_before_calibration(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def calibrate(*_: Any) -> None:
+        raise AssertionError("the calibration began")
+
+    monkeypatch.setattr("hago.search.preparation.collect", calibrate)
+    with pytest.raises(DataError) as caught:
+        hago.search_quantize_strategy(net(), CHIP, [images()], held_out=WRONG[kind].data(), progress=False)
+    assert str(caught.value).startswith("held-out data"), str(caught.value)
+
+
+def test_an_array_is_a_data_set_as_a_tensor_is() -> None:
+    made = hago.quantize(net(), CHIP, images().numpy())
+    assert made.strategy == hago.quantize(net(), CHIP, images()).strategy
+    assert made.strategy == hago.quantize(net(), CHIP, [images()]).strategy
+
+
+# ---------------------------------------------------------------- data that runs, but is hardly meant
+def class_folders(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / "images" / name).mkdir(parents=True, exist_ok=True)
+        pixels = (images(3, 8, 8) * 255).to(torch.uint8).permute(1, 2, 0).numpy()
+        for index in range(2):
+            Image.fromarray(np.roll(pixels, index)).save(folder / "images" / name / f"{index}.png")
+    return folder / "images"
+
+
+#: Values that a model runs on, with what a warning says of them; None where it says nothing.
+PLAUSIBLE: Final[dict[str, tuple[Callable[[], Any], str | None]]] = {
+    "zeros": (lambda: [images() * 0] * 2, "holds zeros alone"),
+    "zeros in one sample": (lambda: [images()[:1] * 0], "holds zeros alone"),
+    "equal": (lambda: [images()[:1].repeat(4, 1, 1, 1)], "holds the same values in all 4 samples"),
+    "equal over batches": (lambda: [images()[:1]] * 3, "holds the same values in all 3 samples"),
+    "large": (lambda: [images() * 1e6], "holds values up to 9"),
+    "images": (lambda: [images()], None),
+    "a single sample": (lambda: [images()[:1]], None),
+    "from 0 to 255": (lambda: [images() * 255], None),
+    "a blank sample": (lambda: [images() * torch.tensor([0.0, 1, 1, 1])[:, None, None, None]], None),
+    "zeros at first": (lambda: [images() * 0, images()], None),
+    "negative": (lambda: [images() * -1e9], None),
+}
+
+
+@pytest.mark.parametrize("kind", PLAUSIBLE)
+@pytest.mark.parametrize("role", ["calibration data", "held-out data"])
+def test_implausible_values_are_warned_of(kind: str, role: str) -> None:
+    make, said = PLAUSIBLE[kind]
+    data, held_out = (make(), None) if role == "calibration data" else ([images()], make())
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        hago.search_quantize_strategy(
+            net(), CHIP, data, held_out=held_out, searcher="default", progress=False, allow_overflow=True
+        )
+    found = [str(w.message) for w in seen if "holds" in str(w.message)]
+    assert len(found) == (said is not None)
+    assert all(text.startswith(f"{role} {said}") for text in found), found
+
+
+def test_data_that_is_no_real_number_is_not_judged() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hago.quantize(Words().eval(), CHIP, [torch.zeros(3, 4, dtype=torch.int64)])
+
+
+def test_labels_out_of_range_name_the_data_and_the_first_sample() -> None:
+    labels = torch.tensor([0, 1, 77, 2])
+    says = "^held-out data: labels from 0 to 77 do not fit outputs of 5 classes; expected 0 to 4 .sample 2 is the first"
+    with pytest.warns(hago.HagoWarning, match=says):
+        hago.search_quantize_strategy(
+            net(), CHIP, [images()], held_out=[(images(), labels)], searcher="default", progress=False
+        )
+    with pytest.raises(DataError, match=r"^calibration data: labels.*sample 2 is the first outside\)"):
+        hago.search_quantize_strategy(net(), CHIP, [(images(), labels)], objective="accuracy", progress=False)
+
+
+def test_folders_that_are_not_the_classes_of_the_network(tmp_path: Path) -> None:
+    folder = class_folders(tmp_path, "cat", "dog")
+    says = (
+        re.escape(f"calibration data {str(folder)!r} has 2 folders for the 5 classes of the network.")
+        + r".*\(cat = 0, dog = 1\).*else pass labels in an .npz file or by a callable.*--mean and --std"
+    )
+    with pytest.warns(hago.HagoWarning, match=says):
+        hago.quantize(net(), CHIP, load_data(str(folder)))
+    pixels = torch.cat([x for x, _ in load_data(str(folder))])
+    np.savez(tmp_path / "x.npz", images=pixels.numpy(), labels=np.array([3, 3, 4, 4]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hago.quantize(net(), CHIP, load_data(str(tmp_path / "x.npz")))
+        hago.quantize(net(), CHIP, load_data(str(class_folders(tmp_path / "all", *"abcde"))))
+
+
+def test_a_file_that_was_cut_off_is_told(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.npz", tmp_path / "cut.npz"
+    np.savez(whole, images=images().numpy())
+    cut.write_bytes(whole.read_bytes()[:500])
+    with pytest.raises(DataError, match="^data '.*cut.npz' cannot be read: it is no .npz file, or was cut off .*write"):
+        load_data(str(cut))
+    assert hago.quantize(net(), CHIP, load_data(str(whole))).strategy
+
+
+@pytest.mark.parametrize("make", ["empty", "both", "nothing"])
+def test_messages_on_files_name_the_data(make: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    if make == "empty":
+        np.savez(path)
+    else:
+        path = tmp_path / "images"
+        path.mkdir()
+        if make == "both":
+            Image.new("RGB", (8, 8)).save(class_folders(tmp_path, "cat") / "x.png")
+    with pytest.raises(DataError, match=f"^data {str(path)!r} holds"):
+        load_data(str(path))
 
 
 # ---------------------------------------------------------------- models of other kinds

@@ -158,8 +158,9 @@ def test_shipped_strategies_are_for_the_networks_they_were_made_for() -> None:
 
 def test_the_hash_does_not_depend_on_how_a_graph_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, expected = residual_block(), residual_block().model_hash
-    # printed in lines of another width, otherwise the same today
-    assert hashed_text(graph).split() == str(graph).split()
+    # printed in lines of another width, with another title and other commas
+    printed = str(graph).replace(", with shapes at batch 1", "").replace("input(dtype", "input(, dtype")
+    assert hashed_text(graph).split() == printed.split()
     monkeypatch.setattr(Graph, "__str__", lambda self: "a graph")
     monkeypatch.setattr(Node, "__str__", lambda self: "a node")
     assert residual_block().model_hash == expected

@@ -167,8 +167,8 @@ def test_table() -> None:
     assert lines[0].startswith("sample: activations hago per_tensor, weights hago per_tensor, requantize float32")
     first = lines.index("") + 2
     assert lines[first - 3] == "from Python"
-    assert " ".join(lines[first - 1].split()) == "op operands result register requantize at signature"
-    assert " ".join(lines[first].split()) == "conv2d int8, int8 int32 int32 wrap edge"
+    assert " ".join(lines[first - 1].split()) == "op operands result register requantize signature"
+    assert " ".join(lines[first].split()) == "conv2d int8 int8 int32 int32 wrap edge"
     assert len(lines) == first + sum(map(len, create_sample_hardware().ops.values()))
     with pytest.raises(FrozenInstanceError):
         table.head = ""  # type: ignore[misc]

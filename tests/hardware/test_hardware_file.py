@@ -161,3 +161,16 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match="cannot be written"):
         save_hardware(hardware_from_document(small(), "", OPS), tmp_path / "no" / "chip.json")
+
+
+def test_a_file_names_a_schema_only_where_there_is_one(tmp_path: Path) -> None:
+    save_hardware(load_hardware("vta"), tmp_path / "chip.json")
+    assert "$schema" not in json.loads((tmp_path / "chip.json").read_text("utf-8"))
+    schema = tmp_path / "hago" / "serialization" / "schemas" / "hardware.schema.json"
+    schema.parent.mkdir(parents=True)
+    schema.write_text("{}", "utf-8")
+    (tmp_path / "hardware_specs").mkdir()
+    save_hardware(load_hardware("vta"), tmp_path / "hardware_specs" / "chip.json")
+    said = json.loads((tmp_path / "hardware_specs" / "chip.json").read_text("utf-8"))["$schema"]
+    assert (tmp_path / "hardware_specs" / said).samefile(schema)
+    assert load_hardware(tmp_path / "chip.json") == load_hardware(tmp_path / "hardware_specs" / "chip.json")

@@ -542,7 +542,7 @@ def test_hardware_files_keep_the_order(tmp_path: Path) -> None:
         again = load_hardware(tmp_path / "chip.json")
         assert again == chip and hardware_hash(again) == hardware_hash(chip)
         assert again.ops["conv2d"][0].register == Accumulator(INT16, "saturate_each", order, bias)
-        assert f"saturate_each ({order}, bias {bias})" in str(again)
+        assert "saturate_each" in str(again) and f"({order}, bias {bias})" in str(again)
         hashes.add(hardware_hash(chip))
     assert len(hashes) == 4
 

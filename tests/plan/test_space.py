@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from itertools import islice
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from building import Builder, residual_block, seeded
@@ -170,6 +172,16 @@ def test_fixed_bits_that_no_signature_holds() -> None:
         space_of(residual_block(), load_hardware("x86_vnni"), {"stem:1": 9})
     with pytest.raises(HagoError, match="fix_bits pattern 'stme' matches no name. Did you mean"):
         space_of(residual_block(), load_hardware("x86_vnni"), {"stme": 8})
+
+
+@pytest.mark.parametrize("bits", ["8", 8.0, True, None])
+def test_fixed_bits_are_whole_numbers(bits: Any) -> None:
+    with pytest.raises(
+        HagoError, match=rf"fix_bits 'stem:1' is {bits!r}, of type {type(bits).__name__}; expected a whole"
+    ):
+        space_of(residual_block(), load_hardware("x86_vnni"), {"stem:1": bits})
+    fixed = space_of(residual_block(), load_hardware("x86_vnni"), {"stem:1": np.int64(8)})
+    assert fixed.groups["stem:1"].choices == (8,)
 
 
 # ---------------------------------------------------------------- the prototype's toys

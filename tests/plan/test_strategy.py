@@ -88,7 +88,7 @@ def test_text_is_canonical(tmp_path: Path) -> None:
 
 def test_it_prints_itself() -> None:
     assert str(make_strategy()).splitlines() == [
-        "strategy for a1a1a1a1a1a1 on x86_vnni",
+        "strategy for x86_vnni and a network of 2 nodes (hash a1a1a1a1a1a1)",
         "  conv:0   8 bits",
         "  conv:1   6 bits",
         "  x:out    8 bits",

@@ -20,7 +20,7 @@ from hago.graph.graph import Graph
 from hago.hardware.file import load_hardware
 from hago.plan.plan import Plan
 from hago.runtime.compiling import run_compiled
-from hago.runtime.native.executor import FastModel
+from hago.runtime.native.executor import NativeIntegerModel
 from hago.runtime.reference import IntegerModel
 
 BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -58,7 +58,7 @@ def same(found: object, expected: object) -> bool:
 
 @BACKENDS
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("engine", [FastModel, IntegerModel])
+@pytest.mark.parametrize("engine", [NativeIntegerModel, IntegerModel])
 def test_one_graph_with_equal_outputs(backend: str, dynamic: bool, engine: type[IntegerModel]) -> None:
     model = engine(plan_of(mixed(), [seeded(2, 3, 6, 5)]))
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)
@@ -70,14 +70,14 @@ def test_one_graph_with_equal_outputs(backend: str, dynamic: bool, engine: type[
 @pytest.mark.parametrize("seed", range(40, 43))
 def test_random_networks(seed: int) -> None:
     graph = random_graph(seed)
-    model = FastModel(plan_of(graph, random_inputs(graph, seed)))
+    model = NativeIntegerModel(plan_of(graph, random_inputs(graph, seed)))
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for batch in (3, 2):
         x = random_inputs(graph, seed + 1, batch=batch)
         assert same(compiled(*x), model(*x))
 
 
-@pytest.mark.parametrize("engine", [FastModel, IntegerModel])
+@pytest.mark.parametrize("engine", [NativeIntegerModel, IntegerModel])
 def test_an_output_that_is_a_constant_is_a_copy(engine: type[IntegerModel]) -> None:
     """A graph may write into what it was given."""
     b = Builder()
@@ -90,7 +90,7 @@ def test_an_output_that_is_a_constant_is_a_copy(engine: type[IntegerModel]) -> N
 
 def test_a_graph_never_runs_another_model() -> None:
     x = seeded(2, 3, 8, 8)
-    models = [FastModel(plan_of(residual_block(), [x * size])) for size in (1.0, 3.0)]
+    models = [NativeIntegerModel(plan_of(residual_block(), [x * size])) for size in (1.0, 3.0)]
     compiled = [torch.compile(m, backend="eager", fullgraph=True) for m in models]
     assert [c(x).equal(m(x)) for c, m in zip(compiled, models, strict=True)] == [True, True]
     assert not models[0](x).equal(models[1](x))
@@ -98,7 +98,7 @@ def test_a_graph_never_runs_another_model() -> None:
 
 def test_surrounding_operations_are_in_the_same_graph() -> None:
     x = seeded(2, 3, 8, 8)
-    model, graphs = FastModel(plan_of(residual_block(), [x])), []
+    model, graphs = NativeIntegerModel(plan_of(residual_block(), [x])), []
 
     def count(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
         graphs.append(graph)
@@ -113,7 +113,7 @@ def test_surrounding_operations_are_in_the_same_graph() -> None:
 
 def test_copies_and_stored_models_compile(tmp_path: Path) -> None:
     x = seeded(2, 3, 6, 5)
-    model = FastModel(plan_of(mixed(), [x]))
+    model = NativeIntegerModel(plan_of(mixed(), [x]))
     expected = model(x)
     model.save(tmp_path / "model")
     again = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), load_integer_model(tmp_path / "model")]
@@ -122,7 +122,7 @@ def test_copies_and_stored_models_compile(tmp_path: Path) -> None:
 
 
 def test_bad_inputs_are_refused_as_without_compilation() -> None:
-    model = FastModel(plan_of(residual_block(), [seeded(2, 3, 8, 8)]))
+    model = NativeIntegerModel(plan_of(residual_block(), [seeded(2, 3, 8, 8)]))
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     for bad, why in ((torch.full((2, 3, 8, 8), torch.nan), "holds NaN"), (seeded(2, 3, 8, 9), "expected")):
         with pytest.raises(GraphError, match=why):
@@ -132,7 +132,7 @@ def test_bad_inputs_are_refused_as_without_compilation() -> None:
 
 def test_a_graph_whose_model_was_deleted_raises() -> None:
     x = seeded(2, 3, 8, 8)
-    model = FastModel(plan_of(residual_block(), [x]))
+    model = NativeIntegerModel(plan_of(residual_block(), [x]))
     handle = model._handle
     assert run_compiled([x], handle)[0].equal(model(x))
     del model
@@ -141,7 +141,7 @@ def test_a_graph_whose_model_was_deleted_raises() -> None:
         run_compiled([x], handle)
 
 
-@pytest.mark.parametrize("engine", [FastModel, IntegerModel])
+@pytest.mark.parametrize("engine", [NativeIntegerModel, IntegerModel])
 def test_a_program_of_torch_export_has_equal_outputs(engine: type[IntegerModel]) -> None:
     model = engine(plan_of(mixed(), [seeded(2, 3, 6, 5)]))
     sizes = ({0: torch.export.Dim("batch")},)
@@ -153,7 +153,7 @@ def test_a_program_of_torch_export_has_equal_outputs(engine: type[IntegerModel])
 
 def test_arrays_are_taken_as_without_compiling() -> None:
     x = seeded(2, 3, 6, 5, seed=4)
-    model = FastModel(plan_of(mixed(), [x]))
+    model = NativeIntegerModel(plan_of(mixed(), [x]))
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     for array in (x.numpy(), x.numpy().astype("float64")):
         found = tuple(map(torch.as_tensor, compiled(array)))  # torch.compile answers arrays with arrays

@@ -23,7 +23,7 @@ from hago.errors import HagoError
 from hago.graph.graph import Graph
 from hago.hardware.hardware import Hardware
 from hago.plan.plan import Plan
-from hago.runtime.native.executor import Executor, FastModel, named_engine
+from hago.runtime.native.executor import Executor, NativeIntegerModel, named_engine
 from hago.runtime.native.self_test import NOTHING, ExactKernels, Verdict, exact_kernels, examine
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
@@ -251,7 +251,7 @@ def check_random_networks(kernels: ExactKernels) -> None:
 # ---------------------------------------------------------------- as a module
 def test_models_can_be_copied_and_pickled() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
-    model = FastModel(plan_of(graph, EVERY["x86_vnni"], [x]))
+    model = NativeIntegerModel(plan_of(graph, EVERY["x86_vnni"], [x]))
     expected = model(x)
     assert expected.equal(model.executor.run([x])[0])
     again = copy.deepcopy(model)
@@ -264,7 +264,7 @@ def test_models_can_be_copied_and_pickled() -> None:
 
 def test_models_can_be_compiled() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
-    model = FastModel(plan_of(graph, EVERY["x86_vnni"], [x]))
+    model = NativeIntegerModel(plan_of(graph, EVERY["x86_vnni"], [x]))
     expected = model(x)
     assert torch.compile(model, backend="eager")(x).equal(expected)
 
@@ -273,7 +273,7 @@ def test_observed_models_report_every_node() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
     plan = plan_of(graph, EVERY["x86_vnni"], [x])
     seen: dict[str, Tensor] = {}
-    FastModel(plan).run([x], lambda node, value: seen.__setitem__(node.name, value))
+    NativeIntegerModel(plan).run([x], lambda node, value: seen.__setitem__(node.name, value))
     expected: dict[str, Tensor] = {}
     IntegerModel(plan).run([x], lambda node, value: expected.__setitem__(node.name, value))
     assert seen.keys() == expected.keys() and all(seen[n].equal(expected[n]) for n in seen)

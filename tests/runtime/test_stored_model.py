@@ -36,7 +36,7 @@ from hago.hardware.file import load_hardware
 from hago.ops import OPS
 from hago.ops._rule import IntegerForm, OpRule
 from hago.plan.plan import Plan
-from hago.runtime.native.executor import FastModel
+from hago.runtime.native.executor import NativeIntegerModel
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored_model import (
     KIND,
@@ -471,7 +471,7 @@ def test_equal_plans_give_equal_bytes() -> None:
     assert to_file_bytes(small_plan()) == to_file_bytes(small_plan())
 
 
-@pytest.mark.parametrize("engine", [FastModel, IntegerModel])
+@pytest.mark.parametrize("engine", [NativeIntegerModel, IntegerModel])
 def test_only_the_models_own_state_dict_is_loaded(engine: type[IntegerModel]) -> None:
     """A model that took other weights would compute with some of them, and store the old ones."""
     x = seeded(2, 3, 8, 8)

@@ -211,7 +211,7 @@ def test_minimize_keeps_what_it_must() -> None:
 @pytest.mark.parametrize(
     ("limits", "says"),
     [
-        ({"budget_cost": "weight_bytes <= 100"}, "'weight_bytes <= 100' cannot be met.*is 196, the nearest"),
+        ({"budget_cost": "weight_bytes <= 100"}, "'weight_bytes <= 100' cannot be met.*is 196 B, the nearest"),
         ({"keep": "sqnr >= 90"}, r"'sqnr >= 90' cannot be met: at the most bits.*sqnr is \d+\.\d+"),
         ({"budget_cost": "latency <= 5 ms"}, "does not give what 'latency' needs.*use 'cycles'"),
         ({"minimize": "energy"}, "does not give what 'energy' needs.*picojoules_per_byte"),
@@ -429,7 +429,9 @@ def test_relative_limits_hold_and_are_logged_as_numbers(tmp_path: Path) -> None:
 
 
 def test_a_relative_limit_that_is_missed_names_its_number() -> None:
-    with pytest.raises(InfeasibleBits, match=r"'size <= 1 %' \(weight_bytes <= [\d.]+\) cannot be met"):
+    with pytest.raises(
+        InfeasibleBits, match=r"'size <= 1 %' \([\d.]+ B, 1 % of [\d.]+ B at the widest bits\) cannot be met"
+    ):
         search_quantize_strategy(residual_block(), "x86_vnni", DATA, budget_cost="size <= 1 %", progress=False)
 
 

@@ -39,7 +39,7 @@ def test_the_file_holds_what_the_search_hands_out(searched: tuple[ParetoFront, P
     assert [p.costs["weight_bytes"] for p in front] == sorted(p.costs["weight_bytes"] for p in front)
     assert [p.score for p in front] == sorted(p.score for p in front)
     assert front[-1].strategy == strategy
-    assert str(front).splitlines()[0].split()[:3] == ["trial", "weight_bytes", "sqnr"]
+    assert str(front).splitlines()[0].split()[:3] == ["trial", "weight_bytes", "SQNR"]
 
 
 def test_a_front_is_named_where_a_strategy_or_a_log_is_expected(

@@ -169,7 +169,7 @@ def test_greedy_ends_where_it_does_without_a_race(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("held_out", "says"),
     [
-        ([], "held-out data: the data set is empty"),
+        ([], "held-out data is empty"),
         ([seeded(4, 3, 9, 9)], r"has samples of \(3, 9, 9\) torch.float32; the calibration data has \(3, 8, 8\) torch"),
         ([torch.ones(4, 3, 8, 8, dtype=torch.int32)], r"held-out data has samples of \(3, 8, 8\) torch.int32; the cal"),
         ([seeded(4, 3, 8, 8) * float("nan")], "held-out data: .*batch 0"),

@@ -138,7 +138,7 @@ def test_a_point_that_fits_no_signature_is_a_trial(tmp_path: Path) -> None:
         assert result.trials[0].score.infeasible == "no signature of conv2d takes int8 and int8"
         assert result.bits["conv:0"] == 6
         assert run(name, tmp_path / name, evaluate).trials == result.trials
-    with pytest.raises(InfeasibleBits, match=r"none of the 1 points tried fits.*no signature of conv2d"):
+    with pytest.raises(InfeasibleBits, match=r"of 1 point tried, none fits.*no signature of conv2d"):
         run("default", evaluate=evaluate, allow_overflow=True)
 
 

@@ -229,7 +229,8 @@ def _advice(model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], labe
             if _failure(model, pytree.tree_unflatten(trial, spec)) is None:
                 shape = ", ".join(["batch", *map(str, converted.shape[1:])])
                 what = code.format(_argument(model, call, leaf) or "x")
-                return f"It runs on {what}, of shape ({shape}): convert every batch in this way"
+                scaled = "; normalize (mean and std) as in training" if "/ 255" in code else ""
+                return f"It runs on {what}, of shape ({shape}): convert every batch in this way{scaled}"
     return None
 
 

@@ -1,6 +1,6 @@
 """The integer model on the fastest kernels that are exact on this machine: selection, lowering, code and execution."""
 
-from hago.runtime.native.executor import ENGINES, Executor, FastModel, named_engine
+from hago.runtime.native.executor import ENGINES, Executor, NativeIntegerModel, named_engine
 from hago.runtime.native.instruction_sets import machine
 from hago.runtime.native.library import cache_folder, find_compiler
 from hago.runtime.native.lowering import conversion
@@ -12,8 +12,8 @@ __all__ = [
     "ENGINES",
     "ExactKernels",
     "Executor",
-    "FastModel",
     "KernelConstantCache",
+    "NativeIntegerModel",
     "cache_folder",
     "conversion",
     "cpu_lines",

@@ -1,4 +1,4 @@
-"""Execution: the `Executor` runs the steps of a Plan, and `FastModel` is the integer model on it.
+"""Execution: the `Executor` runs the steps of a Plan, and `NativeIntegerModel` is the integer model on it.
 
 If every operator treats the samples of a batch independently, the steps are divided into segments of micro-batches,
 so that values stay in the processor's cache. The first layers of a network compute large values from few weights, so
@@ -28,7 +28,7 @@ from hago.runtime.native.self_test import ExactKernels, exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
 from hago.serialization.summary import Summarized, Summary, wrapped_lines
-from hago.serialization.text_table import table
+from hago.serialization.text_table import counted, keep_beginning, keep_end, table, wrap_words
 from hago.simulation import Simulator
 
 #: A segment ends where all later values are smaller by this factor.
@@ -140,11 +140,15 @@ class KernelTable(Summarized):
     def summary(self) -> Summary:
         """How many nodes each kernel runs."""
         kernels = ", ".join(f"{name} {number}" for name, number in self.kernels.items())
-        return Summary(f"KernelTable of {len(self.rows)} nodes", {"kernels": kernels, "machine": self.head})
+        return Summary(f"KernelTable of {counted(len(self.rows), 'node')}", {"kernels": kernels, "machine": self.head})
 
     def __str__(self) -> str:
+        return "\n".join([*wrapped_lines(self.head), "", *self._lines()])
+
+    def _lines(self) -> list[str]:
         rows = [(r.node, r.op, r.kernel, r.why) for r in self.rows]
-        return "\n".join([*wrapped_lines(self.head), "", *table(("node", "op", "kernel", "why"), rows)])
+        names = {"node": keep_end, "op": keep_beginning}
+        return table(("node", "op", "kernel", "why"), rows, narrow=(names, {"why": wrap_words}, {"kernel": wrap_words}))
 
 
 # ---------------------------------------------------------------- executor
@@ -155,8 +159,8 @@ CACHED_BYTES: Final = 8 << 20
 class Executor:
     """A Plan as calls of the fastest kernels that are exact on this machine.
 
-    Inputs and outputs are real values; all values in between are stored integers. Made by `FastModel` when it first
-    runs, and by the evaluator of a search for every Plan that it evaluates in integers. It does not change after
+    Inputs and outputs are real values; all values in between are stored integers. Made by `NativeIntegerModel` when it
+    first runs, and by the evaluator of a search for every Plan that it evaluates in integers. It does not change after
     construction, so several threads can run it at once.
 
     Args:
@@ -228,7 +232,7 @@ class Executor:
 # ---------------------------------------------------------------- model
 
 
-class FastModel(IntegerModel):
+class NativeIntegerModel(IntegerModel):
     """An integer model whose forward runs on the fastest kernels that are exact on this machine.
 
     Its outputs are equal bit for bit to those of the reference engine. Every process selects its own kernels, so a
@@ -276,7 +280,7 @@ class FastModel(IntegerModel):
 
 
 #: Engines by name: "auto" runs the fastest kernels that are exact on this machine, "reference" computes in int64.
-ENGINES: Final[dict[str, type[IntegerModel]]] = {"auto": FastModel, "reference": IntegerModel}
+ENGINES: Final[dict[str, type[IntegerModel]]] = {"auto": NativeIntegerModel, "reference": IntegerModel}
 
 
 def named_engine(name: str) -> type[IntegerModel]:
