@@ -1251,6 +1251,10 @@ ELSEWHERE: Final = {
         "cli/test_output_files.py",
         "test_a_folder_that_cannot_be_made_is_refused_before_any_work",
     ),
+    "To get hago's kernels, install a C++ compiler with OpenMP": (
+        "runtime/test_kernels.py",
+        "test_a_missing_compiler_is_a_warning",
+    ),
     "is a folder; give the path of a file in it": (
         "cli/test_output_files.py",
         "test_a_folder_and_a_file_of_another_format_are_refused",

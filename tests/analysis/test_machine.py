@@ -80,6 +80,13 @@ def test_an_unknown_processor_and_no_compiler_are_said(report: MachineReport) ->
     assert "the system does not list them" in str(bare) and "install one" in str(bare) and "no C++" in str(bare)
 
 
+def test_how_to_get_kernels_is_said_where_there_are_none(report: MachineReport) -> None:
+    none = replace(report, kernels=tuple(replace(k, runs=False) for k in report.kernels))
+    some = replace(report, kernels=tuple(replace(k, runs=True) for k in report.kernels))
+    assert "install a C++ compiler with OpenMP" in str(none) and "scripts/build_wheel.py" in str(none)
+    assert "install a C++ compiler with OpenMP" not in str(some)
+
+
 def test_a_machine_without_a_compiler_is_no_error() -> None:
     command = [sys.executable, "-c", WITHOUT_COMPILER]
     environment = {name: value for name, value in os.environ.items() if name != "HAGO_NATIVE"}
