@@ -16,7 +16,7 @@ from hago.runtime.native import library as native
 from hago.runtime.native.calls import conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.requantize import AS_IS
-from hago.runtime.native.weights import Geometry, pack
+from hago.runtime.native.weights import Geometry, pack, pairs_that_fit
 from runtime.instruction_sets import INSTRUCTION_SETS, library_for
 
 SUMS = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
@@ -26,11 +26,14 @@ pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 def sums_of(calls: Any, x: Tensor, w: Tensor, geometry: Geometry, zero: int, tiles: bool) -> Tensor:
     """Sums of the kernel, of values whose zero point is `zero`."""
-    weight = w if calls.hago_adds_bytes(geometry.by_channel) else w.to(torch.int16)
+    adds, fits = calls.hago_adds_bytes(geometry.by_channel), 0
+    if adds == native.IF_PAIRS_FIT and w.dtype == torch.int8:
+        fits = pairs_that_fit(w, geometry, max(int(x.max()), zero) + 128 * (x.dtype == torch.int8))
+    weight = w if fits or adds == native.EXACTLY else w.to(torch.int16)
     packed = pack(weight, geometry, calls.hago_widest_panel(), tiles and weight.dtype == torch.int8)
     values = native.TYPES[str(x.dtype).removeprefix("torch.")]
     epilogue = Epilogue(geometry.out_channels, [], stored=[StoredOutput("", AS_IS, SUMS)]).build()
-    return conv_call(calls, geometry, packed, (values, zero), epilogue)([x])[0]
+    return conv_call(calls, geometry, packed, (values, zero), epilogue, fits=fits)([x])[0]
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -50,6 +53,7 @@ def sums_of(calls: Any, x: Tensor, w: Tensor, geometry: Geometry, zero: int, til
     ),
     dtype=st.sampled_from([torch.uint8, torch.int8, torch.int16]),
     zero=st.sampled_from([0, 0, 7, 255]),
+    bits=st.sampled_from([8, 8, 7, 6, 4]),
     seed=st.integers(0, 2**20),
 )
 # fewer pixels than a matrix tile has rows, and windows between them that are of no pixel
@@ -63,6 +67,7 @@ def sums_of(calls: Any, x: Tensor, w: Tensor, geometry: Geometry, zero: int, til
     channels=(128, 16, 1),
     dtype=torch.uint8,
     zero=7,
+    bits=8,
     seed=0,
 )
 def test_sums_are_exact(
@@ -76,6 +81,7 @@ def test_sums_are_exact(
     channels: tuple[int, int, int],
     dtype: torch.dtype,
     zero: int,
+    bits: int,
     seed: int,
 ) -> None:
     library = library_for(instruction_set)
@@ -87,6 +93,8 @@ def test_sums_are_exact(
     zero = 0 if words else zero + ends.min
     kind = torch.int16 if words else torch.int8
     w = torch.randint(torch.iinfo(kind).min, torch.iinfo(kind).max + 1, (out, each, *kernel), generator=generator)
+    if not words:
+        w = w.clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)  # so that 16 bits hold sums of pairs of products
     exact = F.conv2d(x.double() - zero, w.double(), None, stride, padding, dilation, groups)
     geometry = Geometry(channels[0], out, groups, kernel, stride, padding, dilation)
     for tiles in (False, True)[: 1 + (library.has_tiles and not words)]:

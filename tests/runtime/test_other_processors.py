@@ -106,7 +106,7 @@ def write_cases(path: Path, calls: Described) -> None:
                 w = torch.where(torch.rand(w.shape, generator=generator) < 0.3, kind.min, w)
                 bias = torch.randint(-1000, 1000, (out,), generator=generator)
                 exact = F.conv2d(x.double() - zero, w.double(), bias.double(), stride, padding, dilation, groups)
-                words = dtype == torch.int16 or not calls.hago_adds_bytes(geometry.by_channel)
+                words = dtype == torch.int16 or calls.hago_adds_bytes(geometry.by_channel) != native.EXACTLY
                 packed = pack(w.to(torch.int16 if words else torch.int8), geometry, calls.widest, False)
                 epilogue = Epilogue(out, [], stored=[StoredOutput("", AS_IS, SUMS)]).build()
                 source = (native.TYPES[str(dtype).removeprefix("torch.")], zero)

@@ -274,7 +274,12 @@ def _emit_conv(state: LoweringState, node: Node) -> Call | str:
         return _NO_FORM
     calls = state.kernels.calls
     reads_words = _reads_int16(node_plan)
-    words = reads_words or not calls.hago_adds_bytes(g.by_channel)
+    adds, fits = calls.hago_adds_bytes(g.by_channel), 0
+    if adds == native.IF_PAIRS_FIT and not reads_words:
+        fits = state.constant_cache.pairs_that_fit(
+            node_plan.consts[1], g, _largest_byte(node_plan.operands[0]), transposed=node.op == "matmul"
+        )
+    words = reads_words or not (fits or adds == native.EXACTLY)
     tiles = state.kernels.tiles.exact and not words and tiles_pay(g)
     packed = state.constant_cache.packed(
         node_plan.consts[1], g, calls.hago_widest_panel(), tiles=tiles, transposed=node.op == "matmul", words=words
@@ -283,13 +288,20 @@ def _emit_conv(state: LoweringState, node: Node) -> Call | str:
     if pooled is not None:
         end, epilogue, after = pooled
     bias, built = node_plan.consts.get(2), epilogue.build()
-    call = conv_call(calls, g, packed, storage_format(node_plan.operands[0]), built, bias, _is_flat(node))
+    source = storage_format(node_plan.operands[0])
+    call = conv_call(calls, g, packed, source, built, bias, _is_flat(node), fits)
     kernel = "native conv on tiles" if packed.steps else "native conv of words" if reads_words else "native conv"
     if pooled is None:
         return _call_with_epilogue(kernel, epilogue, [name], call)
     run = ConvPoolCall(call, *_window(state.plan.nodes[end.name]), after.build())
     fused = replace(epilogue, nodes=[*epilogue.nodes, *after.nodes], stored=after.stored)
     return _call_with_epilogue(kernel, fused, [name], run)
+
+
+def _largest_byte(x: QParams | None) -> int:
+    """The largest byte of an operand or of its padding, as it is read: with 128 added to int8."""
+    assert x is not None
+    return max(int(x.qmax), int(x.zero_point)) + 128 * (x.dtype.torch == torch.int8)
 
 
 def _emit_onednn(state: LoweringState, node: Node, g: Geometry) -> Call | str:

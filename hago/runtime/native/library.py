@@ -54,6 +54,8 @@ ROUNDINGS: Final = ("half_even", "half_up", "half_away", "half_down", "toward_ze
 #: How integers are brought to another scale: `enum Form` of cpp/rows.h. Not at all, by a float32 ratio, by a multiplier
 #: and a shift, to real values, or by a multiplier and a shift that round separately (TFLite's two stages).
 AS_IS, RATIO, MULTIPLIER, TO_REAL, TWO_STAGE = range(5)
+#: Whether products of bytes are added: `enum Dots` of cpp/lanes.h. Never; exactly; or in 16 bits, where they fit.
+NEVER, EXACTLY, IF_PAIRS_FIT = range(3)
 #: The sum of an epilogue: `enum Sum` of cpp/rows.h. own + other, own - other, other - own; 0 for no sum.
 PLUS, MINUS, FROM = 1, 2, 3
 #: The most entries of a row that a kernel processes at once: `ROW` of cpp/rows.h.
@@ -139,6 +141,7 @@ class Conv(ctypes.Structure):
         channels: the bytes of a pixel as products read it: two for each channel where they are of words.
         values: the type code of the activations.
         widens: whether bytes are read as words, from which `zero` is subtracted.
+        fits: how many sums of pairs of products 16 bits hold, see `weights.pairs_that_fit`; 0 where no pairs are added.
         panel: output channels that are computed at once, a multiple of 16; 0: every channel by itself.
         panels: of a group.
         depth: the bytes of a tap, a multiple of 4.
@@ -153,7 +156,7 @@ class Conv(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("channels", "out_channels", "groups", "kernel_h", "kernel_w", "stride_h")),
         *((name, c_int32) for name in ("stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "values")),
-        ("widens", c_int32), ("zero", c_int32),
+        ("widens", c_int32), ("zero", c_int32), ("fits", c_int32),
         *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather", "steps", "woven")),
         ("weight", c_void_p), ("offset", c_void_p), ("zeros", c_void_p),
     ]  # fmt: skip

@@ -26,7 +26,7 @@ from hago.runtime.native.calls import MatmulCall, MultiplyCall, RowsCall, conv_c
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.onednn import onednn_conv, onednn_fused
 from hago.runtime.native.requantize import AS_IS, StorageFormat, period, requantization_of
-from hago.runtime.native.weights import Geometry, pack
+from hago.runtime.native.weights import Geometry, pack, pairs_that_fit
 
 #: (uint8 image, int8 weight, groups) to the sums.
 SumsOf = Callable[[Tensor, Tensor, int], Tensor]
@@ -186,6 +186,8 @@ def _operands() -> Iterator[tuple[Tensor, Tensor, int]]:
             (torch.full(shape, 255), torch.full(kernel, -128)),
             (ends, signs),
             (torch.randint(0, 256, shape, generator=generator), torch.randint(-128, 128, kernel, generator=generator)),
+            # values of which 16 bits hold the sums of one, two and four pairs of products
+            *((ends.clamp_max(127), signs), (ends, signs.clamp(-32, 31)), (ends, signs.clamp(-16, 15))),
         ):
             yield x.to(torch.uint8), w.to(torch.int8), groups
 
@@ -294,8 +296,11 @@ def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, type_code: int, tiles: 
     """The sums of the native convolution of values of a type, with their zero point subtracted."""
     out, each, height, width = w.shape
     geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
-    words = w.dtype == torch.int16 or not calls.hago_adds_bytes(geometry.by_channel)
+    adds, fits = calls.hago_adds_bytes(geometry.by_channel), 0
+    if adds == native.IF_PAIRS_FIT and w.dtype == torch.int8:
+        fits = pairs_that_fit(w, geometry, int(x.max()) + 128 * (x.dtype == torch.int8))
+    words = w.dtype == torch.int16 or not (fits or adds == native.EXACTLY)
     packed = pack(w.to(torch.int16) if words else w, geometry, calls.hago_widest_panel(), tiles and not words)
     epilogue = Epilogue(int(out), [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
-    (output,) = conv_call(calls, geometry, packed, (type_code, zero), epilogue)([x])
+    (output,) = conv_call(calls, geometry, packed, (type_code, zero), epilogue, fits=fits)([x])
     return output

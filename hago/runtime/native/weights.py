@@ -159,6 +159,15 @@ class KernelConstantCache:
         key = (simq.key, same, how, channels, largest)
         return self._requantizations.get_or_make(key, lambda: requantization_of(simq, how, channels, largest))
 
+    def pairs_that_fit(self, weight: Tensor, geometry: Geometry, most: int, *, transposed: bool) -> int:
+        """`pairs_that_fit` of the weights of `packed`, computed once."""
+
+        def make(weight: Tensor) -> int:
+            rows = (weight.t() if transposed else weight).to(torch.int8)
+            return pairs_that_fit(rows.reshape(geometry.out_channels, -1, *geometry.kernel), geometry, most)
+
+        return self.derive(weight, (geometry, most, transposed, "pairs"), make)
+
     def packed(
         self, weight: Tensor, geometry: Geometry, widest: int, *, tiles: bool, transposed: bool, words: bool
     ) -> Packed:
@@ -192,12 +201,8 @@ def pack(weight: Tensor, geometry: Geometry, widest: int, tiles: bool) -> Packed
     each = geometry.out_channels // geometry.groups
     panel = _panel(each, widest)
     panels = -(-each // panel)
-    taps = weight.permute(0, 2, 3, 1).reshape(geometry.out_channels, -1, weight.shape[1])
     gather, woven = _gather(geometry, four), _woven(geometry) if tiles else 0
-    if woven:
-        taps = _weave(weight, woven)
-    elif gather != AT_PIXELS:
-        taps = taps.reshape(geometry.out_channels, geometry.kernel[0] if gather == IN_ROWS else 1, -1)
+    taps = _weave(weight, woven) if woven else _by_taps(weight, geometry, gather)
     depth = -(-taps.shape[2] // four) * four
     room = torch.zeros(geometry.groups, panels * panel, taps.shape[1], depth, dtype=weight.dtype)
     room[:, :each, :, : taps.shape[2]] = taps.reshape(geometry.groups, each, taps.shape[1], -1)
@@ -205,6 +210,35 @@ def pack(weight: Tensor, geometry: Geometry, widest: int, tiles: bool) -> Packed
     steps = -(-taps.shape[1] * depth // step) if tiles else 0
     laid = _tiled(room, steps, step) if steps else _paneled(room, panel, four)
     return Packed(laid.contiguous(), sums, panel, panels, depth * size, taps.shape[1], gather, steps, woven)
+
+
+def pairs_that_fit(weight: Tensor, geometry: Geometry, most: int) -> int:
+    """How many sums of two products, of neighbouring bytes by weights, 16 bits hold whatever the input, so that
+    VPMADDUBSW is exact: 4, 2 or 1; 0 where a single one may exceed them.
+
+    Args:
+        weight: int8, of shape (out, in / groups, h, w).
+        most: the largest byte that is read, as an unsigned one.
+    """
+    taps = _by_taps(weight, geometry, _gather(geometry, 4)).to(torch.int64)
+    fours = -(-taps.shape[2] // 4)
+    for count in (4, 2, 1):
+        runs = -(-fours // count)
+        filled = F.pad(taps, (0, runs * count * 4 - taps.shape[2]))
+        # in a run, the sums of the first two bytes of each four are added, and those of the last two
+        lanes = filled.reshape(*taps.shape[:2], runs, count, 2, 2)
+        highest, lowest = lanes.clamp_min(0).sum((3, 5)), lanes.clamp_max(0).sum((3, 5))
+        if most * int(highest.max()) < 2**15 and most * int(lowest.min()) >= -(2**15):
+            return count
+    return 0
+
+
+def _by_taps(weight: Tensor, geometry: Geometry, gather: int) -> Tensor:
+    """Weights of shape (out, in / groups, h, w) as (out, tap, value of a tap), for a way to read windows."""
+    taps = weight.permute(0, 2, 3, 1).reshape(geometry.out_channels, -1, weight.shape[1])
+    if gather == AT_PIXELS:
+        return taps
+    return taps.reshape(geometry.out_channels, geometry.kernel[0] if gather == IN_ROWS else 1, -1)
 
 
 def tiles_pay(geometry: Geometry) -> bool:

@@ -2,8 +2,9 @@
 // done on the tile.
 //
 // The dot products of four unsigned by four signed bytes (VPDPBUSD) and of two by two signed words (VPDPWSSD, VPMADDWD)
-// do not saturate, so a sum is exact modulo 2**32 in any order. int8 activations are read as uint8 with 128 added, which
-// the offset takes out again. Where the target has no such product of bytes, they are widened to words.
+// do not saturate, so a sum is exact modulo 2**32 in any order. VPMADDUBSW, whose sums of pairs do, is taken where the
+// weights prove that they cannot (`pairs_that_fit` of weights.py). Bytes of the type that products do not read have their
+// highest bit turned, which the offset takes out again. Where no product of bytes is exact, they are widened to words.
 #include "conv.h"
 
 namespace {
@@ -37,6 +38,41 @@ ALWAYS void accumulate(Ints (&acc)[R][Z], const uint8_t* const* x, const int8_t*
 #pragma GCC unroll 4
       for (int z = 0; z < Z; ++z) acc[r][z] = X == I16 ? dot_words(acc[r][z], a, b[z]) : dot_bytes(acc[r][z], a, b[z]);
     }
+  }
+}
+
+// The same by N fours at a time, of which the sums of pairs fit 16 bits; what is left over is added one by one.
+template <int N, int R, Type X>
+ALWAYS void accumulate_pairs(Ints (&acc)[R][1], const uint8_t* const* x, const int8_t* w, int depth) {
+  const auto run = [&](auto count, int k, int end) __attribute__((always_inline)) {
+    constexpr int C = decltype(count)::value;
+    for (; k + 4 * C <= end; k += 4 * C) {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        Ints a[C], b[C];
+#pragma GCC unroll 4
+        for (int i = 0; i < C; ++i) {
+          a[i] = all_packed(x[r] + k + 4 * i);
+          if (X == TURNED) a[i] = turn(a[i]);
+          b[i] = load_packed(w + 16 * (k + 4 * i));
+        }
+        acc[r][0] = dot_pairs<C>(acc[r][0], a, b);
+      }
+    }
+    return k;
+  };
+  const int whole = run(std::integral_constant<int, N>{}, 0, depth);
+  if (N > 1) run(std::integral_constant<int, 1>{}, whole, depth);
+}
+
+template <int R, int Z, Type X>
+ALWAYS void accumulate_any(Ints (&acc)[R][Z], const uint8_t* const* x, const int8_t* w, int depth, int fits) {
+  if constexpr (DOTS_BYTES == IF_PAIRS_FIT && X != I16) {
+    if (fits == 1) accumulate_pairs<1, R, X>(acc, x, w, depth);
+    else if (fits == 2) accumulate_pairs<2, R, X>(acc, x, w, depth);
+    else accumulate_pairs<4, R, X>(acc, x, w, depth);
+  } else {
+    accumulate<R, Z, X>(acc, x, w, depth);
   }
 }
 
@@ -144,7 +180,7 @@ struct Panel {
     const uint8_t* at[R];
     if (!place) {
       for (int r = 0; r < R; ++r) at[r] = j.x + (tile.row + (r < tile.rows ? r : 0)) * c.channels + from;
-      return accumulate<R, Z, X>(acc, at, weight, c.depth);
+      return accumulate_any<R, Z, X>(acc, at, weight, c.depth, c.fits);
     }
     bool all_inside = true;
     for (int r = 0; r < R; ++r) all_inside = all_inside && place[r].inside;
@@ -162,7 +198,7 @@ struct Panel {
           nothing = nothing && at[r] == c.zeros + from;
         }
       if (nothing) continue;
-      accumulate<R, Z, X>(acc, at, weight + (int64_t)k * c.depth * 16 * Z, c.depth);
+      accumulate_any<R, Z, X>(acc, at, weight + (int64_t)k * c.depth * 16 * Z, c.depth, c.fits);
     }
   }
 
@@ -219,8 +255,9 @@ void panel_of(const Job& j, const Pixels& pixels, int group, int panel, int64_t 
 
 void some_panels(const Job& j, int first, int count, int64_t begin, int64_t end) {
   const Pixels pixels(j, begin, end);
-  const bool words = !DOTS_BYTES || j.c.widens || j.c.values == I16;
-  const auto each = words ? panel_of<I16> : j.c.values == U8 ? panel_of<U8> : panel_of<I8>;
+  auto each = panel_of<I16>;
+  if constexpr (DOTS_BYTES != NEVER)
+    if (!j.c.widens && j.c.values != I16) each = j.c.values == U8 ? panel_of<U8> : panel_of<I8>;
   for (int p = first; p < first + count; ++p) each(j, pixels, p / j.c.panels, p % j.c.panels, begin, end);
 }
 
@@ -237,7 +274,7 @@ void by_panels(const Job& job, int first, int count, int64_t begin, int64_t end,
 // The most output channels of a panel.
 extern "C" int hago_widest_panel() { return WIDEST; }
 
-// Whether the target adds products of bytes; if it does not, weights are words.
+// Whether the target adds products of bytes, as `Dots` has it; where it does not, weights are words.
 extern "C" int hago_adds_bytes(int by_channel) { return by_channel ? DOTS_BYTES_BY_CHANNEL : DOTS_BYTES; }
 
 // Whether bytes are read as signed ones, not as unsigned ones.

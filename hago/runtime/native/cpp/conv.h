@@ -14,6 +14,7 @@ struct Conv {
   int32_t values;        // what x holds: U8, I8 or I16, which has no zero point
   int32_t widens;        // whether bytes are read as words, from which `zero` is subtracted
   int32_t zero;
+  int32_t fits;          // how many sums of pairs of products 16 bits hold, of 1, 2 and 4; 0: products are exact, or words
   int32_t panel;         // output channels worked on at once, a multiple of 16; 0: every channel by itself
   int32_t panels;        // of a group
   int32_t depth;         // bytes of a tap; a multiple of 4
