@@ -680,21 +680,21 @@ def test_objectives_of_the_user(hago: Run, search_folder: Path) -> None:
     own = ["--objective", "cli_parts:least_error", "--estimator", "cli_parts:Halved"]
     run = hago(
         "search", MODEL, *shared, *own, "--searcher", "cli_parts:start_only", "--keep", "least_error >= -100",
-        "--save", "own.json", "--log", "own.jsonl",
+        "--save", "of_the_user.json", "--log", "of_the_user.jsonl",
     )  # fmt: skip
     assert run.code == 0, run.err
-    made_by = json.loads((search_folder / "own.json").read_text("utf-8"))["made_by"]
+    made_by = json.loads((search_folder / "of_the_user.json").read_text("utf-8"))["made_by"]
     assert (made_by["objective"], made_by["estimator"]) == ("least_error", "halved")
     for given in ([], own[:2], own[2:]):
-        run = hago("replay", MODEL, "own.jsonl", *shared, *given)
+        run = hago("replay", MODEL, "of_the_user.jsonl", *shared, *given)
         missing = "--estimator" if given == own[:2] else "--objective"
         assert run.code == 2 and f"{missing} package.module:name" in run.err
-    assert hago("replay", MODEL, "own.jsonl", *shared, *own).code == 0
-    other = hago("replay", MODEL, "own.jsonl", *shared, *own[:2], "--estimator", "mse")
+    assert hago("replay", MODEL, "of_the_user.jsonl", *shared, *own).code == 0
+    other = hago("replay", MODEL, "of_the_user.jsonl", *shared, *own[:2], "--estimator", "mse")
     assert other.code == 2 and "is of estimator 'halved'; the one that was given is 'mse'" in other.err
-    run = hago("replay", MODEL, "own.json", *shared)
+    run = hago("replay", MODEL, "of_the_user.json", *shared)
     assert run.code == 2 and "--objective package.module:name" in run.err
-    assert hago("replay", MODEL, "own.json", *shared, *own[:2]).code == 0
+    assert hago("replay", MODEL, "of_the_user.json", *shared, *own[:2]).code == 0
     wrong = hago("quantize", MODEL, *shared, "--estimator", "percentil:99.9")
     assert wrong.code == 2 and "Did you mean 'percentile'" in wrong.err
     wrong = hago("search", MODEL, *shared, "--searcher", "gredy:tolerance=0.1")

@@ -345,7 +345,7 @@ def test_labels_out_of_range_name_the_data_and_the_first_sample() -> None:
     says = "^held-out data: labels from 0 to 77 do not fit outputs of 5 classes; expected 0 to 4 .sample 2 is the first"
     with pytest.warns(hago.HagoWarning, match=says):
         hago.search_quantize_strategy(
-            net(), CHIP, [images()], held_out=[(images(), labels)], searcher="default", progress=False
+            net(), CHIP, [images() + 1.0], held_out=[(images(), labels)], searcher="default", progress=False
         )
     with pytest.raises(DataError, match=r"^calibration data: labels.*sample 2 is the first outside\)"):
         hago.search_quantize_strategy(net(), CHIP, [(images(), labels)], objective="accuracy", progress=False)
