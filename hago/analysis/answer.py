@@ -44,7 +44,7 @@ from hago.search import (
 )
 from hago.search.objective import OBJECTIVES, Objective, named_objective
 from hago.serialization.summary import names_text
-from hago.serialization.text_table import counted, table, wrapped
+from hago.serialization.text_table import counted, table, wrapped, wrapped_words
 
 Row = Literal["float", "one shot", "found"]
 
@@ -225,7 +225,7 @@ class Answer:
             f"{len(self.possible)} of {integers} integer nodes may overflow on other inputs{silent}: "
             f"{names_text(self.possible)}"
         )
-        return [line for text in [*lines, *([self.remedy] if self.remedy else [])] for line in wrapped(text)]
+        return [line for text in lines for line in wrapped(text)] + (wrapped_words(self.remedy) if self.remedy else [])
 
 
 def _by_count(parts: Sequence[DataAnswer]) -> list[str]:

@@ -31,7 +31,7 @@ from hago.plan.topology import matches
 from hago.search import Evaluator, Prepared, QuantizationOptions, make_strategy, plan_of, prepare, stored_resolver
 from hago.search.objective import named_objective
 from hago.serialization.summary import names_text
-from hago.serialization.text_table import wrapped
+from hago.serialization.text_table import wrapped, wrapped_words
 from hago.study import Score
 
 #: The most samples that changes are tried on, and the most nodes that they are tried for.
@@ -190,10 +190,12 @@ class Remedies:
                 f"{self.sqnr:.1f} dB):"
             )
         for remedy in self.found:
-            yield from wrapped(f"  {remedy.node or 'all nodes'}: {remedy}", " " * 4)
+            yield from wrapped_words(f"  {remedy.node or 'all nodes'}: {remedy}", " " * 4)
         if self.overflow is not None:
             where, remedy = names_text(self.overflow.nodes), self.overflow.remedy
-            yield from wrapped(f"to rule overflow out at {where}, try with hago {self.command}: {remedy}", " " * 4)
+            yield from wrapped_words(
+                f"to rule overflow out at {where}, try with hago {self.command}: {remedy}", " " * 4
+            )
         if self.impossible:
             yield "not possible:"
         for node, words in self.impossible.items():

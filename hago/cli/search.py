@@ -63,7 +63,7 @@ from hago.search import (
 from hago.search.objective import named_objective
 from hago.serialization.json_text import check_distinct
 from hago.serialization.summary import names_text
-from hago.serialization.text_table import counted
+from hago.serialization.text_table import counted, wrapped
 from hago.study import Header, Trial, interruptible_job, read_log
 
 #: The options of `--finetune`, with the function that reads each.
@@ -357,7 +357,7 @@ def _outcome(
         *run.lines(args, outcome),
         *([] if outcome.unconfirmed is None else [f"  {outcome.unconfirmed}"]),
         *_strategy_lines(outcome.strategy),
-        f"  {_costs(best)}",
+        _costs(best),
         *_limit_lines(strategy.made_by.get("goal", {})),
         *_confirmed_lines(outcome.strategy),
         *([] if tuned is None else tuned_lines(tuned, saved)),
@@ -444,11 +444,12 @@ def _figures(results: Mapping[str, Any]) -> str:
 
 
 def _costs(best: Trial) -> str:
-    return "takes " + ", ".join(
+    parts = (
         f"{name} {amount_text(name, value).removesuffix(f' {name}')}"
         for name, value in best.score.costs.items()
         if name in METRICS
     )
+    return "\n".join(wrapped("  costs: " + ", ".join(parts), " " * 4))
 
 
 def _limit_lines(goal: Mapping[str, Any]) -> list[str]:

@@ -112,6 +112,15 @@ def wrapped(text: str, indent: str = "  ") -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
+def wrapped_words(text: str, indent: str = "  ") -> list[str]:
+    """The same of a sentence that ends in options of the command line, which stay on a line of their own if they do not
+    fit, so that they can be copied."""
+    words, found, options = text.partition(" --")
+    if not found or len(text) <= WIDTH:
+        return wrapped(text, indent)
+    return [*wrapped(words, indent), f"{indent}--{options}"]
+
+
 def count(value: int) -> str:
     """A count with a thousands suffix: 950, 12.3k, 4.56M."""
     if value < 1000:
