@@ -52,7 +52,7 @@ Row = Literal["float", "one shot", "found"]
 CALIBRATION: Final = "calibration data"
 
 #: The most options of a command that rules out overflow which was not seen.
-MOST_OPTIONS: Final = 6
+MOST_OPTIONS: Final = 8
 
 #: The most reasons for staying float that are listed.
 LISTED: Final = 5
@@ -383,15 +383,17 @@ def _float_nodes(graph: Graph, topology: Topology, plan: Plan) -> tuple[FloatNod
 def _overflow_remedy(
     resolver: Resolver, strategy: Strategy, overflowing: Sequence[str], possible: Sequence[str]
 ) -> str:
-    """How to rule the overflow out, in one command: at all nodes that overflowed, or else at all that may; where that
-    takes many options and nothing overflowed, at the first. Empty where the hardware allows nothing."""
-    changes = overflow_changes(resolver, strategy, overflowing or possible)
-    if not overflowing and changes and len(changes[0][1].options) > MOST_OPTIONS:
-        changes = overflow_changes(resolver, strategy, possible[:1])
+    """How to rule the overflow out, in one command, with the options of which the strategy was made: at all nodes that
+    overflowed or may; where that takes many options, at those that overflowed, or at the first. Empty where the
+    hardware allows nothing."""
+    others = [name for name in possible if name not in overflowing]
+    changes = overflow_changes(resolver, strategy, [*overflowing, *others])
+    if changes and len(changes[0][1].options) > MOST_OPTIONS:
+        changes = overflow_changes(resolver, strategy, overflowing or possible[:1])
     if not changes:
         return ""
     nodes = names_text(changes[0][0])
-    words = ", or with ".join(str(change) for _, change in changes)
+    words = ", or with ".join(str(change.with_options_of(strategy)) for _, change in changes)
     return f"to rule that out at {nodes}, quantize or search again with {words}"
 
 

@@ -90,6 +90,13 @@ class Change:
         given["estimator"] = self.estimator
         return {name: value for name, value in given.items() if value}
 
+    def with_options_of(self, strategy: Strategy) -> Change:
+        """The change together with the patterns of which a strategy was made."""
+        given = (str(pattern) for pattern in strategy.made_by.get("keep_float", ()))
+        fixed = {str(pattern): int(bits) for pattern, bits in strategy.made_by.get("fix_bits", {}).items()}
+        kept = tuple(dict.fromkeys((*given, *as_strings(self.keep_float, "keep_float"))))
+        return replace(self, keep_float=kept or None, fix_bits={**fixed, **self.fix_bits})
+
     def __str__(self) -> str:
         """The options as words of the command line."""
         words = [word for name in as_strings(self.keep_float, "keep_float") for word in ("--keep-float", name)]

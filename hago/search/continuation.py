@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hago.calibration import named_estimator
-from hago.errors import LONGEST_QUOTE, LogError, StrategyMismatch, as_strings, shortened_to
+from hago.errors import LONGEST_QUOTE, HagoError, LogError, StrategyMismatch, as_strings, shortened_to
 from hago.hardware import Hardware, hardware_hash
-from hago.search.goal import Goal, GoalOptions, make_goal, normalized_limits
+from hago.search.goal import Goal, GoalOptions, make_goal, normalized_limits, parse_limits
 from hago.search.preparation import QuantizationOptions, default_estimator, with_search_topology
 from hago.search.racing import as_race
 from hago.search.searcher_choice import costs_in_use
@@ -119,10 +119,18 @@ def _limits(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _changed_limits(goal: Goal, settings: Mapping[str, Any]) -> Iterator[ChangedOption]:
-    before, now = _limits(settings), [x.text for x in goal.limits]
-    if not same_limits(before, now):
-        kinds = {x.is_cost for x in goal.limits if x.text not in before}
-        yield ChangedOption("keep" if kinds == {False} else "budget_cost", _text(before), _text(now))
+    for name, are_costs in (("budget_cost", True), ("keep", False)):
+        before = [text for text in _limits(settings) if _is_of_a_cost(text) == are_costs]
+        now = [limit.text for limit in goal.limits if limit.is_cost == are_costs]
+        if not same_limits(before, now):
+            yield ChangedOption(name, _text(before), _text(now))
+
+
+def _is_of_a_cost(limit: str) -> bool:
+    try:
+        return parse_limits([limit])[0].is_cost
+    except HagoError:
+        return False  # of an objective of the user's
 
 
 def _changed_quantization(given: QuantizationOptions, hardware: Hardware, logged: Header) -> Iterator[ChangedOption]:

@@ -113,12 +113,14 @@ def wrapped(text: str, indent: str = "  ") -> list[str]:
 
 
 def wrapped_words(text: str, indent: str = "  ") -> list[str]:
-    """The same of a sentence that ends in options of the command line, which stay on a line of their own if they do not
-    fit, so that they can be copied."""
+    """The same of a sentence that ends in options of the command line, or in several choices of them, which stay on
+    lines of their own if they do not fit, so that they can be copied."""
     words, found, options = text.partition(" --")
     if not found or len(text) <= WIDTH:
         return wrapped(text, indent)
-    return [*wrapped(words, indent), f"{indent}--{options}"]
+    first, *others = options.split(", or with --")
+    lines = [*wrapped(words, indent), f"{indent}--{first}"]
+    return [*lines, *(line for other in others for line in (f"{indent}or with", f"{indent}--{other}"))]
 
 
 def count(value: int) -> str:

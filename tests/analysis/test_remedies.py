@@ -254,3 +254,11 @@ def test_random_networks_get_legal_remedies(seed: int) -> None:
 
 def test_names_with_brackets_are_escaped() -> None:
     assert str(Change(keep_float="a[[]0]", fix_bits={"b:1": 8})) == "--keep-float 'a[[]0]' --fix-bits b:1=8"
+
+
+def test_a_change_keeps_the_options_of_the_strategy() -> None:
+    """What rules overflow out was advised without the options that were given, and undid what these had cured."""
+    strategy = hago.quantize(randomized(Small()), "x86_vnni", [images(4, 1, 6, 6)]).strategy
+    made_by = {**strategy.made_by, "keep_float": ["a", "b"], "fix_bits": {"c:0": 7, "d": 6}}
+    change = Change(keep_float="b", fix_bits={"c:0": 5}).with_options_of(replace(strategy, made_by=made_by))
+    assert str(change) == "--keep-float a --keep-float b --fix-bits c:0=5 --fix-bits d=6"
