@@ -52,9 +52,10 @@ def build_wheel(sets: list[InstructionSet], compiler: str, out: Path) -> Path:
         source = Path(folder) / "hago"
         source.mkdir()
         for part in PARTS:
-            ignored = shutil.ignore_patterns("__pycache__", "*.pyc", "built")
-            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-            copy(ROOT / part, source / part, **({"ignore": ignored} if copy is shutil.copytree else {}))
+            if (ROOT / part).is_dir():
+                shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__", "built"))
+            else:
+                shutil.copy(ROOT / part, source / part)
         built = source / SOURCES.relative_to(ROOT).parent / "built"
         built.mkdir()
         libraries = [build_library(each, compiler, built) for each in sets]

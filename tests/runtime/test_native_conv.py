@@ -16,7 +16,7 @@ from hago.runtime.native import library as native
 from hago.runtime.native.calls import conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.requantize import AS_IS
-from hago.runtime.native.weights import Geometry, pack, pairs_that_fit
+from hago.runtime.native.weights import Geometry, pack_for
 from runtime.instruction_sets import INSTRUCTION_SETS, library_for
 
 SUMS = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
@@ -26,14 +26,11 @@ pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 def sums_of(calls: Any, x: Tensor, w: Tensor, geometry: Geometry, zero: int, tiles: bool) -> Tensor:
     """Sums of the kernel, of values whose zero point is `zero`."""
-    adds, fits = calls.hago_adds_bytes(geometry.by_channel), 0
-    if adds == native.IF_PAIRS_FIT and w.dtype == torch.int8:
-        fits = pairs_that_fit(w, geometry, max(int(x.max()), zero) + 128 * (x.dtype == torch.int8))
-    weight = w if fits or adds == native.EXACTLY else w.to(torch.int16)
-    packed = pack(weight, geometry, calls.hago_widest_panel(), tiles and weight.dtype == torch.int8)
+    most = None if x.dtype == torch.int16 else max(int(x.max()), zero) + 128 * (x.dtype == torch.int8)
+    packed = pack_for(calls, w, geometry, most, tiles)
     values = native.TYPES[str(x.dtype).removeprefix("torch.")]
     epilogue = Epilogue(geometry.out_channels, [], stored=[StoredOutput("", AS_IS, SUMS)]).build()
-    return conv_call(calls, geometry, packed, (values, zero), epilogue, fits=fits)([x])[0]
+    return conv_call(calls, geometry, packed, (values, zero), epilogue)([x])[0]
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)

@@ -24,11 +24,15 @@ from hago.runtime.native import library as native
 from hago.runtime.native.calls import conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.requantize import AS_IS
-from hago.runtime.native.weights import Geometry, pack
+from hago.runtime.native.weights import Geometry, pack_for
 
 SUMS: Final = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
 ARM: Final = "aarch64-linux-gnu-g++"
 EMULATOR: Final = "qemu-aarch64-static"
+
+
+#: What reads or writes outside of an array ends the program.
+SANITIZED: Final = ("-fsanitize=address", "-g")
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,8 @@ RUN: Final = {
     "NEON": Target((ARM, "-march=armv8-a", "-static"), (EMULATOR,)),
     "NEON, dot products": Target((ARM, "-march=armv8.2-a+dotprod", "-static"), (EMULATOR, "-cpu", "max")),
     "NEON, i8mm": Target((ARM, "-march=armv8.2-a+dotprod+i8mm", "-static"), (EMULATOR, "-cpu", "max")),
-    "products of bytes on plain vectors": Target(("c++", "-march=x86-64", "-DHAGO_PLAIN_BYTES")),
-    "plain vectors": Target(("c++", "-march=x86-64")),
+    "products of bytes on plain vectors": Target(("c++", "-march=x86-64", "-DHAGO_PLAIN_BYTES", *SANITIZED)),
+    "plain vectors": Target(("c++", "-march=x86-64", *SANITIZED)),
 }
 #: Targets that are only built, and an instruction that their code must have.
 BUILT: Final = {
@@ -87,6 +91,9 @@ CONVOLUTIONS: Final = (
     *((12, 8, 2, (3, 3), (1, 1), (1, 1), (1, 1), 6, 5), (5, 33, 1, (3, 2), (2, 1), (1, 0), (1, 2), 9, 9)),
     *((70, 70, 70, (3, 3), (1, 1), (1, 1), (1, 1), 9, 8), (40, 40, 40, (5, 5), (2, 2), (2, 2), (1, 1), 11, 20)),
     *((16, 16, 16, (3, 3), (2, 1), (2, 2), (2, 2), 8, 8), (32, 16, 1, (3, 3), (1, 1), (1, 1), (1, 1), 40, 31)),
+    # padding that is wider than windows, around images of one row
+    *((40, 40, 40, (1, 3), (1, 1), (0, 5), (1, 1), 1, 4), (40, 40, 40, (1, 3), (1, 7), (0, 9), (1, 1), 1, 2)),
+    *((16, 24, 1, (1, 3), (1, 1), (0, 5), (1, 1), 1, 4), (3, 16, 1, (2, 3), (1, 1), (4, 5), (1, 1), 2, 3)),
 )
 
 
@@ -106,8 +113,8 @@ def write_cases(path: Path, calls: Described) -> None:
                 w = torch.where(torch.rand(w.shape, generator=generator) < 0.3, kind.min, w)
                 bias = torch.randint(-1000, 1000, (out,), generator=generator)
                 exact = F.conv2d(x.double() - zero, w.double(), bias.double(), stride, padding, dilation, groups)
-                words = dtype == torch.int16 or calls.hago_adds_bytes(geometry.by_channel) != native.EXACTLY
-                packed = pack(w.to(torch.int16 if words else torch.int8), geometry, calls.widest, False)
+                most = None if dtype == torch.int16 else 255
+                packed = pack_for(calls, w, geometry, most, tiles=False)
                 epilogue = Epilogue(out, [], stored=[StoredOutput("", AS_IS, SUMS)]).build()
                 source = (native.TYPES[str(dtype).removeprefix("torch.")], zero)
                 call = conv_call(calls, geometry, packed, source, epilogue, bias)  # type: ignore[arg-type]

@@ -111,7 +111,6 @@ def conv_call(
     epilogue: BuiltEpilogue,
     bias: Tensor | None = None,
     flat: bool = False,
-    fits: int = 0,
 ) -> ConvCall:
     """The call of a convolution.
 
@@ -120,7 +119,6 @@ def conv_call(
         source: the storage format of the activations.
         bias: integers on the scale of the sums, or None.
         flat: as in `ConvCall`.
-        fits: how many sums of pairs of products are added in 16 bits, where the library does so.
     """
     g, (code, zero), size = geometry, source, packed.weight.element_size()
     # words have zero point 0; bytes of the type that is not read are turned, which adds 128 or takes it away
@@ -136,7 +134,8 @@ def conv_call(
     widens = size == 2 and code != native.TYPES["int16"]
     template = native.Conv(
         g.channels * size, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, code, widens,
-        zero, fits, packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps, packed.woven,
+        zero, packed.fits, packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps,
+        packed.woven,
         packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(),
     )  # fmt: skip
     return ConvCall(library, template, g, epilogue, (packed.weight, offset, zeros), flat)

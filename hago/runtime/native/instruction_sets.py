@@ -76,4 +76,5 @@ def largest_set(limit: str | None = None) -> InstructionSet | None:
         raise HagoError(f"HAGO_MAX_CPU_ISA is {limit[:40]!r}; {expected}." + did_you_mean(limit, names))
     if limit:
         here = here[: names.index(limit) + 1]
-    return next((each for each in reversed(here) if processor_flags().issuperset(each.flags)), None)
+    flags = processor_flags()
+    return next((each for each in reversed(here) if flags.issuperset(each.flags)), None)

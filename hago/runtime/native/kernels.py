@@ -272,25 +272,19 @@ def _emit_conv(state: LoweringState, node: Node) -> Call | str:
     epilogue = state.epilogues.after(node, g.out_channels)
     if epilogue is None:
         return _NO_FORM
-    calls = state.kernels.calls
-    reads_words = _reads_int16(node_plan)
-    adds, fits = calls.hago_adds_bytes(g.by_channel), 0
-    if adds == native.IF_PAIRS_FIT and not reads_words:
-        fits = state.constant_cache.pairs_that_fit(
-            node_plan.consts[1], g, _largest_byte(node_plan.operands[0]), transposed=node.op == "matmul"
-        )
-    words = reads_words or not (fits or adds == native.EXACTLY)
-    tiles = state.kernels.tiles.exact and not words and tiles_pay(g)
+    calls, words = state.kernels.calls, _reads_int16(node_plan)
+    most = None if words else _largest_byte(node_plan.operands[0])
+    tiles = state.kernels.tiles.exact and tiles_pay(g)
     packed = state.constant_cache.packed(
-        node_plan.consts[1], g, calls.hago_widest_panel(), tiles=tiles, transposed=node.op == "matmul", words=words
+        calls, node_plan.consts[1], g, most, tiles=tiles, transposed=node.op == "matmul"
     )
     pooled = state.epilogues.pooled(epilogue) if node.op == "conv2d" and not g.pointwise else None
     if pooled is not None:
         end, epilogue, after = pooled
     bias, built = node_plan.consts.get(2), epilogue.build()
     source = storage_format(node_plan.operands[0])
-    call = conv_call(calls, g, packed, source, built, bias, _is_flat(node), fits)
-    kernel = "native conv on tiles" if packed.steps else "native conv of words" if reads_words else "native conv"
+    call = conv_call(calls, g, packed, source, built, bias, _is_flat(node))
+    kernel = "native conv on tiles" if packed.steps else "native conv of words" if words else "native conv"
     if pooled is None:
         return _call_with_epilogue(kernel, epilogue, [name], call)
     run = ConvPoolCall(call, *_window(state.plan.nodes[end.name]), after.build())

@@ -257,9 +257,8 @@ def library(instruction_set: str | None = None) -> Library:
     try:
         if os.environ.get("HAGO_NATIVE") == "0":
             raise OSError("switched off by HAGO_NATIVE=0")
-        shipped = None if target is None else SHIPPED / target.file_name
-        from_wheel = shipped is not None and shipped.is_file()
-        calls = ctypes.CDLL(str(shipped if from_wheel else build(target)))
+        shipped = _shipped(target)
+        calls = shipped or ctypes.CDLL(str(build(target)))
     except (OSError, subprocess.SubprocessError, LogError) as error:
         lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
         why = next((line for line in lines if "error" in line), lines[-1])[:200]
@@ -273,8 +272,19 @@ def library(instruction_set: str | None = None) -> Library:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(calls, name)
         function.argtypes, function.restype = arguments, None if arguments and arguments[0] is c_void_p else c_int
-    origin = "shipped with hago" if from_wheel else "built from source on this machine"
+    origin = "shipped with hago" if shipped else "built from source on this machine"
     return Library(calls, f"{origin}, for {'this processor' if target is None else target.name}")
+
+
+def _shipped(target: InstructionSet | None) -> ctypes.CDLL | None:
+    """The library for an instruction set that came with hago; None where there is none, or none that this system
+    loads, such as one whose torch has no OpenMP of GCC's."""
+    if target is None:
+        return None
+    try:
+        return ctypes.CDLL(str(SHIPPED / target.file_name))
+    except OSError:
+        return None
 
 
 def find_compiler() -> str | None:

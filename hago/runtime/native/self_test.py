@@ -26,7 +26,7 @@ from hago.runtime.native.calls import MatmulCall, MultiplyCall, RowsCall, conv_c
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.onednn import onednn_conv, onednn_fused
 from hago.runtime.native.requantize import AS_IS, StorageFormat, period, requantization_of
-from hago.runtime.native.weights import Geometry, pack, pairs_that_fit
+from hago.runtime.native.weights import Geometry, pack_for
 
 #: (uint8 image, int8 weight, groups) to the sums.
 SumsOf = Callable[[Tensor, Tensor, int], Tensor]
@@ -296,11 +296,8 @@ def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, type_code: int, tiles: 
     """The sums of the native convolution of values of a type, with their zero point subtracted."""
     out, each, height, width = w.shape
     geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
-    adds, fits = calls.hago_adds_bytes(geometry.by_channel), 0
-    if adds == native.IF_PAIRS_FIT and w.dtype == torch.int8:
-        fits = pairs_that_fit(w, geometry, int(x.max()) + 128 * (x.dtype == torch.int8))
-    words = w.dtype == torch.int16 or not (fits or adds == native.EXACTLY)
-    packed = pack(w.to(torch.int16) if words else w, geometry, calls.hago_widest_panel(), tiles and not words)
+    most = None if x.dtype == torch.int16 else int(x.max()) + 128 * (x.dtype == torch.int8)
+    packed = pack_for(calls, w, geometry, most, tiles)
     epilogue = Epilogue(int(out), [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
-    (output,) = conv_call(calls, geometry, packed, (type_code, zero), epilogue, fits=fits)([x])
+    (output,) = conv_call(calls, geometry, packed, (type_code, zero), epilogue)([x])
     return output

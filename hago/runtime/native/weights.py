@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from hago.arithmetic.numerics import Requantize
 from hago.arithmetic.types import SimQ
 from hago.caching import LRU
+from hago.runtime.native import library as native
 from hago.runtime.native.requantize import SLACK, Requantization, requantization_of
 
 #: The most bytes of packed weights that a `KernelConstantCache` keeps.
@@ -107,6 +108,7 @@ class Packed:
         taps, gather: how a window is read; see cpp/conv.h.
         steps: steps of 64 bytes in a window that is read in matrix tiles; 0 for no tiles.
         woven: rows of a window that are interleaved in a step; 0 for none.
+        fits: of the `Products` that they are packed for.
     """
 
     weight: Tensor
@@ -118,6 +120,7 @@ class Packed:
     gather: int
     steps: int = 0
     woven: int = 0
+    fits: int = 0
 
     def offsets(self, bias: Tensor | None, zero: int, groups: int) -> Tensor:
         """The initial values of the sums, in panels: the bias minus the zero point times the sum of the weights, modulo
@@ -159,40 +162,79 @@ class KernelConstantCache:
         key = (simq.key, same, how, channels, largest)
         return self._requantizations.get_or_make(key, lambda: requantization_of(simq, how, channels, largest))
 
-    def pairs_that_fit(self, weight: Tensor, geometry: Geometry, most: int, *, transposed: bool) -> int:
-        """`pairs_that_fit` of the weights of `packed`, computed once."""
-
-        def make(weight: Tensor) -> int:
-            rows = (weight.t() if transposed else weight).to(torch.int8)
-            return pairs_that_fit(rows.reshape(geometry.out_channels, -1, *geometry.kernel), geometry, most)
-
-        return self.derive(weight, (geometry, most, transposed, "pairs"), make)
-
     def packed(
-        self, weight: Tensor, geometry: Geometry, widest: int, *, tiles: bool, transposed: bool, words: bool
+        self, calls: Any, weight: Tensor, geometry: Geometry, most: int | None, *, tiles: bool, transposed: bool
     ) -> Packed:
-        """The packed form of centered weights of shape (out, in / groups, h, w), or (in, out) if `transposed`.
+        """`pack_for` of centered weights of shape (out, in / groups, h, w), or (in, out) if `transposed`.
 
         Args:
-            widest: the most output channels of a panel.
-            tiles: whether to pack them for matrix tiles.
-            words: whether to pack them for products of words.
+            calls, most, tiles: of `pack_for`.
         """
 
-        def make(weight: Tensor) -> Packed:
-            rows = (weight.t() if transposed else weight).to(torch.int16 if words else torch.int8)
-            return pack(rows.reshape(geometry.out_channels, -1, *geometry.kernel), geometry, widest, tiles)
+        def rows(weight: Tensor) -> Tensor:
+            return (weight.t() if transposed else weight).reshape(geometry.out_channels, -1, *geometry.kernel)
 
-        return self.derive(weight, (geometry, widest, tiles, transposed, words), make)
+        def fits(most: int) -> int:
+            return self.derive(weight, (geometry, most, transposed), lambda w: pairs_that_fit(rows(w), geometry, most))
+
+        how = products_of(calls, geometry, most, fits)
+
+        def packed(weight: Tensor) -> Packed:
+            return pack(rows(weight), geometry, calls.hago_widest_panel(), how.words, tiles)
+
+        return replace(self.derive(weight, (geometry, how.words, tiles, transposed), packed), fits=how.fits)
 
 
-def pack(weight: Tensor, geometry: Geometry, widest: int, tiles: bool) -> Packed:
-    """Pack int8 or int16 weights of shape (out, in / groups, h, w): depthwise ones by channel, others in panels.
+@dataclass(frozen=True, slots=True)
+class Products:
+    """How a library of kernels multiplies activations by weights. Made by `products_of`.
+
+    Args:
+        words: whether both are words of 16 bits, to which bytes are widened.
+        fits: how many sums of pairs of products of bytes are added in 16 bits; 0 where these are exact in any case.
+    """
+
+    words: bool
+    fits: int = 0
+
+
+def products_of(calls: Any, geometry: Geometry, most: int | None, fits: Callable[[int], int]) -> Products:
+    """How a library multiplies by weights.
+
+    Args:
+        calls: the library.
+        most: the largest byte of the activations and their padding, as it is read; None for activations of 16 bits.
+        fits: `pairs_that_fit` of the weights, given `most`; called where it matters.
+    """
+    if most is None:
+        return Products(words=True)
+    adds = calls.hago_adds_bytes(geometry.by_channel)
+    if adds != native.IF_PAIRS_FIT:
+        return Products(words=adds != native.EXACTLY)
+    count = fits(most)
+    return Products(words=not count, fits=count)
+
+
+def pack_for(calls: Any, weight: Tensor, geometry: Geometry, most: int | None, tiles: bool) -> Packed:
+    """Pack weights of shape (out, in / groups, h, w) for the products of a library.
+
+    Args:
+        calls, most: as in `products_of`.
+        tiles: whether to pack them for matrix tiles, if products are of bytes.
+    """
+    how = products_of(calls, geometry, most, lambda most: pairs_that_fit(weight, geometry, most))
+    return replace(pack(weight, geometry, calls.hago_widest_panel(), how.words, tiles), fits=how.fits)
+
+
+def pack(weight: Tensor, geometry: Geometry, widest: int, words: bool, tiles: bool) -> Packed:
+    """Pack weights of shape (out, in / groups, h, w): depthwise ones by channel, others in panels.
 
     Args:
         widest: the most output channels of a panel, which are computed together; a multiple of LANES.
-        tiles: whether to lay panels out for matrix tiles; int8 only.
+        words: whether to pack int16, not int8.
+        tiles: whether to lay panels out for matrix tiles; of int8 only.
     """
+    weight, tiles = weight.to(torch.int16 if words else torch.int8), tiles and not words
     size = weight.element_size()
     four = 4 // size  # values in four bytes
     sums = weight.to(torch.int64).flatten(1).sum(1)
@@ -217,7 +259,7 @@ def pairs_that_fit(weight: Tensor, geometry: Geometry, most: int) -> int:
     VPMADDUBSW is exact: 4, 2 or 1; 0 where a single one may exceed them.
 
     Args:
-        weight: int8, of shape (out, in / groups, h, w).
+        weight: integers of 8 bits, of shape (out, in / groups, h, w).
         most: the largest byte that is read, as an unsigned one.
     """
     taps = _by_taps(weight, geometry, _gather(geometry, 4)).to(torch.int64)

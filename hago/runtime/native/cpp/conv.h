@@ -49,7 +49,7 @@ struct Job {
 
   Job(const Conv& c, const Shape& s, const Tail& t, const uint8_t* x)
       : c(c), s(s), t(t), x(x), end_form(end_form_of(t)), plain(is_plain(t)) {
-    end = x + s.images * s.height * s.width * c.channels;  // of what is widened, `widened` sets it
+    end = x + s.images * s.height * s.width * c.channels;
     const int across = c.gather == AT_PIXELS ? c.kernel_w : 1;
     for (int k = 0; k < c.taps; ++k)
       steps.push_back((k / across * c.dilation_h * s.width + k % across * c.dilation_w) * c.channels);
@@ -212,7 +212,8 @@ inline void to_words(const Conv& c, const uint8_t* from, int64_t n, int16_t* to)
   else widen(from, n, c.zero, to);
 }
 
-// The job of the output pixels [begin, end) with the bytes that they read as centered words, in `room`.
+// The job of the output pixels [begin, end) with the bytes that they read as centered words, in `room`. Their padding is
+// left out, so that taps of it can be skipped; depthwise.cpp, where it is little, lays it around them.
 inline Job widened(const Job& j, int64_t begin, int64_t end, Room& room) {
   const Conv& c = j.c;
   const Shape& s = j.s;

@@ -206,9 +206,10 @@ struct Slab {
   static bool one_row(const Spot& first, const Spot& last) { return first.image == last.image && first.y == last.y; }
 
   void fill(const Job& j, int64_t image, int64_t y, int16_t* to) const {
-    const int64_t from = left - j.c.pad_w;  // columns of the image
-    const int64_t begin = std::min(std::max<int64_t>(from, 0), j.s.width);
-    const int64_t end = y < 0 || y >= j.s.height ? begin : std::max(begin, std::min(from + columns, j.s.width));
+    const int64_t from = left - j.c.pad_w, until = from + columns;  // columns of the image
+    const bool outside = y < 0 || y >= j.s.height;
+    const int64_t begin = std::clamp<int64_t>(0, from, until);
+    const int64_t end = outside ? begin : std::clamp(j.s.width, begin, until);
     std::fill(to, to + (begin - from) * pixel, 0);
     to_words(j.c, j.x + ((image * j.s.height + y) * j.s.width + begin) * stored_pixel(j.c), (end - begin) * pixel,
              to + (begin - from) * pixel);
