@@ -32,6 +32,7 @@ from hago.search import (
     SearchOptions,
     SearchScore,
     Sensitivity,
+    correct,
     plan_and_batches,
     plan_of,
     prepare,
@@ -75,6 +76,7 @@ def search_quantize_strategy(
     race: bool | float | RaceOptions = False,
     reuse: LogPath | Sequence[LogPath] | None = None,
     search_topology: bool | None = None,
+    corrections: str | Sequence[str] | None = None,
     finetune: Mapping[str, Any] | None = None,
 ) -> tuple[Strategy, SearchScore]:
     """Search for the bits and thresholds that quantize a model best on a piece of hardware.
@@ -134,6 +136,9 @@ def search_quantize_strategy(
             such a log holds is not evaluated again.
         search_topology: whether nodes that the hardware can run in integers and in float may be either; by
             default, if the goal uses a cost that counts float nodes: bops, cycles, latency or energy.
+        corrections: what may be changed in the model before it is quantized, where the outputs are closer to the float
+            model's for it: names in `hago.search.correcting.CORRECTIONS`, or "none"; by default all. They keep what
+            the float model computes, and the strategy holds them; see docs/corrections.md.
         race: stop evaluating a point once its samples show that it is worse than the best so far. A number is the
             largest probability of stopping a point that is not worse, 0.01 for True; see `hago.search.racing`. The
             best point is always measured on all samples.
@@ -163,6 +168,7 @@ def search_quantize_strategy(
             thresholds=thresholds,
             modes=modes,
             search_topology=search_topology,
+            corrections=corrections,
         ),
         goal=GoalOptions(
             objective=objective,
@@ -200,6 +206,7 @@ def quantize(
     fix_bits: Mapping[str, int] | None = None,
     thresholds: ThresholdsLike | None = None,
     modes: ModesLike | None = None,
+    corrections: str | Sequence[str] | None = None,
 ) -> Quantizer:
     """Quantize a model without a search, to the widest bits whose accumulators do not overflow on the data.
 
@@ -210,9 +217,14 @@ def quantize(
         HagoError: other bad input; the message says what is wrong and where.
     """
     options = QuantizationOptions(
-        estimator=estimator, keep_float=keep_float, fix_bits=fix_bits, thresholds=thresholds, modes=modes
+        estimator=estimator,
+        keep_float=keep_float,
+        fix_bits=fix_bits,
+        thresholds=thresholds,
+        modes=modes,
+        corrections=corrections,
     )
-    return quantize_in_one_shot(prepare(model, hardware, dataset, options))
+    return quantize_in_one_shot(correct(prepare(model, hardware, dataset, options), corrections))
 
 
 def create_quantizer(

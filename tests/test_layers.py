@@ -34,6 +34,7 @@ LAYERS: tuple[str, ...] = (
     "graph",
     "hardware",
     "calibration",
+    "correction",
     "plan",
     "importing",
     "simulation",

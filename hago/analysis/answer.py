@@ -34,6 +34,7 @@ from hago.search import (
     Prepared,
     QuantizationOptions,
     SearchOutcome,
+    correct,
     import_with_held_out,
     paired_difference,
     paired_interval,
@@ -440,7 +441,9 @@ def one_shot_plan(
     if made_by.get("topology") == "searched" and made_by.get("keep_float"):
         return "one shot is not shown, since the search chose which nodes are float"
     try:
-        return quantize_in_one_shot(prepare(graph, hardware, batches, one_shot_options(strategy), steps=steps)).plan
+        prepared = prepare(graph, hardware, batches, one_shot_options(strategy), steps=steps)
+        names = [str(name) for name in made_by.get("corrections", ())]
+        return quantize_in_one_shot(correct(prepared, names, strategy.corrections)).plan
     except (HagoError, KeyError) as error:
         return f"one shot is not shown, since it cannot be made again: {error}"
 

@@ -47,6 +47,8 @@ METRICS: Final = (
     "energy",
 )
 FLOAT_METRICS: Final = ("bops", "cycles", "latency", "energy")
+#: `hago.search.correcting`.
+CORRECTIONS: Final = ("equalization", "rounding", "bias")
 #: `hago.data`.
 BATCH_SIZE: Final = 64
 EXPECTED_DATA: Final = "an .npz file, a folder of images, or package.module:callable"

@@ -53,6 +53,7 @@ from hago.search import (
     SearchOptions,
     SearchOutcome,
     continued,
+    correct,
     hashes_of,
     import_with_held_out,
     prepare,
@@ -162,6 +163,7 @@ def quantization_arguments(args: Namespace) -> dict[str, Any]:
         "fix_bits": dict(args.fix_bits),
         "thresholds": args.calibration_table,
         "modes": args.quantize_table,
+        "corrections": args.corrections,
     }
 
 
@@ -472,6 +474,8 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
             stem = f"{stem}-{graph.model_hash[:HASH_IN_NAMES]}"
             saved = check_output(saved.with_name(f"{stem}.json"), STRATEGY)
         prepared = prepare(graph, hardware, batches, options, steps=steps)
+        steps("correcting the model")
+        prepared = correct(prepared, options.corrections)
         steps("choosing the widest bits that do not overflow")
         made = quantize_and_measure(prepared)
         strategy = made.quantizer.strategy

@@ -87,6 +87,7 @@ class Graph(Summarized):
         consts: the tensor of each `const` node.
         in_spec, out_spec: how arguments and results are nested, as torch's pytree writes it in
             JSON; None for plain positional tensors.
+        corrected_from: the network that corrections were applied to; None for a network as it was imported.
     """
 
     nodes: tuple[Node, ...]
@@ -95,6 +96,7 @@ class Graph(Summarized):
     consts: Mapping[str, Tensor] = field(default_factory=dict)
     in_spec: str | None = None
     out_spec: str | None = None
+    corrected_from: Graph | None = None
 
     def __post_init__(self) -> None:
         for listed in ("inputs", "outputs"):
@@ -140,15 +142,23 @@ class Graph(Summarized):
         """The nodes that are computed, in order, with the values that each is the last to read."""
         return make_schedule(self.computed, self.outputs)
 
+    @property
+    def uncorrected(self) -> Graph:
+        """The network without corrections, to which results are compared: itself if it has none."""
+        return self if self.corrected_from is None else self.corrected_from
+
     @functools.cached_property
     def model_hash(self) -> str:
-        """The sha256 by which strategies, logs and stored models name the model they are for.
+        """The sha256 by which strategies, logs and stored models name the model they are for; a corrected network has
+        that of the network without corrections.
 
         It covers the structure (see `hashed_text`), and the name, dtype, shape and bytes of every constant, whatever
         its layout in memory. It does not cover how arguments and results are nested. Equal models have equal hashes.
         Files name the hash of the graph after all passes, so a pass that changes a graph changes it (see
         `hago.graph.passes`).
         """
+        if self.corrected_from is not None:
+            return self.corrected_from.model_hash
         digest = hashlib.sha256(hashed_text(self).encode())
         for name in sorted(self.consts):
             tensor = self.consts[name].detach().cpu().contiguous()

@@ -6,7 +6,7 @@ from hago.plan.document import plan_from_document, plan_to_document, user_rules
 from hago.plan.operands import Operands, ThresholdSource
 from hago.plan.placement import POLICY_PREFIX, expand_policies
 from hago.plan.plan import NodePlan, Plan, Verdict
-from hago.plan.resolve import Resolver
+from hago.plan.resolve import Constants, Resolver
 from hago.plan.space import FLOAT, INTEGER, Bits, Group, Space, build_space, kind_key, with_kinds
 from hago.plan.strategy import Conditions, HardwareId, Strategy
 from hago.plan.threshold_sources import EstimatedThresholds, StoredThresholds, estimated_resolver, store_thresholds
@@ -19,6 +19,7 @@ __all__ = [
     "POLICY_PREFIX",
     "Bits",
     "Conditions",
+    "Constants",
     "EstimatedThresholds",
     "Group",
     "HardwareId",

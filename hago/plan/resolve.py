@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from torch import Tensor
 from hago.arithmetic.numerics import apply_simq, dequantize, quantize
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.caching import LRU
+from hago.correction import OffsetConstants
 from hago.errors import InfeasibleBits
 from hago.graph import OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
@@ -116,7 +117,7 @@ class NodeBuilder:
             table=table,
             thresholds=self.operands.thresholds,
             saturated_biases=self._saturated_biases(targets),
-            digest=self._digest(simqs, out_simq, out),
+            digest=self._digest(simqs, out_simq, out, consts),
             pairs=pairs_of(self.form, self.node.attrs, targets, consts.get(1), shapes, self.desc.register.overflow),
             additions=additions_of(self.resolver.ops[self.node.op], attrs, self.desc.register, bounds.centered),
             raised=self.operands.raised,
@@ -189,9 +190,13 @@ class NodeBuilder:
                 count += int(((q > target.qmax + 0.5) | (q < target.qmin - 0.5)).sum())
         return count
 
-    def _digest(self, simqs: Sequence[SimQ | None], out_simq: SimQ | None, out: QParams) -> bytes:
+    def _digest(
+        self, simqs: Sequence[SimQ | None], out_simq: SimQ | None, out: QParams, consts: Mapping[int, Tensor]
+    ) -> bytes:
         parts = [simq.key if simq else None for simq in simqs]
-        identity = (str(self.desc), self.desc.form, parts, out_simq.key if out_simq else None, out.key)
+        identity: tuple[Any, ...] = (str(self.desc), self.desc.form, parts, out_simq and out_simq.key, out.key)
+        if isinstance(self.resolver.constants, OffsetConstants):
+            identity += tuple(hashlib.sha256(c.numpy().tobytes()).digest() for c in consts.values())
         return hashlib.sha256(repr(identity).encode()).digest()
 
 
@@ -385,6 +390,11 @@ class Resolver:
         if integers is not None:
             return integers
         return quantize(self.graph.consts[name].to(torch.float64), target, self.hardware.requantize.rounding)
+
+    def with_constants(self, constants: Constants | None) -> Resolver:
+        """A Resolver like this one with other integers of constants, with a cache of its own."""
+        graph, topology = self.graph, self.topology
+        return Resolver(graph, self.hardware, topology, self.space, self.thresholds, self.ops, constants=constants)
 
     def with_space(self, space: Space) -> Resolver:
         """A Resolver like this one for another space, with a cache of its own."""

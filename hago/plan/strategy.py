@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from hago.arithmetic.types import Edge
+from hago.correction import Corrections
 from hago.errors import HASH_DIGITS, OTHER_MODEL, HagoError, LogError, StrategyMismatch, did_you_mean
 from hago.serialization.json_text import (
     canonical,
@@ -61,6 +62,7 @@ class Strategy(Summarized):
         bits: by group: an edge (`"layer1.0.add:1"`) or all out-edges of a node (`"conv1:out"`).
         thresholds: by edge or group, (low, high) in real units, each a number or one per channel.
         made_by: how it was found, JSON values only: searcher, estimator, objective, score, etc.
+        corrections: what is changed in the model before it is quantized.
         version: of the format.
 
     Raises:
@@ -73,6 +75,7 @@ class Strategy(Summarized):
     bits: Mapping[str, int]
     thresholds: Mapping[str, tuple[Bound, Bound]]
     made_by: Mapping[str, Any] = field(default_factory=dict)
+    corrections: Corrections = field(default_factory=Corrections)
     version: int = STRATEGY_VERSION
 
     def __post_init__(self) -> None:
@@ -145,6 +148,7 @@ class Strategy(Summarized):
             "bits": dict(self.bits),
             "thresholds": {k: json_values(v, "$.thresholds") for k, v in self.thresholds.items()},
             "made_by": dict(self.made_by),
+            **({"corrections": self.corrections.to_json()} if self.corrections else {}),
         }
 
     @staticmethod
@@ -166,6 +170,7 @@ class Strategy(Summarized):
                 value["bits"],
                 value["thresholds"],
                 value["made_by"],
+                Corrections.from_json(value.get("corrections", {})),
             )
         except LogError as error:
             raise LogError(f"{where}: {error}") from None

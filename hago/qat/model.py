@@ -233,7 +233,7 @@ class QatModel(Summarized, nn.Module):
 
     def _resolve(self, consts: Mapping[str, Tensor]) -> Plan:
         start = self.training_plan
-        graph = replace(self.graph, consts=dict(consts))
+        graph = replace(self.graph, consts=dict(consts), corrected_from=None)
         source = RangeThresholds(start.ranges)
         resolver = Resolver(graph, start.plan.hardware, start.topology, self.space, source, start.plan.ops)
         with torch.no_grad():

@@ -15,6 +15,7 @@ from hago.arithmetic.equality import equal
 from hago.arithmetic.schemes import TWO_SIDED
 from hago.arithmetic.types import QParams
 from hago.calibration import Estimator
+from hago.correction import Corrections
 from hago.emulation.tensorflow import Schedule
 from hago.errors import HagoError, as_strings, check_choice
 from hago.graph import CONST, Graph, ModelLike
@@ -101,8 +102,13 @@ def prepare_qat(
         initial = quantize_in_one_shot(prepare(graph, chip, batches, options)).strategy
     else:
         raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
-    fixed = constants_of(model)
-    live_norms = _live_norms(model, unfolded, graph, training.norms if norms is None else norms, fixed)
+    fixed, style = constants_of(model), training.norms if norms is None else norms
+    if initial.corrections and style != "frozen":
+        raise HagoError(
+            f"the strategy's corrections changed the weights into which batch norms are folded, and norms={style!r} "
+            "trains these norms from their own; use norms='frozen', or a strategy made with corrections='none'"
+        )
+    live_norms = _live_norms(model, unfolded, graph, style, fixed)
     schedule = Schedule(quant_delay, freeze_bn_delay)
     return make_trainable(graph, chip, initial, training, fixed, norms=live_norms, schedule=schedule)
 
@@ -216,7 +222,9 @@ def from_qat(trained: nn.Module) -> Quantizer:
     origin = {k: v for k, v in start.made_by.items() if k not in ("results", "held_out", "weights")}
     origin["trained"] = {"scheme": inner.scheme}
     thresholds = store_thresholds(plan)
-    strategy = replace(start, model_hash=plan.graph.model_hash, thresholds=thresholds, made_by=origin)
+    strategy = replace(
+        start, model_hash=plan.graph.model_hash, thresholds=thresholds, made_by=origin, corrections=Corrections()
+    )
     return Quantizer(plan_of(plan.graph, plan.hardware, strategy), strategy)
 
 

@@ -1,6 +1,7 @@
 """One search of one model on one chip: prepare, measure sensitivities, refine thresholds, evaluate, replay."""
 
 from hago.search import objective
+from hago.search.correcting import correct
 from hago.search.earlier_logs import LogPath, hashes_of
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures
 from hago.search.goal import GoalOptions, normalized_limits, resolved_text
@@ -32,6 +33,7 @@ __all__ = [
     "SearchScore",
     "Sensitivity",
     "continued",
+    "correct",
     "hashes_of",
     "held_out_figures",
     "import_with_held_out",

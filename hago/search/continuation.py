@@ -13,6 +13,7 @@ from typing import Any
 from hago.calibration import named_estimator
 from hago.errors import LONGEST_QUOTE, HagoError, LogError, StrategyMismatch, as_strings, shortened_to
 from hago.hardware import Hardware, hardware_hash
+from hago.search.correcting import wanted_corrections
 from hago.search.goal import Goal, GoalOptions, make_goal, normalized_limits, parse_limits
 from hago.search.preparation import QuantizationOptions, default_estimator, with_search_topology
 from hago.search.racing import as_race
@@ -141,6 +142,9 @@ def _changed_quantization(given: QuantizationOptions, hardware: Hardware, logged
     elif given.estimator is not None:
         before = None if logged.settings.get("refined") else logged.estimator
         yield from _changed("estimator", before, named_estimator(given.estimator).name)
+    if given.corrections is not None:
+        names = list(logged.settings.get("corrections", {}).get("names", ()))
+        yield from _changed("corrections", names, list(wanted_corrections(given.corrections)))
     if given.modes is None:
         yield from _changed("keep_float", list(logged.keep_float), list(as_strings(given.keep_float, "keep_float")))
         yield from _changed("fix_bits", dict(logged.fix_bits), dict(given.fix_bits or {}))

@@ -17,7 +17,7 @@ from hago.study import Header, Searcher, make_header
 
 #: Parts of a description that the header of a log has elsewhere, or not at all.
 NOT_IN_HEADER: Final = frozenset(
-    {"searcher", "goal", "race", "estimated", "topology", "weights", "refined", "confirmed"}
+    {"searcher", "goal", "race", "estimated", "topology", "weights", "refined", "confirmed", "corrections"}
 )
 #: Keys of the record of refined thresholds that say how they are refined; the others are measurements.
 _SETTINGS: Final = ("kept_aside", "turns", "blind", "forwards")
@@ -51,6 +51,7 @@ def made_by(prepared: Prepared, objective: str, seed: int) -> dict[str, Any]:
         "keep_float": list(prepared.keep_float),
         "fix_bits": dict(prepared.fix_bits),
         "data_hash": prepared.batches.sha256,
+        **({"corrections": list(prepared.correction_names)} if prepared.correction_names else {}),
         **({} if (weights := dorefa_of(prepared.estimator)) is None else {"weights": weights}),
         **({"estimated": list(prepared.without_row)} if prepared.calibration.given.gives_ranges else {}),
     }
@@ -64,7 +65,7 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
     """
     named_parts = {k: v for k, v in how.items() if k not in NOT_IN_HEADER}
     hardware = HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware))
-    given = prepared.calibration.given
+    given, names = prepared.calibration.given, prepared.correction_names
     return make_header(
         prepared.space,
         searcher,
@@ -75,6 +76,7 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
             **how.get("goal", {}),
             **{k: how[k] for k in ("race", "topology", "refined") if k in how},
             **({"thresholds": given.to_json()} if given.gives_ranges else {}),
+            **({"corrections": {"names": list(names), **prepared.corrections.to_json()}} if names else {}),
         },
         confirmed=how.get("confirmed"),
         **named_parts,

@@ -52,7 +52,7 @@ class Evaluator:
     """Scores Plans on one data set, for one thread at a time. A search or a worker makes one and calls it per trial.
 
     Args:
-        graph: the float model.
+        graph: the float model; Plans are compared with it as it was before corrections.
         batches: the data.
         objective: gives the value of the score; the label-free measures and, with labels, accuracy are reported too.
         also: further measures to report.
@@ -96,7 +96,7 @@ class Evaluator:
         self.reuse = Reuse(ValueCache(cache_bytes))
         self._best: Score | None = None
         begun = time.perf_counter()
-        self._reference = [run_real(graph, b.inputs, ops=ops) for b in batches]
+        self._reference = [run_real(graph.uncorrected, b.inputs, ops=ops) for b in batches]
         self._float_seconds = time.perf_counter() - begun
         self._seconds = 0.0
         for batch, outputs in zip(batches, self._reference, strict=True):

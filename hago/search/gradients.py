@@ -43,8 +43,8 @@ VALUES_PER_SAMPLE: Final = 1 << 12
 
 #: Edge of a constant -> the quantization errors of the constant at each choice of bits; empty where it has no choice.
 ErrorsOf = Callable[[Edge], Sequence[Tensor]]
-#: Called with the edge of a constant and its gradients, once per chunk.
-OnConstant = Callable[[Edge, Tensor], None]
+#: Called with an edge and the gradients of the constant, or of the activations, on it, once per chunk.
+OnGradients = Callable[[Edge, Tensor], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +137,8 @@ def gradients(
     ops: Ops = OPS,
     seed: int | torch.Generator = 0,
     chunk: int = GRADIENT_CHUNK,
-    on_constant: OnConstant | None = None,
+    on_constant: OnGradients | None = None,
+    on_activation: OnGradients | None = None,
 ) -> Gradients:
     """Make one forward and one backward pass over the data, `chunk` samples at a time.
 
@@ -147,9 +148,10 @@ def gradients(
         errors: gives the errors of constants at each choice.
         chunk: number of samples that are differentiated at once.
         on_constant: called with the gradients of every constant, once per chunk.
+        on_activation: called with those of every edge whose values are no constant, (samples, ...).
     """
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-    sums = _Pass(graph, ranges, probe, errors, ops, generator, on_constant)
+    sums = _Pass(graph, ranges, probe, errors, ops, generator, on_constant, on_activation)
     for batch in batches:
         for start in range(0, batch.size, chunk):
             labels = None if batch.labels is None else batch.labels[start : start + chunk]
@@ -168,10 +170,11 @@ class _Pass:
         errors: ErrorsOf,
         ops: Ops,
         generator: torch.Generator,
-        on_constant: OnConstant | None,
+        on_constant: OnGradients | None,
+        on_activation: OnGradients | None,
     ) -> None:
         self.graph, self.probe, self.errors, self.ops, self.generator = graph, probe, errors, ops, generator
-        self.on_constant = on_constant
+        self.on_constant, self.on_activation = on_constant, on_activation
         self.spectra: dict[Edge, Spectrum] = {}
         self.weights: dict[Edge, list[float]] = {}
         self.samples, self.signal = 0, 0.0
@@ -184,7 +187,7 @@ class _Pass:
     def add(self, inputs: Sequence[Tensor], labels: Tensor | None) -> None:
         """Run one chunk forward and backward, and add its statistics."""
         # without spectra, only gradients of constants are wanted
-        observed = bool(self.spectra)
+        observed = bool(self.spectra) or self.on_activation is not None
         leaves = [channels_last(x.detach().clone()).requires_grad_(observed and x.is_floating_point()) for x in inputs]
         consts = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in self.consts.items()}
         with torch.enable_grad():
@@ -212,6 +215,9 @@ class _Pass:
             alias.register_hook(lambda g: self.spectra[edge].add(kept, g))  # type: ignore[no-untyped-call]
         elif self.graph[self.graph.source(edge)].op == CONST:
             alias.register_hook(lambda g: self._add_weight(edge, g))  # type: ignore[no-untyped-call]
+        elif self.on_activation is not None:
+            on_activation = self.on_activation
+            alias.register_hook(lambda g: on_activation(edge, g))  # type: ignore[no-untyped-call]
         return alias
 
     def _add_weight(self, edge: Edge, g: Tensor) -> None:

@@ -22,6 +22,7 @@ from hago.calibration import (
     make_given_ranges,
     named_estimator,
 )
+from hago.correction import Corrections
 from hago.cost import METRICS
 from hago.data import CALIBRATION_DATA, HELD_OUT_DATA, Batches, JobProgress
 from hago.errors import DataError, as_strings, warn
@@ -50,6 +51,7 @@ class QuantizationOptions:
     Args:
         search_topology: whether the space chooses between integer and float, too. In a search, None lets the costs in
             use decide; elsewhere it stands for no.
+        corrections: names of those that may be made; see `hago.search.correcting`.
     """
 
     estimator: str | Estimator | None = None
@@ -58,6 +60,7 @@ class QuantizationOptions:
     thresholds: ThresholdsLike | GivenRanges | None = None
     modes: ModesLike | None = None
     search_topology: bool | None = None
+    corrections: str | Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class Prepared:
         keep_float, fix_bits: the patterns of the user, and those that given modes stand for.
         refinement_record: whether thresholds are those of refinement; where samples were kept aside to confirm them,
             the figures found on these, as JSON values.
+        correction_names: of the corrections that may be made.
+        corrections: those of the graph, and of the integers of constants.
     """
 
     graph: Graph
@@ -81,6 +86,8 @@ class Prepared:
     keep_float: tuple[str, ...] = ()
     fix_bits: Mapping[str, int] = field(default_factory=dict)
     refinement_record: bool | Mapping[str, Any] = False
+    correction_names: tuple[str, ...] = ()
+    corrections: Corrections = field(default_factory=Corrections)
 
     @property
     def without_row(self) -> tuple[str, ...]:
@@ -88,6 +95,26 @@ class Prepared:
         given, consts = self.calibration.given, self.graph.consts
         groups = ((k, g.source) for k, g in self.space.groups.items() if g.source not in consts)
         return tuple(dict.fromkeys(source for key, source in groups if given.named(key, source) is None))
+
+    def corrected(self, corrections: Corrections) -> Prepared:
+        """The same with corrections applied to the model, calibrated anew."""
+        ops, old = self.hardware.known_ops, self.calibration
+        graph = corrections.apply(self.graph, ops)
+        calibration = replace(collect(graph, self.batches, old.statistics.keys(), ops), given=old.given)
+        resolver = estimated_resolver(graph, self.hardware, self.topology, self.space, calibration, self.estimator, ops)
+        changed = replace(self, graph=graph, calibration=calibration, resolver=resolver, corrections=corrections)
+        return changed.pruned()
+
+    def with_offsets(self, offsets: Mapping[str, str]) -> Prepared:
+        """The same with other integers of constants; see `hago.correction.offsets`."""
+        corrections = replace(self.corrections, offsets=offsets)
+        constants = corrections.constants(self.graph, self.hardware.requantize.rounding)
+        return replace(self, resolver=self.resolver.with_constants(constants), corrections=corrections)
+
+    def pruned(self) -> Prepared:
+        """The same without the choices of bits that fit no signature of the hardware."""
+        fits = prune_infeasible_choices(self.resolver)
+        return self if fits is self.space else replace(self, space=fits, resolver=self.resolver.with_space(fits))
 
     def unobserved(self) -> Prepared:
         """The same with batches that call nothing, for use after the job that showed its progress."""
@@ -144,9 +171,7 @@ def prepare(
     announce("calibrating")
     calibration = replace(collect(graph, batches, observed, ops), given=given)
     resolver = estimated_resolver(graph, chip, topology, space, calibration, estimator, ops)
-    if (fits := prune_infeasible_choices(resolver)) is not space:
-        space, resolver = fits, resolver.with_space(fits)
-    return Prepared(
+    prepared = Prepared(
         graph=graph,
         hardware=chip,
         batches=batches,
@@ -158,6 +183,7 @@ def prepare(
         keep_float=kept,
         fix_bits=dict(fixed or {}),
     )
+    return prepared.pruned()
 
 
 def default_estimator(hardware: Hardware) -> str:

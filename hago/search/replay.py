@@ -15,6 +15,7 @@ from hago.graph import ModelLike
 from hago.hardware import hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.search.confirmation import Confirmation
+from hago.search.correcting import correct, logged_corrections
 from hago.search.goal import Goal, parse_limits
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
@@ -166,6 +167,7 @@ def replay_log(
             f"{prepared.hardware.name!r} ({hardware_hash(prepared.hardware)[:HASH_DIGITS]})"
         )
     _check_same_data(header.data_hash, prepared.batches.sha256)
+    prepared = correct(prepared, *logged_corrections(header))
     scorer = GoalScorer(goal, prepared, race=race, seed=header.seed)
     if header.settings.get("refined"):
         prepared = _with_refined_thresholds(scorer, header, log)

@@ -27,7 +27,7 @@ from hago.plan.feasibility import ChoicePoints
 from hago.search.gradients import (
     GRADIENT_CHUNK,
     Gradients,
-    OnConstant,
+    OnGradients,
     Spectrum,
     channel_axis,
     gradients,
@@ -136,7 +136,7 @@ def gradients_of_choices(
     batches: Iterable[Batch] | None = None,
     *,
     known: Collection[Edge] = (),
-    on_constant: OnConstant | None = None,
+    on_constant: OnGradients | None = None,
 ) -> Gradients:
     """The gradients on all edges, and the losses of constants at every choice, from one pass.
 

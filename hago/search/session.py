@@ -22,6 +22,7 @@ from hago.importing import HardwareLike, as_hardware
 from hago.plan import Strategy
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.continuation import check_same_options, with_limits_as_logged
+from hago.search.correcting import MeasuredPoint, correct, correct_point, logged_corrections
 from hago.search.description import description, header_of
 from hago.search.earlier_logs import LogPath, hashes_of, known_scores
 from hago.search.evaluate import held_out_figures
@@ -63,7 +64,7 @@ from hago.searchers import (
 from hago.serialization.json_text import check_distinct
 from hago.serialization.summary import Summarized, Summary, measure_name, measure_text, number_values
 from hago.serialization.text_table import counted
-from hago.study import Budget, Header, Searcher, StudyResult, Trial, interruptible_job, read_header, run_study
+from hago.study import Budget, Header, Score, Searcher, StudyResult, Trial, interruptible_job, read_header, run_study
 
 
 # ---------------------------------------------------------------- options
@@ -266,6 +267,9 @@ def run_search(
             steps=steps,
         )
         prepared = prepare(graph, chip, batches, quantization, steps=steps)
+        steps("correcting the model")
+        names, found = (quantization.corrections, None) if logged is None else logged_corrections(logged)
+        prepared = correct(prepared, names, found)
         calibrated, choices = prepared, prepared.space.size
         prepared = prune_redundant_choices(prepared, costs)
         steps("running the float model")
@@ -400,11 +404,12 @@ class Search:
         result = self.confirm_best(searched)
         if result.score.shortfall:
             raise InfeasibleBits(explain_missed_limits(self.scorer.goal, result))
-        strategy = self.measure_held_out(self.strategy_of(result.best))
+        strategy, score = self.corrected(result)
+        strategy = self.measure_held_out(strategy)
         forwards = self.gradient_forwards + self.scorer.evaluator.reuse.spent.passes
         return SearchOutcome(
             strategy,
-            self.score_of(result),
+            self.figure_of(score),
             result,
             front,
             forwards=forwards,
@@ -481,10 +486,26 @@ class Search:
         self.save(strategy)
         return strategy
 
-    def score_of(self, result: StudyResult) -> float:
-        """The accuracy of the best trial where the data has labels, else the objective's value."""
-        figures = result.score.results
-        return float(figures.get("sim_acc", figures.get(self.scorer.goal.objective.name, result.score.value)))
+    def figure_of(self, score: Score) -> float:
+        """The accuracy where the data has labels, else the objective's value."""
+        figures = score.results
+        return float(figures.get("sim_acc", figures.get(self.scorer.goal.objective.name, score.value)))
+
+    def corrected(self, result: StudyResult) -> tuple[Strategy, Score]:
+        """The strategy of the best trial with the corrections of layers that improve it, and its score."""
+        scorer, bits = self.scorer, result.best.bits
+        if not self.prepared.correction_names:
+            return self.strategy_of(result.best), result.score
+        with interruptible_job("search", self.options.run.progress) as steps:
+            steps("correcting the layers of the best")
+            point = MeasuredPoint(self.prepared, bits, scorer.evaluator.measure(self.prepared.resolver(bits)))
+            corrected = correct_point(point, scorer.evaluator)
+        plan = corrected.plan
+        score = scorer.under_goal(plan, scorer.evaluator.concluded(plan, bits, corrected.measured))
+        if corrected is point or score.rank <= result.score.rank:
+            return self.strategy_of(result.best), result.score
+        figures = {"results": dict(score.results), "costs": dict(score.costs)}
+        return make_strategy(corrected.prepared, plan, bits, {**self.description, **figures}), score
 
     def value_text(self, trial: Trial) -> str:
         """The objective of a trial, in words."""

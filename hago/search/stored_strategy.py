@@ -17,6 +17,7 @@ from hago.hardware import Hardware, hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_with_data, inputs_of
 from hago.plan import (
     Conditions,
+    Constants,
     HardwareId,
     Plan,
     Resolver,
@@ -46,6 +47,7 @@ def make_strategy(prepared: Prepared, plan: Plan, bits: Mapping[str, int], made_
         bits=own,
         thresholds=store_thresholds(plan),
         made_by={**made_by, "inputs": inputs_of(prepared.graph)},
+        corrections=prepared.corrections,
     )
 
 
@@ -63,11 +65,13 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
 
     Raises:
         StrategyMismatch: it was made for another model or hardware.
+        LogError: its corrections do not fit the model.
     """
     strategy.check_against(graph.model_hash, hardware.name, hardware_hash(hardware))
     keep = [n for n, integer in strategy.topology.node_conds.items() if not integer]
     made_by = strategy.made_by
     ops = hardware.known_ops
+    graph = strategy.corrections.apply(graph, ops)
     kept = expand_policies([str(p) for p in made_by.get("keep_float", ())], graph, hardware, ops)
     topology = analyze(graph, hardware, kept, ops)
     if any(topology.nodes.get(n) for n in keep) or conditions(topology) != strategy.topology:
@@ -78,8 +82,10 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
     # not with the patterns of `fix_bits`: what came of them are the strategy's bits
     space = build_space(graph, hardware, topology, ops=ops)
     how = dorefa_scheme_of(made_by)
-    weights = None if how is None else DoReFaWeights(graph, hardware, how, ops)
-    return Resolver(graph, hardware, topology, space, StoredThresholds(graph, strategy), ops, constants=weights)
+    constants: Constants | None = strategy.corrections.constants(graph, hardware.requantize.rounding)
+    if how is not None:
+        constants = DoReFaWeights(graph, hardware, how, ops)
+    return Resolver(graph, hardware, topology, space, StoredThresholds(graph, strategy), ops, constants=constants)
 
 
 def plan_and_batches(

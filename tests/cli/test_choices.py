@@ -18,6 +18,7 @@ from hago.emulation.dorefa import DOREFAS
 from hago.export import FORMATS
 from hago.qat import LOSSES, TRAINING_SCHEMES, FinetuneOptions
 from hago.runtime.native import ENGINES
+from hago.search.correcting import CORRECTIONS
 from hago.search.objective import OBJECTIVES
 from hago.searchers import AUTO, SEARCHERS
 
@@ -34,6 +35,7 @@ EXPECTED: dict[str, Any] = {
     "EXPECTED_DATA": EXPECTED_DATA,
     "NO_MEAN": tuple(ImageShape().mean),
     "UNIT_STD": tuple(ImageShape().std),
+    "CORRECTIONS": CORRECTIONS,
     "REALIZATIONS": tuple(REALIZATIONS),
     "BATCH_SIZES": BATCH_SIZES,
     "ROUNDS": ROUNDS,

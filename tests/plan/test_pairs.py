@@ -26,7 +26,7 @@ from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
 from hago.search.evaluate import Evaluator
 from hago.search.objective import named_objective
-from hago.search.one_shot import first_safe_bits
+from hago.search.safe_bits import first_safe_bits
 
 AVX2 = load_hardware("x86_avx2")
 

@@ -49,8 +49,8 @@ from hago.runtime.reference import IntegerModel, center
 from hago.runtime.stored_model import from_file_bytes, to_file_bytes
 from hago.search.evaluate import Evaluator
 from hago.search.objective import named_objective
-from hago.search.one_shot import first_safe_bits
 from hago.search.preparation import prepare
+from hago.search.safe_bits import first_safe_bits
 from hago.search.stored_strategy import make_strategy
 from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Simulator

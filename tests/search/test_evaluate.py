@@ -18,9 +18,8 @@ from hago.hardware.file import load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.search.evaluate import Evaluator
 from hago.search.objective import named_objective
-from hago.search.one_shot import first_safe_bits
 from hago.search.preparation import Prepared, prepare
-from hago.search.safe_bits import widest_safe_bits
+from hago.search.safe_bits import first_safe_bits, widest_safe_bits
 from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Simulator
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import hago
 from hago.errors import InfeasibleBits
-from hago.search import one_shot
+from hago.search import safe_bits
 
 
 def test_bits_further_up_are_lowered_where_an_operand_has_none_of_its_own(
@@ -35,8 +35,8 @@ def test_bits_further_up_are_lowered_where_an_operand_has_none_of_its_own(
     data = [seeded(16, 3, 8, 8)]
     quantizer = hago.quantize(model.eval(), tmp_path / "narrow.json", data)
     assert not hago.evaluate_strategy(model, tmp_path / "narrow.json", quantizer.strategy, data).overflows
-    widest = one_shot.widest_safe_bits
-    monkeypatch.setattr(one_shot, "widest_safe_bits", lambda *how: widest(*how[:3]))
+    widest = safe_bits.widest_safe_bits
+    monkeypatch.setattr(safe_bits, "widest_safe_bits", lambda *how: widest(*how[:3]))
     with pytest.raises(InfeasibleBits, match="overflows its accumulator"):
         hago.quantize(model, tmp_path / "narrow.json", data)
 

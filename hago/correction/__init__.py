@@ -1,0 +1,26 @@
+"""Corrections: what post-training methods change in a network before it is quantized, as values that are stored.
+
+A strategy holds its `Corrections`, by which the network that it was made for becomes the one that it quantizes. They
+are found by `hago.search`.
+"""
+
+from hago.correction.channels import FIXED, LAYERS, Channels, Clip, Scalable, track_channels
+from hago.correction.corrections import Corrections
+from hago.correction.equalization import STEPS_PER_OCTAVE, divide_channels, steps_by_node, weight_factors
+from hago.correction.offsets import OffsetConstants, encode_offsets
+
+__all__ = [
+    "FIXED",
+    "LAYERS",
+    "STEPS_PER_OCTAVE",
+    "Channels",
+    "Clip",
+    "Corrections",
+    "OffsetConstants",
+    "Scalable",
+    "divide_channels",
+    "encode_offsets",
+    "steps_by_node",
+    "track_channels",
+    "weight_factors",
+]

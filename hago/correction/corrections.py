@@ -1,0 +1,65 @@
+"""The corrections of a network, as a strategy and a log hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hago.correction.equalization import equalized
+from hago.correction.offsets import OffsetConstants
+from hago.graph import Graph
+from hago.ops import OPS, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """What is changed in a network before it is quantized.
+
+    Args:
+        equalization: by node, for each channel of its value the exponent of the factor that divides it, in sixteenths;
+            see `hago.correction.equalization`.
+        offsets: by constant, by how much its integers differ from the nearest; see `hago.correction.offsets`.
+    """
+
+    equalization: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    offsets: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.equalization or self.offsets)
+
+    def apply(self, graph: Graph, ops: Ops = OPS) -> Graph:
+        """The corrected network; the graph itself where there is nothing to correct.
+
+        Args:
+            graph: the network that they were found for, or one that they were applied to.
+
+        Raises:
+            LogError: they do not fit the graph.
+        """
+        original = graph.uncorrected
+        return equalized(original, self.equalization, ops) if self.equalization else original
+
+    def constants(self, graph: Graph, rounding: str) -> OffsetConstants | None:
+        """The integers of the corrected network's constants, for a Resolver; None where all are the nearest.
+
+        Args:
+            graph: the corrected network.
+            rounding: of the hardware.
+
+        Raises:
+            LogError: offsets do not fit the graph.
+        """
+        return OffsetConstants(graph, self.offsets, rounding) if self.offsets else None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; `from_json` gives the same corrections back."""
+        factors = {n: list(of) for n, of in self.equalization.items()}
+        parts: dict[str, Any] = {"equalization": factors, "offsets": dict(self.offsets)}
+        return {name: part for name, part in parts.items() if part}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Corrections:
+        """The corrections that JSON values, checked by the schema, describe."""
+        factors = {n: tuple(of) for n, of in value.get("equalization", {}).items()}
+        return Corrections(factors, dict(value.get("offsets", {})))

@@ -1,0 +1,80 @@
+"""Offsets of integers: by how much the integers of constants differ from the nearest ones, as a strategy holds them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hago.arithmetic.numerics import quantize
+from hago.arithmetic.types import QParams
+from hago.errors import LogError
+from hago.graph import Graph
+
+#: The types in which offsets are stored, the smaller first.
+_TYPES: Final = ("int8", "int32")
+
+
+def encode_offsets(offsets: Tensor) -> str:
+    """Offsets as text: their type, and their little-endian bytes, compressed, in base 64."""
+    fits = next(t for t in _TYPES if bool((offsets.abs() <= np.iinfo(t).max).all()))
+    values = np.ascontiguousarray(offsets.numpy().astype(np.dtype(fits).newbyteorder("<")))
+    return f"{fits}:{base64.b64encode(zlib.compress(values.tobytes(), 9)).decode('ascii')}"
+
+
+def decode_offsets(name: str, text: str, shape: torch.Size) -> Tensor:
+    """The offsets of a constant, int64.
+
+    Raises:
+        LogError: the text is none of `encode_offsets`, or of another shape.
+    """
+    where = f"at $.corrections.offsets[{name!r}]"
+    kind, _, packed = text.partition(":")
+    if kind not in _TYPES:
+        known = ", ".join(_TYPES)
+        raise LogError(f"{where}: got offsets of type {kind[:12]!r}, expected one of {known}; it was edited")
+    dtype = np.dtype(kind).newbyteorder("<")
+    expected = shape.numel() * dtype.itemsize
+    unpacking = zlib.decompressobj()
+    try:
+        data = unpacking.decompress(base64.b64decode(packed, validate=True), expected + 1)
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise LogError(f"{where}: cannot be read ({error}); it was edited") from None
+    if len(data) != expected or not unpacking.eof:
+        raise LogError(f"{where}: got other than the {shape.numel()} offsets of this constant; it was edited")
+    return torch.from_numpy(np.frombuffer(data, dtype).astype(np.int64)).reshape(shape)
+
+
+class OffsetConstants:
+    """The `constants` of a Resolver: the nearest integers of constants, moved by offsets.
+
+    Args:
+        stored: by name of a constant, `encode_offsets` of its offsets.
+        rounding: the rounding of the hardware.
+
+    Raises:
+        LogError: a constant is not in the graph, or offsets do not fit it.
+    """
+
+    def __init__(self, graph: Graph, stored: Mapping[str, str], rounding: str) -> None:
+        self._graph, self._rounding = graph, rounding
+        self._offsets: dict[str, Tensor] = {}
+        for name, text in stored.items():
+            if name not in graph.consts:
+                raise LogError(f"at $.corrections.offsets[{name!r}]: got no constant of this network; it was edited")
+            self._offsets[name] = decode_offsets(name, text, graph.consts[name].shape)
+
+    def __call__(self, name: str, target: QParams) -> Tensor | None:
+        """The centered integers of a constant, float64; None for one without offsets."""
+        offsets = self._offsets.get(name)
+        if offsets is None:
+            return None
+        nearest = quantize(self._graph.consts[name].to(torch.float64), target, self._rounding)
+        low, high = (end - target.zero_point for end in (target.qmin, target.qmax))
+        return torch.maximum(torch.minimum(nearest + offsets, high.to(nearest)), low.to(nearest))

@@ -1,0 +1,149 @@
+"""Which corrections a model gets before it is quantized.
+
+A correction is found, measured in one shot on the calibration data beside one shot without it, and kept if the outputs
+are closer to the float model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hago.calibration import dorefa_of
+from hago.correction import Corrections, encode_offsets
+from hago.data import Batches
+from hago.errors import InfeasibleBits, as_strings, check_choice
+from hago.plan import Bits, Plan
+from hago.search.equalize import find_equalization
+from hago.search.evaluate import Evaluator, Measurement
+from hago.search.layer_correction import CORRECTION_SAMPLES, correct_layers
+from hago.search.objective import named_objective
+from hago.search.preparation import Prepared
+from hago.search.safe_bits import first_safe_bits
+from hago.study import Header
+
+#: The names of corrections.
+CORRECTIONS: Final = ("equalization", "rounding", "bias")
+
+
+def wanted_corrections(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the corrections that are asked for: all of them by default.
+
+    Raises:
+        HagoError: there is no such correction.
+    """
+    if given is None:
+        return CORRECTIONS
+    names = as_strings(given, "corrections")
+    for name in names:
+        check_choice("a correction", name, ("none", *CORRECTIONS))
+    return tuple(n for n in CORRECTIONS if n in names)
+
+
+def logged_corrections(header: Header) -> tuple[tuple[str, ...], Corrections]:
+    """The names of the corrections of the search that a log is of, and those that it began with."""
+    stored = dict(header.settings.get("corrections", {}))
+    return tuple(stored.pop("names", ())), Corrections.from_json(stored)
+
+
+def correct(prepared: Prepared, given: str | Sequence[str] | None = None, found: Corrections | None = None) -> Prepared:
+    """The model with the equalization that helps it, calibrated anew; as it is if none does.
+
+    Models with ranges of the user's, or with weights on DoReFa-Net's levels, are left as they are: both hold for the
+    values as they are.
+
+    Args:
+        given: the names of the corrections that may be made, now and once bits are chosen; by default all.
+        found: what was found before, which is applied.
+
+    Raises:
+        HagoError: there is no such correction.
+        LogError: what was found before does not fit the model.
+    """
+    prepared = replace(prepared, correction_names=wanted_corrections(given))
+    if found is not None:
+        return prepared.corrected(replace(found, offsets={})) if found.equalization else prepared
+    if "equalization" not in prepared.correction_names or _is_bound(prepared):
+        return prepared
+    equalization = find_equalization(prepared)
+    if not equalization:
+        return prepared
+    return max((prepared, prepared.corrected(equalization)), key=_sqnr_in_one_shot)
+
+
+def _is_bound(prepared: Prepared) -> bool:
+    return prepared.calibration.given.gives_ranges or dorefa_of(prepared.estimator) is not None
+
+
+def _sqnr_in_one_shot(prepared: Prepared) -> float:
+    evaluator = Evaluator(
+        prepared.graph, prepared.batches, named_objective("sqnr"), prepared.hardware.known_ops, quiet=True
+    )
+    try:
+        return first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)[1].value
+    except InfeasibleBits:
+        return float("-inf")
+
+
+# ---------------------------------------------------------------- once the bits are chosen
+@dataclass(frozen=True, slots=True)
+class MeasuredPoint:
+    """A point of the space, and what was measured of it on all samples."""
+
+    prepared: Prepared
+    bits: Bits
+    measured: Measurement
+
+    @property
+    def plan(self) -> Plan:
+        return self.prepared.resolver(self.bits)
+
+
+def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
+    """Correct the layers of a point: its first samples give the corrections, the others tell whether they help.
+
+    Args:
+        evaluator: what measured the point.
+    """
+    prepared, attempts = point.prepared, _attempts(point.prepared.correction_names)
+    if not attempts or _is_bound(prepared):
+        return point
+    samples = len(point.measured.contributions[evaluator.objective.name])
+    used = min(CORRECTION_SAMPLES, samples - samples // 4)
+    inputs = _first_samples(prepared.batches, used)
+
+    def value(measured: Measurement) -> float:
+        contributions = measured.contributions[evaluator.objective.name]
+        return evaluator.objective.finish((contributions[used:] if samples > used else contributions).mean(0))
+
+    best = point
+    for rounding, bias in attempts:
+        found = correct_layers(point.plan, inputs, rounding=rounding, bias=bias)
+        if not found:
+            continue
+        corrected = prepared.with_offsets({name: encode_offsets(offsets) for name, offsets in found.items()})
+        measured = evaluator.measure(corrected.resolver(point.bits))
+        if not measured.extremes.overflows and value(measured) > value(best.measured):
+            best = MeasuredPoint(corrected, point.bits, measured)
+    return best
+
+
+def _attempts(wanted: Sequence[str]) -> list[tuple[bool, bool]]:
+    """Which of rounding and biases are corrected together."""
+    rounding, bias = ("rounding" in wanted, "bias" in wanted)
+    return [pair for pair in ((rounding, bias), (rounding, False)) if any(pair)][: 2 if rounding and bias else 1]
+
+
+def _first_samples(batches: Batches, count: int) -> list[Tensor]:
+    parts: list[tuple[Tensor, ...]] = []
+    left = count
+    for batch in batches:
+        parts.append(batch.rows(0, left).inputs)
+        left -= min(left, batch.size)
+        if not left:
+            break
+    return [torch.cat(of) for of in zip(*parts, strict=True)]

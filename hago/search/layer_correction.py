@@ -1,0 +1,196 @@
+"""Corrections of layers: weights rounded so that a layer's output keeps close, and biases that keep its mean.
+
+A layer's output is a sum over K products, so the errors of its rounded weights add up, and what one weight adds others
+can take away. Rounding goes through the K weights of all outputs one by one, and changes those that are still to be
+rounded so that they make up for the error, as seen on the integers that the layer reads in the simulation: with the
+second moments H = X^T X of its windows, a rounding error e of weight j changes the others by -e * U[j, :] / U[j, j],
+where U is the Cholesky factor of the inverse of H. A bias takes the difference of the means of a channel in the float
+model and in the simulation.
+
+Layers are corrected in the order in which they run, one simulation in all: each reads what the corrected ones before
+it give. Integers change by whole offsets, which are stored; scales stay.
+
+References:
+    E. Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", ICLR 2023;
+    M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019 (section 4.2,
+    the empirical correction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hago.correction import LAYERS
+from hago.graph import Node, run_real
+from hago.graph.schedule import Step, make_schedule, run_schedule
+from hago.ops import OpRule
+from hago.plan import NodePlan, Plan
+from hago.simulation import Simulator
+
+#: The most samples that corrections are found on.
+CORRECTION_SAMPLES: Final = 64
+#: Samples whose windows give the second moments of a layer.
+MOMENT_SAMPLES: Final = 16
+#: Windows that are seen of a layer: at least this many, and WINDOWS_PER_WEIGHT for every weight of a window.
+LEAST_WINDOWS: Final = 2048
+WINDOWS_PER_WEIGHT: Final = 4
+#: Part of the mean of the diagonal that is added to the diagonal of second moments.
+DAMPING: Final = 0.01
+#: Weights that are rounded between two changes of all later ones.
+BLOCK: Final = 64
+
+
+def correct_layers(plan: Plan, inputs: Sequence[Tensor], *, rounding: bool, bias: bool) -> dict[str, Tensor]:
+    """Offsets of the integers of constants, by name: of weights for `rounding`, of biases for `bias`.
+
+    Args:
+        plan: the Plan to correct.
+        inputs: of the graph, the samples to correct it on.
+    """
+    with torch.no_grad():
+        return _Correcting(plan, inputs, rounding=rounding, bias=bias).run()
+
+
+class _Correcting:
+    """One simulation in which layers are corrected on their way."""
+
+    def __init__(self, plan: Plan, inputs: Sequence[Tensor], *, rounding: bool, bias: bool) -> None:
+        self.graph, self.ops, self.rounding, self.bias, self.inputs = plan.graph, plan.ops, rounding, bias, inputs
+        self.plans = {name: replace(p, consts=dict(p.consts)) for name, p in plan.nodes.items()}
+        self.simulator = Simulator(replace(plan, nodes=self.plans))
+        self.before = plan.nodes
+        self.layers = {node.name for node in plan.graph if self._is_layer(node)}
+        self.means = self._float_means() if bias else {}
+
+    def _is_layer(self, node: Node) -> bool:
+        """Whether constants that no other node reads are the weight, and the bias, of an integer layer."""
+        plan = self.plans.get(node.name)
+        if node.op not in LAYERS or plan is None or 1 not in plan.consts or plan.operands[1] is None:
+            return False
+        return all(len(self.graph.out_edges[s]) == 1 for s in node.inputs[1:]) and set(plan.consts) == {
+            *range(1, len(node.inputs))
+        }
+
+    def _float_means(self) -> dict[str, Tensor]:
+        """The mean of every channel of the layers in the float model."""
+        means: dict[str, Tensor] = {}
+
+        def see(node: Node, value: Any) -> None:
+            if node.name in self.layers:
+                means[node.name] = _channel_means(node, value.to(torch.float64).mean(0, keepdim=True))
+
+        run_real(self.graph, self.inputs, see, self.ops)
+        return means
+
+    def run(self) -> dict[str, Tensor]:
+        def compute(step: Step, read: Sequence[Any]) -> Sequence[Any]:
+            if step.name in self.layers:
+                self._correct(self.graph[step.name], read[0])
+            return step.run(read)
+
+        simulator = self.simulator
+        run_schedule(make_schedule(simulator.steps(), simulator.ends), simulator.begin(self.inputs), compute)
+        offsets = {}
+        for node in (n for n in self.graph if n.name in self.layers):
+            for slot, integers in self.plans[node.name].consts.items():
+                offset = integers.to(torch.int64) - self.before[node.name].consts[slot].to(torch.int64)
+                if bool(offset.any()):
+                    offsets[node.inputs[slot]] = offset
+        return offsets
+
+    def _correct(self, node: Node, x: Tensor) -> None:
+        """Correct a layer that reads these integers."""
+        plan, rule = self.plans[node.name], self.ops[node.op]
+        consts: dict[int, Tensor] = plan.consts  # type: ignore[assignment]
+        product = None if rule.integer is None else rule.integer.product
+        if self.rounding and product is not None:
+            consts[1] = _rounded(self.graph.consts[node.inputs[1]], plan, rule, x)
+        if self.bias and 2 in consts:
+            # a layer is linear, so its mean is that of the mean of what it reads
+            targets = [q for q in plan.operands if q is not None]
+            integers = [x.to(torch.float64).mean(0, keepdim=True), consts[1].to(torch.float64), consts[2]]
+            real = [c * q.scale for c, q in zip(integers, targets, strict=True)]
+            lacking = self.means[node.name] - _channel_means(node, rule.compute(node.attrs, *real))
+            moved = consts[2] + torch.round(lacking / targets[2].scale.flatten()).to(torch.int64)
+            consts[2] = moved.clamp(targets[2].qmin, targets[2].qmax)
+
+
+def _channel_means(node: Node, value: Tensor) -> Tensor:
+    return value.movedim(-1 if node.op == "linear" else 1, 0).flatten(1).mean(1)
+
+
+# ---------------------------------------------------------------- rounding
+def _rounded(weight: Tensor, plan: NodePlan, rule: OpRule, x: Tensor) -> Tensor:
+    """A layer's centered integer weights, rounded for the integers that it reads."""
+    target, nearest = plan.operands[1], plan.consts[1]
+    assert target is not None
+    real = weight.to(torch.float64) / target.scale
+    least, most = ((end - target.zero_point).to(torch.float64) for end in (target.qmin, target.qmax))
+    places = torch.arange(1, weight.numel() + 1, dtype=torch.float64).reshape(weight.shape)
+
+    def matrix(values: Tensor) -> Tensor:
+        return _matrices(rule, plan, x[:1].to(torch.float64), values.expand(weight.shape))[1]
+
+    index = matrix(places).to(torch.int64)  # 0 where a window is filled up
+    solved = _with_feedback(matrix(real), _second_moments(rule, plan, x, nearest), matrix(least), matrix(most))
+    integers = torch.zeros(weight.numel() + 1, dtype=torch.float64)
+    integers[index.flatten()] = solved.flatten()
+    return integers[1:].reshape(weight.shape).to(nearest.dtype)
+
+
+def _matrices(rule: OpRule, plan: NodePlan, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Windows (groups, places, K) of samples, and weights (groups, K, outputs of a group)."""
+    assert rule.integer is not None and rule.integer.product is not None
+    rows, columns = rule.integer.product.to_matrices(plan.attrs, x, weight, 0, 0)
+    if columns.ndim == 2:
+        return rows.unsqueeze(0), columns.unsqueeze(0)
+    return rows.transpose(0, 1).flatten(1, 2), columns
+
+
+def _second_moments(rule: OpRule, plan: NodePlan, x: Tensor, weight: Tensor) -> Tensor:
+    """The mean of X^T X over some windows of some samples, float64 (groups, K, K)."""
+    chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), MOMENT_SAMPLES)).round().astype(int)).tolist()
+    total, count = torch.zeros(()), 0
+    for number, sample in enumerate(chosen):
+        rows, _ = _matrices(rule, plan, x[sample : sample + 1], weight.to(x.dtype))
+        wanted = max(LEAST_WINDOWS, WINDOWS_PER_WEIGHT * rows.shape[2])
+        step = max(1, rows.shape[1] * len(chosen) // wanted)
+        rows = rows[:, number % step :: step]
+        total, count = total + rows.transpose(1, 2) @ rows, count + rows.shape[1]
+    return total.to(torch.float64) / count
+
+
+def _with_feedback(real: Tensor, moments: Tensor, least: Tensor, most: Tensor) -> Tensor:
+    """Integers near real weights, float64 (groups, K, outputs); see the module's text.
+
+    Args:
+        real, least, most: the weights in units of their scales, and the ends of their integers.
+        moments: (groups, K, K).
+    """
+    diagonal = moments.diagonal(dim1=1, dim2=2)
+    moments = moments + torch.diag_embed((DAMPING * diagonal.mean(1, keepdim=True) + 1e-9).expand_as(diagonal))
+    order = torch.sort(diagonal, dim=1, descending=True, stable=True).indices  # what is read most is rounded first
+
+    def in_order(values: Tensor, axis: int) -> Tensor:
+        index = order.unsqueeze(2 if axis == 1 else 1).expand(values.shape)
+        return values.gather(axis, index)
+
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(in_order(in_order(moments, 1), 2)))
+    factor = torch.linalg.cholesky(inverse, upper=True)
+    left, low, high = in_order(real, 1), in_order(least, 1), in_order(most, 1)
+    rounded, count = torch.empty_like(left), left.shape[1]
+    for start in range(0, count, BLOCK):
+        end = min(count, start + BLOCK)
+        errors = torch.empty_like(left[:, start:end])
+        for j in range(start, end):
+            rounded[:, j] = left[:, j].round().clamp(low[:, j], high[:, j])
+            error = errors[:, j - start] = (left[:, j] - rounded[:, j]) / factor[:, j, j].unsqueeze(1)
+            left[:, j + 1 : end] -= factor[:, j, j + 1 : end].unsqueeze(2) * error.unsqueeze(1)
+        left[:, end:] -= factor[:, start:end, end:].transpose(1, 2) @ errors
+    return torch.empty_like(rounded).scatter_(1, order.unsqueeze(2).expand(rounded.shape), rounded)
