@@ -50,7 +50,7 @@ class Corrections:
         Raises:
             LogError: offsets do not fit the graph.
         """
-        return OffsetConstants(graph, self.offsets, rounding) if self.offsets else None
+        return OffsetConstants.stored(graph, self.offsets, rounding) if self.offsets else None
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` gives the same corrections back."""

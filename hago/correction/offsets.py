@@ -19,13 +19,15 @@ from hago.graph import Graph
 
 #: The types in which offsets are stored, the smaller first.
 _TYPES: Final = ("int8", "int32")
+#: The level of compression: more takes ten times as long, for a few percent.
+COMPRESSION: Final = 4
 
 
 def encode_offsets(offsets: Tensor) -> str:
     """Offsets as text: their type, and their little-endian bytes, compressed, in base 64."""
     fits = next(t for t in _TYPES if bool((offsets.abs() <= np.iinfo(t).max).all()))
     values = np.ascontiguousarray(offsets.numpy().astype(np.dtype(fits).newbyteorder("<")))
-    return f"{fits}:{base64.b64encode(zlib.compress(values.tobytes(), 9)).decode('ascii')}"
+    return f"{fits}:{base64.b64encode(zlib.compress(values.tobytes(), COMPRESSION)).decode('ascii')}"
 
 
 def decode_offsets(name: str, text: str, shape: torch.Size) -> Tensor:
@@ -55,20 +57,25 @@ class OffsetConstants:
     """The `constants` of a Resolver: the nearest integers of constants, moved by offsets.
 
     Args:
-        stored: by name of a constant, `encode_offsets` of its offsets.
+        offsets: by name of a constant, of its shape.
         rounding: the rounding of the hardware.
-
-    Raises:
-        LogError: a constant is not in the graph, or offsets do not fit it.
     """
 
-    def __init__(self, graph: Graph, stored: Mapping[str, str], rounding: str) -> None:
-        self._graph, self._rounding = graph, rounding
-        self._offsets: dict[str, Tensor] = {}
-        for name, text in stored.items():
+    def __init__(self, graph: Graph, offsets: Mapping[str, Tensor], rounding: str) -> None:
+        self._graph, self._offsets, self._rounding = graph, offsets, rounding
+
+    @staticmethod
+    def stored(graph: Graph, texts: Mapping[str, str], rounding: str) -> OffsetConstants:
+        """From the texts of `encode_offsets`, by name of a constant.
+
+        Raises:
+            LogError: a constant is not in the graph, or offsets do not fit it.
+        """
+        for name in texts:
             if name not in graph.consts:
                 raise LogError(f"at $.corrections.offsets[{name!r}]: got no constant of this network; it was edited")
-            self._offsets[name] = decode_offsets(name, text, graph.consts[name].shape)
+        offsets = {name: decode_offsets(name, text, graph.consts[name].shape) for name, text in texts.items()}
+        return OffsetConstants(graph, offsets, rounding)
 
     def __call__(self, name: str, target: QParams) -> Tensor | None:
         """The centered integers of a constant, float64; None for one without offsets."""

@@ -6,6 +6,7 @@ are closer to the float model's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hago.calibration import dorefa_of
-from hago.correction import Corrections, encode_offsets
+from hago.correction import Corrections
 from hago.data import Batches
 from hago.errors import InfeasibleBits, as_strings, check_choice
 from hago.plan import Bits, Plan
@@ -72,21 +73,27 @@ def correct(prepared: Prepared, given: str | Sequence[str] | None = None, found:
     equalization = find_equalization(prepared)
     if not equalization:
         return prepared
-    return max((prepared, prepared.corrected(equalization)), key=_sqnr_in_one_shot)
+    # without a cache, since equal names and scales stand for other weights
+    evaluator = Evaluator(
+        prepared.graph,
+        prepared.batches,
+        named_objective("sqnr"),
+        prepared.hardware.known_ops,
+        cache_bytes=0,
+        quiet=True,
+    )
+
+    def value(of: Prepared) -> float:
+        try:
+            return first_safe_bits(evaluator, of.resolver, of.calibration.peaks)[1].value
+        except InfeasibleBits:
+            return -math.inf
+
+    return max((prepared, prepared.corrected(equalization)), key=value)
 
 
 def _is_bound(prepared: Prepared) -> bool:
     return prepared.calibration.given.gives_ranges or dorefa_of(prepared.estimator) is not None
-
-
-def _sqnr_in_one_shot(prepared: Prepared) -> float:
-    evaluator = Evaluator(
-        prepared.graph, prepared.batches, named_objective("sqnr"), prepared.hardware.known_ops, quiet=True
-    )
-    try:
-        return first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)[1].value
-    except InfeasibleBits:
-        return float("-inf")
 
 
 # ---------------------------------------------------------------- once the bits are chosen
@@ -125,7 +132,7 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
         found = correct_layers(point.plan, inputs, rounding=rounding, bias=bias)
         if not found:
             continue
-        corrected = prepared.with_offsets({name: encode_offsets(offsets) for name, offsets in found.items()})
+        corrected = prepared.with_offsets(found)
         measured = evaluator.measure(corrected.resolver(point.bits))
         if not measured.extremes.overflows and value(measured) > value(best.measured):
             best = MeasuredPoint(corrected, point.bits, measured)

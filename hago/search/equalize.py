@@ -47,7 +47,9 @@ GRADIENT_SAMPLES: Final = 64
 RANGE_NORM: Final = 8
 #: Factors are at most 2 to this power, and at least its inverse.
 MOST_OCTAVES: Final = 12.0
-ITERATIONS: Final = 100
+ITERATIONS: Final = 60
+#: A divisor in place of 0.
+TINY: Final = 1e-300
 #: An equalization is worth measuring if it is expected to gain this many dB.
 LEAST_EXPECTED_DB: Final = 1.0
 
@@ -69,17 +71,30 @@ class _Weight:
     loss: Tensor
     apart: bool
 
-    def expected(self, octaves: Tensor) -> Tensor:
-        groups = len(self.powers)
-        out = octaves[self.gives].reshape(groups, -1, 1)
-        into = octaves[self.reads].reshape(groups, 1, -1)
-        grown = torch.exp2(RANGE_NORM * into).transpose(1, 2)
-        lost = self.loss @ torch.exp2(-2 * into).transpose(1, 2)
+    def expected(self, octaves: Tensor, slope: Tensor) -> float:
+        """The expected loss; its slope is added to `slope`."""
+        out = octaves[self.gives].reshape(len(self.powers), -1, 1)
+        into = octaves[self.reads].reshape(len(self.powers), -1, 1)
+        grown, shrunk = torch.exp2(RANGE_NORM * into), torch.exp2(-2 * into)
+        sizes, losses = self.powers @ grown, self.loss @ shrunk  # by output
         if self.apart:
-            ratio = (self.powers @ grown) / self.powers.sum(2, keepdim=True).clamp_min(1e-300)
-            return (ratio.clamp_min(1e-300) ** (2 / RANGE_NORM) * lost).sum()
-        ratio = (torch.exp2(-RANGE_NORM * out) * (self.powers @ grown)).sum() / self.powers.sum().clamp_min(1e-300)
-        return ratio.clamp_min(1e-300) ** (2 / RANGE_NORM) * (torch.exp2(2 * out) * lost).sum()
+            # an output's own factor multiplies its step and its errors alike
+            ratio = (sizes / self.powers.sum(2, keepdim=True).clamp_min(TINY)).clamp_min(TINY) ** (2 / RANGE_NORM)
+            per_output = ratio * losses
+            value = float(per_output.sum())
+            by_size = self.powers.transpose(1, 2) @ (per_output / sizes.clamp_min(TINY))
+            slope_in = 2 * (grown * by_size - shrunk * (self.loss.transpose(1, 2) @ ratio))
+        else:
+            small, large = torch.exp2(-RANGE_NORM * out), torch.exp2(2 * out)
+            size, loss = (small * sizes).sum().clamp_min(TINY), (large * losses).sum()
+            ratio = (size / self.powers.sum().clamp_min(TINY)) ** (2 / RANGE_NORM)
+            value = float(ratio * loss)
+            slope_in = 2 * ratio * loss * grown * (self.powers.transpose(1, 2) @ small) / size
+            slope_in -= 2 * ratio * shrunk * (self.loss.transpose(1, 2) @ large)
+            slope_out = 2 * ratio * (large * losses - loss * small * sizes / size)
+            slope.index_add_(0, self.gives, math.log(2) * slope_out.flatten())
+        slope.index_add_(0, self.reads, math.log(2) * slope_in.flatten())
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +111,14 @@ class _Activation:
     powers: Tensor
     loss: Tensor
 
-    def expected(self, octaves: Tensor) -> Tensor:
+    def expected(self, octaves: Tensor, slope: Tensor) -> float:
+        """The expected loss; its slope is added to `slope`."""
         own = octaves[self.channels]
-        ratio = (self.powers * torch.exp2(-RANGE_NORM * own)).sum() / self.powers.sum().clamp_min(1e-300)
-        return ratio ** (2 / RANGE_NORM) * (self.loss * torch.exp2(2 * own)).sum()
+        sizes, losses = self.powers * torch.exp2(-RANGE_NORM * own), self.loss * torch.exp2(2 * own)
+        size, loss = sizes.sum().clamp_min(TINY), losses.sum()
+        ratio = (size / self.powers.sum().clamp_min(TINY)) ** (2 / RANGE_NORM)
+        slope.index_add_(0, self.channels, 2 * math.log(2) * ratio * (losses - loss * sizes / size))
+        return float(ratio * loss)
 
 
 def find_equalization(prepared: Prepared, seed: int = 0) -> Corrections:
@@ -221,7 +240,7 @@ class _Task:
             top = torch.zeros(len(own), dtype=torch.float64).scatter_reduce_(
                 0, index, largest.flatten().to(torch.float64), "amax"
             )
-            powers = (top / top.max().clamp_min(1e-300)) ** RANGE_NORM
+            powers = (top / top.max().clamp_min(TINY)) ** RANGE_NORM
             found.append(_Activation(own, powers, loss * (float(step) ** 2 / 12)))
         return found
 
@@ -238,7 +257,7 @@ class _Task:
             top = torch.zeros(count, dtype=torch.float64).scatter_reduce_(0, numbers, ratio, "amax")
             here = torch.zeros(count, dtype=torch.bool).index_fill_(0, numbers, True)
             binds = here & (top >= 1.0)
-            least = torch.where(here, torch.maximum(least, torch.log2(top.clamp_min(1e-300))), least)
+            least = torch.where(here, torch.maximum(least, torch.log2(top.clamp_min(TINY))), least)
             least, most = least.masked_fill(binds, 0.0), most.masked_fill(binds, 0.0)
         least[: FIXED + 1], most[: FIXED + 1] = 0.0, 0.0
         return least, torch.maximum(most, least)
@@ -254,7 +273,7 @@ def _weight_errors(node: Node, weight: Tensor, squares: Tensor, step: Tensor, sc
         return summed.reshape(groups, -1, summed.shape[1])
 
     size = weight.abs().to(torch.float64)
-    powers = by_pair((size / size.max().clamp_min(1e-300)) ** RANGE_NORM)
+    powers = by_pair((size / size.max().clamp_min(TINY)) ** RANGE_NORM)
     return _Weight(scalable.reads, scalable.gives, powers, by_pair(squares * variance), step.numel() > 1)
 
 
@@ -264,13 +283,10 @@ def _minimize(
     """The logarithms of all factors, and how many dB less the expected error is with them."""
 
     def loss(values: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
-        own = torch.from_numpy(values).clone().requires_grad_()
-        octaves = torch.zeros(count, dtype=torch.float64).index_put((free,), own)
-        with torch.enable_grad():
-            total = torch.log(torch.stack([e.expected(octaves) for e in errors]).sum())
-            total.backward()  # type: ignore[no-untyped-call]
-        assert own.grad is not None
-        return float(total.detach()), own.grad.numpy()
+        octaves, slope = torch.zeros(2, count, dtype=torch.float64)
+        octaves[free] = torch.from_numpy(np.asarray(values))
+        total = max(math.fsum(e.expected(octaves, slope) for e in errors), TINY)
+        return math.log(total), (slope[free] / total).numpy()
 
     start = torch.zeros(len(free), dtype=torch.float64).clamp(least[free], most[free]).numpy()
     before, _ = loss(np.zeros(len(free)))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hago.calibration import (
     Calibration,
@@ -22,7 +23,7 @@ from hago.calibration import (
     make_given_ranges,
     named_estimator,
 )
-from hago.correction import Corrections
+from hago.correction import Corrections, OffsetConstants, encode_offsets
 from hago.cost import METRICS
 from hago.data import CALIBRATION_DATA, HELD_OUT_DATA, Batches, JobProgress
 from hago.errors import DataError, as_strings, warn
@@ -105,10 +106,10 @@ class Prepared:
         changed = replace(self, graph=graph, calibration=calibration, resolver=resolver, corrections=corrections)
         return changed.pruned()
 
-    def with_offsets(self, offsets: Mapping[str, str]) -> Prepared:
-        """The same with other integers of constants; see `hago.correction.offsets`."""
-        corrections = replace(self.corrections, offsets=offsets)
-        constants = corrections.constants(self.graph, self.hardware.requantize.rounding)
+    def with_offsets(self, offsets: Mapping[str, Tensor]) -> Prepared:
+        """The same with the integers of constants, by name, moved by offsets."""
+        constants = OffsetConstants(self.graph, offsets, self.hardware.requantize.rounding)
+        corrections = replace(self.corrections, offsets={n: encode_offsets(of) for n, of in offsets.items()})
         return replace(self, resolver=self.resolver.with_constants(constants), corrections=corrections)
 
     def pruned(self) -> Prepared:
