@@ -1,0 +1,143 @@
+"""Corrections are found where they help, stored with the strategy, and replayed to the last bit."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from building import seeded
+from made_up.random_graphs import random_graph, random_inputs
+from networks import images
+from torch import Tensor, nn
+
+import hago
+from hago.correction import Corrections, encode_offsets
+from hago.correction.offsets import decode_offsets
+from hago.errors import HagoError, LogError
+from hago.plan import Strategy
+from hago.runtime.exactness import compare_plan_exactly
+from hago.search import correct, prepare
+from hago.search.layer_correction import correct_layers
+from hago.search.safe_bits import safe_bits
+from hago.study import read_log
+
+CHIPS = ("x86_vnni", "tflite", "vta", "cmsis_nn")
+
+
+class Uneven(nn.Module):
+    """A separable network whose channels have very different ranges, as training leaves some."""
+
+    def __init__(self, high: float | None = None) -> None:
+        super().__init__()
+        self.expand, self.depthwise = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.project, self.head = nn.Conv2d(16, 8, 1), nn.Linear(8, 10)
+        self.act = nn.ReLU() if high is None else nn.Hardtanh(0.0, high)
+        sizes = torch.exp2(torch.arange(16) % 8 - 4.0)
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                parameter.copy_(seeded(*parameter.shape, seed=number, size=0.5))
+            self.expand.weight.mul_(sizes[:, None, None, None])
+            self.expand.bias.mul_(sizes)
+            self.project.weight.div_(sizes[None, :, None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.depthwise(self.act(self.expand(x))))
+        result: Tensor = self.head(self.project(x).mean((2, 3)))
+        return result
+
+
+DATA = [images(16, 3, 8, 8, seed=n) for n in range(4)]
+
+
+def sqnr(quantizer: Any) -> float:
+    return float(quantizer.strategy.made_by["results"]["sqnr"])
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_every_correction_helps_and_all_together_help_most(chip: str, tmp_path: Path) -> None:
+    model = Uneven().eval()
+    alone = {
+        name: sqnr(hago.quantize(model, chip, DATA, corrections=name, fix_bits={"*:1": 4}))
+        for name in ("none", "equalization", "rounding", "bias")
+    }
+    assert all(alone[name] >= alone["none"] for name in alone)
+    together = hago.quantize(model, chip, DATA, fix_bits={"*:1": 4})
+    assert sqnr(together) > alone["none"] + 3.0
+    assert compare_plan_exactly(together.plan, [DATA[0]]).same
+    together.strategy.save(tmp_path / "s.json")
+    again = hago.create_quantizer(model, chip, tmp_path / "s.json")
+    assert again.plan.key == together.plan.key
+    assert torch.equal(again.realize()(DATA[0]), together.realize()(DATA[0]))
+    assert hago.replay(model, chip, tmp_path / "s.json", DATA).same
+
+
+def test_equalization_moves_no_clip_that_binds_on_the_data() -> None:
+    model = Uneven(high=1.0).eval()
+    prepared = correct(prepare(model, "vta", DATA), "equalization")
+    assert prepared.corrections
+    outputs = [hago.graph.run_real(g, [DATA[0]])[0] for g in (prepared.graph, prepared.graph.uncorrected)]
+    assert torch.allclose(*outputs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("chip", ["x86_vnni", "vta", "int16_accumulator"])
+def test_corrected_layers_run_in_integers_as_simulated(chip: str) -> None:
+    corrected = 0
+    for seed in range(12):
+        graph = random_graph(seed)
+        inputs = random_inputs(graph, seed, batch=8)
+        try:
+            prepared = prepare(graph, chip, [tuple(inputs)])
+        except HagoError:
+            continue  # a chip without one of its operators
+        bits = safe_bits(prepared)
+        offsets = correct_layers(prepared.resolver(bits), inputs, rounding=True, bias=True)
+        plan = prepared.with_offsets(offsets).resolver(bits)
+        found = compare_plan_exactly(plan, random_inputs(graph, seed + 1))
+        assert found.same, (seed, found)
+        corrected += bool(offsets)
+    assert corrected > 4
+
+
+def test_a_search_keeps_its_corrections_in_its_log(tmp_path: Path) -> None:
+    model, log = Uneven().eval(), tmp_path / "log.jsonl"
+    options: dict[str, Any] = {"log": log, "progress": False, "searcher": "greedy", "fix_bits": {"*:1": 6}}
+    hago.search_quantize_strategy(model, "vta", DATA, budget=2, **options)
+    header = read_log(log).header
+    assert header is not None and header.settings["corrections"]["equalization"]
+    strategy, score = hago.search_quantize_strategy(model, "vta", DATA, budget=5, **options)
+    assert len(read_log(log).trials) > 2
+    assert strategy.corrections.equalization and strategy.corrections.offsets
+    assert hago.replay(model, "vta", log, DATA).same
+    assert hago.replay(model, "vta", strategy, DATA).same
+    assert hago.evaluate_strategy(model, "vta", strategy, DATA).value == score
+    with pytest.raises(LogError, match="corrections was equalization"):
+        hago.search_quantize_strategy(model, "vta", DATA, budget=6, corrections="none", **options)
+
+
+def test_offsets_are_read_back_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    for values in (torch.tensor([[-1, 0], [127, 3]]), torch.tensor([1 << 20, -5, 0])):
+        assert torch.equal(decode_offsets("w", encode_offsets(values), values.shape), values)
+    bomb = base64.b64encode(zlib.compress(bytes(1 << 26), 9)).decode()
+    for text in ("int8:" + bomb, "int8:AAAA", "int8:*", "int9:", encode_offsets(torch.zeros(5, dtype=torch.int64))):
+        with pytest.raises(LogError, match="edited"):
+            decode_offsets("w", text, torch.Size([4]))
+    model = Uneven().eval()
+    strategy = hago.quantize(model, "vta", DATA).strategy
+    document = strategy.to_json()
+    document["corrections"]["offsets"] = {"elsewhere": encode_offsets(torch.ones(2, dtype=torch.int64))}
+    (tmp_path / "s.json").write_text(json.dumps(document), "utf-8")
+    with pytest.raises(LogError, match="elsewhere"):
+        hago.create_quantizer(model, "vta", tmp_path / "s.json")
+    assert Strategy.from_json(strategy.to_json()) == strategy
+    assert replace(strategy, corrections=Corrections()).to_json().get("corrections") is None
+
+
+def test_an_unknown_correction_is_refused() -> None:
+    with pytest.raises(HagoError, match="expected one of none, equalization, rounding, bias"):
+        hago.quantize(Uneven().eval(), "vta", DATA, corrections="rouding")
