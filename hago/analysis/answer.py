@@ -472,8 +472,8 @@ def answer_for_search(outcome: SearchOutcome, steps: JobProgress, objective: Obj
 
 def answer_for_one_shot(made: OneShot, prepared: Prepared, held_out: Batches | None, steps: JobProgress) -> Answer:
     """The measures of one-shot quantization on its calibration data, and on held-out data."""
-    resolver, strategy = prepared.resolver, made.quantizer.strategy
-    data = data_sets(prepared.batches, held_out)
+    strategy = made.quantizer.strategy
+    resolver, data = stored_resolver(prepared.graph, prepared.hardware, strategy), data_sets(prepared.batches, held_out)
     return answer_for(resolver, strategy, "", data, steps, known={CALIBRATION: _known(made)})
 
 

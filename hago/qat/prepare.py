@@ -22,7 +22,7 @@ from hago.graph import CONST, Graph, ModelLike
 from hago.graph.passes import fold_for, passes_after_folding
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_for_strategy, import_with_data
-from hago.plan import POLICY_PREFIX, Plan, Strategy, store_thresholds
+from hago.plan import POLICY_PREFIX, Plan, Resolver, StoredThresholds, Strategy, store_thresholds
 from hago.qat.batch_norm import FoldedNorm, NormStyle, folded_sites
 from hago.qat.dorefa import set_activation
 from hago.qat.model import QatModel
@@ -103,9 +103,9 @@ def prepare_qat(
     else:
         raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
     fixed, style = constants_of(model), training.norms if norms is None else norms
-    if initial.corrections and style != "frozen":
+    if initial.corrections.equalization and style != "frozen":
         raise HagoError(
-            f"the strategy's corrections changed the weights into which batch norms are folded, and norms={style!r} "
+            f"the strategy's equalization changed the weights into which batch norms are folded, and norms={style!r} "
             "trains these norms from their own; use norms='frozen', or a strategy made with corrections='none'"
         )
     live_norms = _live_norms(model, unfolded, graph, style, fixed)
@@ -174,7 +174,12 @@ def make_trainable(
         StrategyMismatch: the strategy is for another model or hardware.
     """
     resolver = stored_resolver(graph, hardware, strategy)
-    plan = resolver(strategy.bits)
+    if strategy.corrections.offsets:
+        # training starts from float weights, of which those integers are the nearest
+        graph = resolver.graph if norms else _with_integers_of(resolver(strategy.bits), strategy.corrections.offsets)
+        thresholds, ops = StoredThresholds(graph, strategy), resolver.ops
+        resolver = Resolver(graph, hardware, resolver.topology, resolver.space, thresholds, ops)
+    plan, graph = resolver(strategy.bits), resolver.graph
     consts = [n.name for n in graph if n.op == CONST and graph.consts[n.name].is_floating_point()]
     norms = norms or {}
     folded = {name for norm in norms.values() for name in norm.site.folded}
@@ -190,6 +195,17 @@ def make_trainable(
         norms,
         schedule or Schedule(),
     )
+
+
+def _with_integers_of(plan: Plan, names: Collection[str]) -> Graph:
+    """The graph of a Plan whose named constants have the real values of the Plan's integers."""
+    graph, consts = plan.graph, dict(plan.graph.consts)
+    for node in (n for n in graph.computed if n.name in plan.nodes):
+        for slot, integers in plan.nodes[node.name].consts.items():
+            target = plan.nodes[node.name].operands[slot]
+            if target is not None and node.inputs[slot] in names:
+                consts[node.inputs[slot]] = (integers.to(torch.float64) * target.scale).to(torch.float32)
+    return replace(graph, consts=consts)
 
 
 def constants_of(model: ModelLike) -> frozenset[str]:

@@ -26,12 +26,13 @@ def trained_state(model: nn.Module, trained: Graph, ops: Ops = OPS) -> dict[str,
 
     Args:
         model: the module that training started from, in eval mode; it is not changed.
-        trained: `quantizer.plan.graph` of the trained quantizer.
+        trained: `quantizer.plan.graph` of the trained quantizer, or of the one that training did not improve.
 
     Raises:
         HagoError: the module cannot hold these weights, e.g. because two layers share a weight and were trained
             separately.
     """
+    trained = trained.uncorrected
     args, kwargs = example_inputs(trained)
     unfolded = from_torch(model, args, kwargs, fold=False, ops=ops)
     state = {name: t.detach().clone() for name, t in model.state_dict().items()}
