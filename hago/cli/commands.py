@@ -15,6 +15,7 @@ from hago.analysis import examine_machine, find_remedies, inspect_plan, measure_
 from hago.analysis.answer import LoadedStrategy, answer_for_stored, is_one_shot, load_stored
 from hago.analysis.speed import time_against_float
 from hago.arithmetic.types import TORCH_DTYPES
+from hago.calibration import ESTIMATORS, named_estimator
 from hago.cli.console import NO, OK, Console, Outcome, command_line
 from hago.cli.export import compare_command, export_command
 from hago.cli.finetune import finetune_command
@@ -37,13 +38,15 @@ from hago.cli.search import quantize_command, search_command
 from hago.cli.stored_model import run_command, store_command, store_model
 from hago.data import Batches
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
+from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError, HardwareError
 from hago.graph.model_source import load_model
-from hago.hardware import available_hardware, load_hardware, missing_common_ops, save_hardware, start_hardware
+from hago.hardware import Hardware, available_hardware, load_hardware, missing_common_ops, save_hardware, start_hardware
 from hago.importing import input_names
 from hago.plan import Strategy
 from hago.runtime.native import Executor
 from hago.search import plan_and_batches
+from hago.search.preparation import default_estimator
 from hago.serialization.json_text import is_file
 from hago.serialization.text_table import counted, table
 from hago.study import interruptible_job, read_log
@@ -179,14 +182,23 @@ def _search_after(args: Namespace, strategy: Strategy, loaded: LoadedStrategy) -
     if not is_one_shot(strategy) or not strategy.bits:
         return None
     made_by = strategy.made_by
-    calibration = args.data if made_by.get("data_hash") == loaded.batches.sha256 else "CALIBRATION_DATA"
     return search_command_line(
         args,
         args.hardware or strategy.hardware.name,
-        calibration,
-        [str(pattern) for pattern in made_by.get("keep_float", ())],
-        {str(pattern): int(bits) for pattern, bits in made_by.get("fix_bits", {}).items()},
+        args.data if made_by.get("data_hash") == loaded.batches.sha256 else "CALIBRATION_DATA",
+        keep_float=[str(pattern) for pattern in made_by.get("keep_float", ())],
+        fix_bits={str(pattern): int(bits) for pattern, bits in made_by.get("fix_bits", {}).items()},
+        estimator=_chosen_estimator(strategy, loaded.plan.hardware),
+        tables={"calibration-table": "CALIBRATION_TABLE" if "estimated" in made_by else None},
     )
+
+
+def _chosen_estimator(strategy: Strategy, hardware: Hardware) -> str | None:
+    """The estimator that the user chose for one shot; None for the default, whose thresholds a search refines."""
+    name = str(strategy.made_by["estimator"])
+    if name == named_estimator(default_estimator(hardware)).name:
+        return None
+    return name if name.partition(":")[0] in (*ESTIMATORS, *DOREFAS) else "ESTIMATOR"  # one of the user's own
 
 
 def replay_command(args: Namespace, console: Console) -> Outcome:

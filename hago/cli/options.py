@@ -27,36 +27,64 @@ from hago.study import Log
 _OBJECT: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
-def check_command(args: Namespace, strategy: Path, weights: Path | str | None, *more: str) -> str:
-    """The command that realizes a strategy on the data that this command was given.
+def strategy_command(
+    name: str, args: Namespace, strategy: Path, weights: Path | str | None, more: Sequence[str] = ()
+) -> str:
+    """The command of this name that takes a strategy, on the data that this command was given.
 
     Args:
         weights: the file of the model's weights; None if the model has its own.
         more: further words.
     """
-    words = ["realize", args.model, str(strategy), "--data", args.data, *more]
+    words = [name, args.model, str(strategy), "--data", args.data, *more]
     words += ["--held-out", args.held_out] if args.held_out else []
     words += ["--weights", str(weights)] if weights else []
     return command_line(*words, *data_words(args))
 
 
+def check_command(args: Namespace, strategy: Path, weights: Path | str | None, *more: str) -> str:
+    """The command that realizes a strategy; arguments as for `strategy_command`."""
+    return strategy_command("realize", args, strategy, weights, more)
+
+
 def search_command_line(
-    args: Namespace, hardware: str, data: str, keep_float: Iterable[str], fix_bits: Mapping[str, int]
+    args: Namespace,
+    hardware: str,
+    data: str,
+    *,
+    keep_float: Iterable[str],
+    fix_bits: Mapping[str, int],
+    estimator: str | None,
+    tables: Mapping[str, str | None],
 ) -> str:
-    """The command that searches for a better strategy than one shot.
+    """The command that searches for a better strategy than one shot, with the options of the one shot.
 
     Args:
         data: the calibration data.
+        estimator: None where the user chose none.
+        tables: the files of TPU-MLIR by option; None where the user gave none.
     """
     words = ["search", args.model, "--hardware", hardware, "--data", data]
     words += ["--held-out", args.held_out] if args.held_out else []
     words += ["--weights", args.weights] if args.weights else []
+    words += ["--estimator", estimator] if estimator else []
     words += [word for pattern in keep_float for word in ("--keep-float", pattern)]
     words += [word for pattern, bits in fix_bits.items() for word in ("--fix-bits", f"{pattern}={bits}")]
-    for option in ("calibration_table", "quantize_table"):
-        if table := getattr(args, option, None):
-            words += [f"--{option.replace('_', '-')}", table]
+    words += [word for option, table in tables.items() if table for word in (f"--{option}", table)]
     return command_line(*words, *data_words(args, chip=False))
+
+
+def search_as_quantized(args: Namespace) -> str:
+    """The command that searches with the options that `hago quantize` was given."""
+    return search_command_line(
+        args,
+        args.hardware,
+        args.data,
+        keep_float=args.keep_float,
+        fix_bits=dict(args.fix_bits),
+        estimator=args.estimator,
+        tables={"calibration-table": args.calibration_table, "quantize-table": args.quantize_table},
+    )
 
 
 def search_line(command: str) -> str:

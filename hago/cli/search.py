@@ -22,7 +22,7 @@ from hago.cli.options import (
     load_held_out,
     named,
     resumable,
-    search_command_line,
+    search_as_quantized,
     search_line,
     searcher_argument,
     stamp,
@@ -480,7 +480,7 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         console.written.append(str(saved))
         answer = answer_for_one_shot(made, prepared, held_out, steps)
     further = check_command(args, saved, args.weights)
-    search = search_command_line(args, args.hardware, args.data, args.keep_float, dict(args.fix_bits))
+    search = search_as_quantized(args)
     lines = [
         "the widest bits that do not overflow on the data:",
         *_strategy_lines(strategy),

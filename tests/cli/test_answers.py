@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Run, runner
+from commands import Run, after_hago, runner
 
 from hago.analysis.answer import one_shot_options
 from hago.calibration import ESTIMATORS
+from hago.cli.arguments import build_parser
+from hago.cli.options import check_command, search_as_quantized, strategy_command
 from hago.hardware import load_hardware, save_hardware
 from hago.plan import Strategy
 from hago.search.confirmation import Gain
@@ -39,6 +40,12 @@ def images():
 
 def others():
     return batches(2)
+
+class Own:
+    name = "own"
+
+    def __call__(self, statistics, grid):
+        return statistics.minimum, statistics.maximum
 """
 NET = "answers_zoo:net"
 DATA = ["--data", "answers_zoo:batches"]
@@ -124,13 +131,53 @@ def test_one_shot_names_a_search_that_runs(hago: Run, command: str, options: lis
         samples = options if "--samples" in options else []
         run = hago("inspect", NET, "q.json", *DATA, *HELD_OUT, *samples, "--json")
         assert "  # may lose less than one shot\nnext  " in hago("inspect", NET, "q.json", *DATA, *samples).out
-    words = shlex.split(run.json["search"])
-    words = words[words.index("search") :]
-    searched = hago(*words, "--budget", "1 trials", "--json")
+    searched = hago(*after_hago(run.json["search"]), "--budget", "1 trials", "--json")
     assert searched.code == 0, searched.err
     made_by = Strategy.load(searched.json["strategy"]).made_by
     one = Strategy.load("q.json").made_by
-    assert all(made_by[key] == one[key] for key in ("keep_float", "fix_bits", "data_hash"))
+    # the thresholds of the default estimator are refined
+    kept = ["keep_float", "fix_bits", "data_hash", *(["estimator"] if "--estimator" in options else [])]
+    assert {key: made_by[key] for key in kept} == {key: one[key] for key in kept}
+
+
+#: Every option of `hago quantize` but those of its outputs.
+ALL_OPTIONS = [
+    *("--weights=w.pt", "--ops=zoo:OPS", "--hardware=mine.json", "--data=images", "--held-out=others", "--samples=7"),
+    *("--batch-size=4", "--size=6x8", "--mean=-0.5", "--std=0.25", "--gray", "--estimator=percentile:99"),
+    *("--keep-float=3", "--keep-float=5", "--fix-bits=2:1=7", "--fix-bits=4:1=6"),
+    *("--calibration-table=table", "--quantize-table=modes"),
+]
+
+
+def test_named_commands_have_every_option_of_the_one_shot() -> None:
+    args = build_parser().parse_args(["quantize", NET, *ALL_OPTIONS])
+    given = {name: value for name, value in vars(args).items() if name not in ("command", "json", "save")}
+    without = vars(build_parser().parse_args(["quantize", NET, "--hardware=vta", "--data=x"]))
+    assert [name for name, value in given.items() if value == without[name]] == ["model"]
+    named = {
+        command: vars(build_parser().parse_args(after_hago(line)))
+        for command, line in (
+            ("search", search_as_quantized(args)),
+            ("realize", check_command(args, Path("s.json"), args.weights)),
+            ("inspect", strategy_command("inspect", args, Path("s.json"), args.weights)),
+        )
+    }
+    for command, found in named.items():
+        assert found["command"] == command
+        assert [name for name, value in given.items() if name in found and found[name] != value] == []
+    assert given.keys() <= named["search"].keys()
+
+
+def test_an_inspection_names_a_search_with_the_tables_and_the_estimator_of_one_shot(hago: Run) -> None:
+    Path("table").write_text("# op_name    threshold    min    max\n0 1 -1 1\n", "utf-8")
+    made = ["quantize", NET, "--hardware", "vta", *DATA, "--save", "q.json"]
+    hago(*made, "--calibration-table", "table")
+    assert "--calibration-table CALIBRATION_TABLE" in hago("inspect", NET, "q.json", *DATA, "--no-remedies").out
+    hago(*made, "--estimator", "answers_zoo:Own")
+    assert "--estimator ESTIMATOR" in hago("inspect", NET, "q.json", *DATA, "--no-remedies").out
+    hago(*made)
+    plain = hago("inspect", NET, "q.json", *DATA, "--no-remedies").out
+    assert "--estimator" not in plain and "TABLE" not in plain
 
 
 def test_inspection_on_other_data_names_no_data_for_a_search(hago: Run) -> None:
