@@ -92,6 +92,11 @@ def search_line(command: str) -> str:
     return f"search    {command}  # may lose less than one shot"
 
 
+def inspect_line(command: str) -> str:
+    """The line that names an inspection."""
+    return f"inspect   {command}  # names the layers that lose most, and what helps"
+
+
 def data_words(args: Namespace, chip: bool = True) -> list[str]:
     """The options of a command line that say how its data is read, for another command on the same data.
 

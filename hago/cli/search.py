@@ -17,6 +17,7 @@ from hago.cli.finetune import before_and_after
 from hago.cli.options import (
     check_command,
     estimator_argument,
+    inspect_line,
     load_batches,
     load_chip,
     load_held_out,
@@ -26,6 +27,7 @@ from hago.cli.options import (
     search_line,
     searcher_argument,
     stamp,
+    strategy_command,
     training_so_far,
 )
 from hago.cli.output_files import (
@@ -480,7 +482,8 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         console.written.append(str(saved))
         answer = answer_for_one_shot(made, prepared, held_out, steps)
     further = check_command(args, saved, args.weights)
-    search = search_as_quantized(args)
+    search = search_as_quantized(args) if strategy.bits else None
+    inspect = strategy_command("inspect", args, saved, args.weights) if strategy.bits else None
     lines = [
         "the widest bits that do not overflow on the data:",
         *_strategy_lines(strategy),
@@ -488,7 +491,8 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         str(answer),
         "",
         f"strategy  {saved}",
-        *([search_line(search)] if strategy.bits else []),
+        *([] if inspect is None else [inspect_line(inspect)]),
+        *([] if search is None else [search_line(search)]),
         f"next      {further}",
     ]
     values = {
@@ -499,6 +503,7 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         "answer": answer.to_json(),
         "strategy": str(saved),
         "next": further,
-        "search": search if strategy.bits else None,
+        "inspect": inspect,
+        "search": search,
     }
     return Outcome("\n".join(lines), values)

@@ -140,6 +140,18 @@ def test_one_shot_names_a_search_that_runs(hago: Run, command: str, options: lis
     assert {key: made_by[key] for key in kept} == {key: one[key] for key in kept}
 
 
+def test_one_shot_names_an_inspection_that_runs(hago: Run) -> None:
+    quantize = ["quantize", NET, "--hardware", "vta", *DATA, *HELD_OUT, "--samples", "64", "--save", "q.json"]
+    line = next(line for line in hago(*quantize).out.splitlines() if line.startswith("inspect "))
+    command, _, why = line.partition("  # ")
+    assert after_hago(command) == after_hago(hago(*quantize, "--json").json["inspect"])
+    assert why == "names the layers that lose most, and what helps"
+    run = hago(*after_hago(command))
+    assert run.code == 0 and "calibration data, 64 samples" in run.out and "held-out data" in run.out
+    real = hago("quantize", NET, "--hardware", "onnxruntime_cpu", *DATA, "--keep-float", "*", "--save", "q.json")
+    assert real.code == 0 and "inspect " not in real.out and "search " not in real.out
+
+
 #: Every option of `hago quantize` but those of its outputs.
 ALL_OPTIONS = [
     *("--weights=w.pt", "--ops=zoo:OPS", "--hardware=mine.json", "--data=images", "--held-out=others", "--samples=7"),
