@@ -1284,6 +1284,7 @@ ELSEWHERE: Final = {
         "cli/test_answers.py",
         "test_bits_of_nodes_that_stay_float_are_refused",
     ),
+    "which is not given; give both": ("cli/test_answers.py", "test_samples_of_the_calibration_cut_no_held_out_data"),
     "pass other samples as held_out (--held-out)": (
         "cli/test_answers.py",
         "test_held_out_data_that_calibration_saw_is_a_warning",

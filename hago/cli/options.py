@@ -37,7 +37,7 @@ def strategy_command(
         more: further words.
     """
     words = [name, args.model, str(strategy), "--data", args.data, *more]
-    words += ["--held-out", args.held_out] if args.held_out else []
+    words += held_out_words(args)
     words += ["--weights", str(weights)] if weights else []
     return command_line(*words, *data_words(args))
 
@@ -65,7 +65,7 @@ def search_command_line(
         tables: the files of TPU-MLIR by option; None where the user gave none.
     """
     words = ["search", args.model, "--hardware", hardware, "--data", data]
-    words += ["--held-out", args.held_out] if args.held_out else []
+    words += held_out_words(args)
     words += ["--weights", args.weights] if args.weights else []
     words += ["--estimator", estimator] if estimator else []
     words += [word for pattern in keep_float for word in ("--keep-float", pattern)]
@@ -116,6 +116,12 @@ def data_words(args: Namespace, chip: bool = True) -> list[str]:
     return words
 
 
+def held_out_words(args: Namespace) -> list[str]:
+    """The options of a command line that name its held-out data."""
+    words = ["--held-out", args.held_out] if args.held_out else []
+    return [*words, *(["--held-out-samples", str(args.held_out_samples)] if args.held_out_samples else [])]
+
+
 def with_next(outcome: Outcome, command: str, search: str | None = None) -> Outcome:
     """The outcome with the command to enter next, and the one that searches for a better strategy, if there is one."""
     lines = [*([] if search is None else [search_line(search)]), f"next      {command}"]
@@ -151,15 +157,25 @@ def stamp(path: Path) -> tuple[int, int] | None:
 
 
 # ---------------------------------------------------------------- objects that options name
-def load_batches(args: Namespace, spec: str | None = None) -> Any:
-    """The batches that `--data`, or `spec` instead, and the other options of data name."""
-    images = ImageShape(args.size, args.mean, args.std, args.gray)
-    return load_data(spec or args.data, batch_size=args.batch_size, samples=args.samples, images=images)
+def load_batches(args: Namespace) -> Any:
+    """The batches that `--data` and the other options of data name."""
+    return _load(args, args.data, args.samples)
 
 
 def load_held_out(args: Namespace) -> Any:
-    """The batches that `--held-out` names; None if it is not given."""
-    return None if args.held_out is None else load_batches(args, args.held_out)
+    """The batches that `--held-out` names, all of them unless `--held-out-samples` is given; None without either.
+
+    Raises:
+        HagoError: there is no such data, or only the number of its samples is given.
+    """
+    if args.held_out is None and args.held_out_samples is not None:
+        raise HagoError("--held-out-samples is the number of samples of --held-out, which is not given; give both")
+    return None if args.held_out is None else _load(args, args.held_out, args.held_out_samples)
+
+
+def _load(args: Namespace, spec: str, samples: int | None) -> Any:
+    images = ImageShape(args.size, args.mean, args.std, args.gray)
+    return load_data(spec, batch_size=args.batch_size, samples=samples, images=images)
 
 
 def load_chip(args: Namespace, name: str) -> Hardware:

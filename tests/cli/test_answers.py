@@ -154,8 +154,23 @@ def test_one_shot_names_an_inspection_that_runs(hago: Run) -> None:
 
 #: Every option of `hago quantize` but those of its outputs.
 ALL_OPTIONS = [
-    *("--weights=w.pt", "--ops=zoo:OPS", "--hardware=mine.json", "--data=images", "--held-out=others", "--samples=7"),
-    *("--batch-size=4", "--size=6x8", "--mean=-0.5", "--std=0.25", "--gray", "--estimator=percentile:99"),
+    *(
+        "--weights=w.pt",
+        "--ops=zoo:OPS",
+        "--hardware=mine.json",
+        "--data=images",
+        "--held-out=others",
+        "--held-out-samples=9",
+    ),
+    *(
+        "--samples=7",
+        "--batch-size=4",
+        "--size=6x8",
+        "--mean=-0.5",
+        "--std=0.25",
+        "--gray",
+        "--estimator=percentile:99",
+    ),
     *("--keep-float=3", "--keep-float=5", "--fix-bits=2:1=7", "--fix-bits=4:1=6"),
     *("--calibration-table=table", "--quantize-table=modes"),
 ]
@@ -289,5 +304,18 @@ def test_held_out_data_that_calibration_saw_is_a_warning(hago: Run, command: str
     words = ["evaluate", NET, "q.json"] if command == "evaluate" else [command, NET, "--hardware", "vta"]
     words += ["--budget", "1 trials"] if command == "search" else []
     same = hago(*words, *DATA, "--held-out", "answers_zoo:images")
-    assert same.code == 0 and "the held-out data begins with the same batch" in same.err
+    assert same.code == 0 and "256 of 256 samples of the held-out data are in the calibration data" in same.err
+    few = hago(*words, *DATA, "--held-out", "answers_zoo:images", "--samples", "7")
+    assert few.code == 0 and "7 of 256 samples of the held-out data are in the calibration data" in few.err
     assert "warning" not in hago(*words, *DATA, *HELD_OUT).err
+
+
+def test_samples_of_the_calibration_cut_no_held_out_data(hago: Run) -> None:
+    quantize = ["quantize", NET, "--hardware", "vta", *DATA, "--samples", "9", "--save", "q.json"]
+    assert "held-out data, 256 samples" in hago(*quantize, *HELD_OUT).out
+    few = hago(*quantize, *HELD_OUT, "--held-out-samples", "30")
+    assert "calibration data, 9 samples" in few.out and "held-out data, 30 samples" in few.out
+    assert "--samples 9" in few.out and few.out.count("--held-out-samples 30") == 3
+    alone = hago(*quantize, "--held-out-samples", "30")
+    assert alone.code == 2 and "--held-out, which is not given; give both" in alone.err
+    assert "more" in hago(*quantize, *HELD_OUT, "--held-out-samples", "0").err

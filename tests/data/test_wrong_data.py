@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import hago
 from hago.cli import main
-from hago.data import load_data
+from hago.data import Batches, load_data, warn_if_shared
 from hago.errors import DataError, GraphError
 
 CHIP: Final = "x86_vnni"
@@ -332,6 +332,38 @@ def test_implausible_values_are_warned_of(kind: str, role: str) -> None:
     found = [str(w.message) for w in seen if "holds" in str(w.message)]
     assert len(found) == (said is not None)
     assert all(text.startswith(f"{role} {said}") for text in found), found
+
+
+def codes(seed: int) -> Tensor:
+    """Samples of which there are few different ones."""
+    return torch.randint(0, 2, (50, 3), generator=torch.Generator().manual_seed(seed)).to(torch.float32)
+
+
+#: Calibration data and held-out data, with how many samples of this are said to be in both; None where it says nothing.
+SHARED: Final[dict[str, tuple[list[Any], list[Any], int | None]]] = {
+    "the same": ([images()], [images()], 4),
+    "the same with labels and in other batches": ([images()], [(x, torch.zeros(2)) for x in images().split(2)], 4),
+    "all of few": ([images()[:2]], [images()], 2),
+    "all of few, at the end": ([images()[:2]], [images() + 1, images()], 2),
+    "most": ([images()], [images()[1:], images()[:1] + 1], 3),
+    "half": ([images()], [images()[2:], images()[:2] + 1], None),
+    "one of many": ([images()], [torch.cat([images() + i for i in range(9)])[3:]], None),
+    "none": ([images()], [images() + 1], None),
+    "two inputs": ([(images(), images())], [(images(), images() + 1)], None),
+    "few different ones": ([codes(0)], [codes(1)], None),
+    "numbers": ([torch.arange(5.0)], [torch.arange(9.0)], 5),
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_held_out_samples_that_calibration_saw_are_counted(kind: str) -> None:
+    calibration, held_out, shared = SHARED[kind]
+    names = ["x", "y"] if kind == "two inputs" else ["x"]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        warn_if_shared(*(Batches(data, names).statistics for data in (held_out, calibration)))
+    found = [str(w.message).partition(" ")[0] for w in seen]
+    assert found == ([] if shared is None else [str(shared)])
 
 
 def test_data_that_is_no_real_number_is_not_judged() -> None:
