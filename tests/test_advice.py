@@ -1366,7 +1366,7 @@ ELSEWHERE: Final = {
         "export/test_onnx_refusals.py",
         "test_a_check_that_fails_says_what_and_what_helps",
     ),
-    "try with hago {} (measured on {} samples": (
+    "try with hago {}{} (measured on {} samples": (
         "analysis/test_remedies.py",
         "test_remedies_are_legal_and_gain_what_they_say",
     ),

@@ -11,11 +11,10 @@ from typing import Any, Final
 import torch
 
 from hago import api
-from hago.analysis import examine_machine, find_remedies, inspect_plan, measure_hardware
+from hago.analysis import Remedies, examine_machine, find_remedies, given_options, inspect_plan, measure_hardware
 from hago.analysis.answer import LoadedStrategy, answer_for_stored, is_one_shot, load_stored
 from hago.analysis.speed import time_against_float
 from hago.arithmetic.types import TORCH_DTYPES
-from hago.calibration import ESTIMATORS, named_estimator
 from hago.cli.console import NO, OK, Console, Outcome, command_line
 from hago.cli.export import compare_command, export_command
 from hago.cli.finetune import finetune_command
@@ -24,29 +23,29 @@ from hago.cli.options import (
     data_words,
     estimator_argument,
     hardware_of,
+    improve_line,
     load_batches,
     load_chip,
     load_held_out,
     load_strategy,
     make_folder_of,
     named,
+    quantization_command,
     resumable,
-    search_command_line,
+    search_line,
     with_next,
 )
 from hago.cli.search import quantize_command, search_command
 from hago.cli.stored_model import run_command, store_command, store_model
 from hago.data import Batches
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
-from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError, HardwareError
 from hago.graph.model_source import load_model
-from hago.hardware import Hardware, available_hardware, load_hardware, missing_common_ops, save_hardware, start_hardware
+from hago.hardware import available_hardware, load_hardware, missing_common_ops, save_hardware, start_hardware
 from hago.importing import input_names
 from hago.plan import Strategy
 from hago.runtime.native import Executor
 from hago.search import plan_and_batches
-from hago.search.preparation import default_estimator
 from hago.serialization.json_text import is_file
 from hago.serialization.text_table import counted, table
 from hago.study import interruptible_job, read_log
@@ -174,31 +173,28 @@ def inspect_command(args: Namespace, console: Console) -> Outcome:
     outcome = Outcome(f"{text}\n\n{answer}", {**statistic.to_json(), "answer": answer.to_json()}, code)
     if code != OK:
         return outcome
-    return with_next(outcome, store_command(args), _search_after(args, strategy, loaded))
+    further = _after_one_shot(args, loaded, statistic.remedies)
+    lines = [line for line, _ in further.values()]
+    values = {name: command for name, (_, command) in further.items()}
+    text = "\n".join([outcome.text, "", *lines, f"next      {store_command(args)}"])
+    return Outcome(text, {**outcome.json, **values, "next": store_command(args)}, outcome.code)
 
 
-def _search_after(args: Namespace, strategy: Strategy, loaded: LoadedStrategy) -> str | None:
-    """The command that searches for a better strategy than one shot; None for a strategy that is more than that."""
+def _after_one_shot(args: Namespace, loaded: LoadedStrategy, remedies: Remedies | None) -> dict[str, tuple[str, str]]:
+    """By name, the line and the command of what may be better than one shot: the remedies that were found, and a
+    search. Empty for a strategy that is more than one shot."""
+    strategy, chip = loaded.strategy, loaded.plan.hardware
     if not is_one_shot(strategy) or not strategy.bits:
-        return None
-    made_by = strategy.made_by
-    return search_command_line(
-        args,
-        args.hardware or strategy.hardware.name,
-        args.data if made_by.get("data_hash") == loaded.batches.sha256 else "CALIBRATION_DATA",
-        keep_float=[str(pattern) for pattern in made_by.get("keep_float", ())],
-        fix_bits={str(pattern): int(bits) for pattern, bits in made_by.get("fix_bits", {}).items()},
-        estimator=_chosen_estimator(strategy, loaded.plan.hardware),
-        tables={"calibration-table": "CALIBRATION_TABLE" if "estimated" in made_by else None},
-    )
-
-
-def _chosen_estimator(strategy: Strategy, hardware: Hardware) -> str | None:
-    """The estimator that the user chose for one shot; None for the default, whose thresholds a search refines."""
-    name = str(strategy.made_by["estimator"])
-    if name == named_estimator(default_estimator(hardware)).name:
-        return None
-    return name if name.partition(":")[0] in (*ESTIMATORS, *DOREFAS) else "ESTIMATOR"  # one of the user's own
+        return {}
+    hardware = args.hardware or strategy.hardware.name
+    data = args.data if strategy.made_by.get("data_hash") == loaded.batches.sha256 else "CALIBRATION_DATA"
+    tables = {"calibration-table": "CALIBRATION_TABLE" if "estimated" in strategy.made_by else None}
+    further = {}
+    if remedies is not None and (best := remedies.together) is not None:
+        command = quantization_command("quantize", args, hardware, data, best.change, tables)
+        further["improve"] = (improve_line(command, best.gain, remedies.samples), command)
+    command = quantization_command("search", args, hardware, data, given_options(strategy, chip), tables)
+    return {**further, "search": (search_line(command), command)}
 
 
 def replay_command(args: Namespace, console: Console) -> Outcome:

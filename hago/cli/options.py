@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from hago.analysis import Change
 from hago.calibration import ESTIMATORS
 from hago.cli.choices import NO_MEAN, UNIT_STD
 from hago.cli.console import Outcome, command_line
@@ -21,6 +22,7 @@ from hago.hardware import Hardware, available_hardware, hardware_hash, load_hard
 from hago.ops import OPS, OpRule, Ops
 from hago.plan import Strategy
 from hago.searchers import AUTO, SEARCHERS
+from hago.serialization.text_table import counted
 from hago.study import Log
 
 #: The form of `package.module:name`. Options of estimators, which follow a colon, too, begin with a digit.
@@ -47,49 +49,44 @@ def check_command(args: Namespace, strategy: Path, weights: Path | str | None, *
     return strategy_command("realize", args, strategy, weights, more)
 
 
-def search_command_line(
-    args: Namespace,
-    hardware: str,
-    data: str,
-    *,
-    keep_float: Iterable[str],
-    fix_bits: Mapping[str, int],
-    estimator: str | None,
-    tables: Mapping[str, str | None],
+def quantization_command(
+    name: str, args: Namespace, hardware: str, data: str, options: Change, tables: Mapping[str, str | None]
 ) -> str:
-    """The command that searches for a better strategy than one shot, with the options of the one shot.
+    """The command of this name, `quantize` or `search`, for the model that this command was given.
 
     Args:
         data: the calibration data.
-        estimator: None where the user chose none.
+        options: how it quantizes.
         tables: the files of TPU-MLIR by option; None where the user gave none.
     """
-    words = ["search", args.model, "--hardware", hardware, "--data", data]
+    words = [name, args.model, "--hardware", hardware, "--data", data]
     words += held_out_words(args)
     words += ["--weights", args.weights] if args.weights else []
-    words += ["--estimator", estimator] if estimator else []
-    words += [word for pattern in keep_float for word in ("--keep-float", pattern)]
-    words += [word for pattern, bits in fix_bits.items() for word in ("--fix-bits", f"{pattern}={bits}")]
+    words += options.words
     words += [word for option, table in tables.items() if table for word in (f"--{option}", table)]
     return command_line(*words, *data_words(args, chip=False))
 
 
 def search_as_quantized(args: Namespace) -> str:
     """The command that searches with the options that `hago quantize` was given."""
-    return search_command_line(
-        args,
-        args.hardware,
-        args.data,
-        keep_float=args.keep_float,
-        fix_bits=dict(args.fix_bits),
-        estimator=args.estimator,
-        tables={"calibration-table": args.calibration_table, "quantize-table": args.quantize_table},
-    )
+    options = Change(tuple(args.keep_float) or None, dict(args.fix_bits), args.estimator)
+    tables = {"calibration-table": args.calibration_table, "quantize-table": args.quantize_table}
+    return quantization_command("search", args, args.hardware, args.data, options, tables)
 
 
 def search_line(command: str) -> str:
     """The line that names a search, which may find a better strategy than one shot."""
     return f"search    {command}  # may lose less than one shot"
+
+
+def improve_line(command: str, gain: float, samples: int) -> str:
+    """The line that names the one shot with the remedies that an inspection found.
+
+    Args:
+        gain: dB.
+        samples: number of samples that this was measured on.
+    """
+    return f"improve   {command}  # gains {gain:.1f} dB on {counted(samples, 'sample')}"
 
 
 def inspect_line(command: str) -> str:
@@ -122,11 +119,9 @@ def held_out_words(args: Namespace) -> list[str]:
     return [*words, *(["--held-out-samples", str(args.held_out_samples)] if args.held_out_samples else [])]
 
 
-def with_next(outcome: Outcome, command: str, search: str | None = None) -> Outcome:
-    """The outcome with the command to enter next, and the one that searches for a better strategy, if there is one."""
-    lines = [*([] if search is None else [search_line(search)]), f"next      {command}"]
-    values = {"next": command, **({} if search is None else {"search": search})}
-    return Outcome("\n".join([outcome.text, "", *lines]), {**outcome.json, **values}, outcome.code)
+def with_next(outcome: Outcome, command: str) -> Outcome:
+    """The outcome with the command to enter next."""
+    return Outcome(f"{outcome.text}\n\nnext      {command}", {**outcome.json, "next": command}, outcome.code)
 
 
 @contextlib.contextmanager

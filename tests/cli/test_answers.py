@@ -216,12 +216,27 @@ def test_inspection_on_other_data_names_no_data_for_a_search(hago: Run) -> None:
     assert "may lose less" not in searched.out and "hago quantize (" not in searched.out
 
 
+def test_the_one_shot_with_all_remedies_is_named_and_runs(hago: Run) -> None:
+    made = ["quantize", NET, "--hardware", "x86_vnni", *DATA, "--fix-bits", "*.weight=4", "--estimator", "max_range"]
+    before = hago(*made, "--save", "q.json", "--json").json["results"]["sqnr"]
+    run = hago("inspect", NET, "q.json", *DATA, *HELD_OUT)
+    (line,) = (line for line in run.out.splitlines() if line.startswith("improve "))
+    command, _, gain = line.partition("  # ")
+    remedies = hago("inspect", NET, "q.json", *DATA, "--json").json["remedies"]
+    assert gain == f"gains {remedies['together']['gain_db']:.1f} dB on 32 samples"
+    assert command.endswith(f"{' '.join(HELD_OUT)} {remedies['together']['command']}")
+    better = hago(*after_hago(command), "--json").json["results"]["sqnr"]
+    assert better > before + 0.5 * remedies["together"]["gain_db"] > before + 1.0
+    assert "improve " not in hago("inspect", NET, "q.json", *DATA, "--no-remedies").out
+
+
 @pytest.mark.parametrize(("searched", "command"), [(False, "quantize"), (True, "search")])
 def test_remedies_say_which_command_takes_them(hago: Run, searched: bool, command: str) -> None:
     made = ["search", "--budget", "1 trials"] if searched else ["quantize"]
     hago(*made, NET, "--hardware", "x86_vnni", *DATA, "--fix-bits", "0:1=4", "--save", "q.json")
     run = hago("inspect", NET, "q.json", *DATA)
-    assert f"try with hago {command} (measured on 32 samples" in run.out, run.out
+    said = f"try with hago {command}, added to the options that were given (measured on 32 samples"
+    assert said in " ".join(run.out.split()), run.out
     remedies = hago("inspect", NET, "q.json", *DATA, "--json").json["remedies"]
     assert remedies["for"] == command and remedies["found"]
 
