@@ -198,6 +198,19 @@ class Batches:
         """The batches if all of them are kept in memory, else None."""
         return self._cache
 
+    def spread(self, count: int) -> tuple[Any, ...] | None:
+        """The arguments of a batch of `count` samples, or up to twice as many, that are evenly spread over all of them,
+        nested as the model takes them; None where the batches are not kept in memory."""
+        if self._cache is None:
+            return None
+        step, start, chosen = max(1, self.samples // count), 0, []
+        for batch in self._cache:
+            chosen.append([x[-start % step :: step] for x in batch.inputs])
+            start += batch.size
+        leaves = [torch.cat(rows) for rows in zip(*chosen, strict=True)]
+        nested: tuple[Any, ...] = pytree.tree_unflatten(leaves, pytree.tree_structure(self.example))
+        return nested
+
     @property
     def source(self) -> Iterable[Any]:
         """An iterable from which equal Batches can be made: the kept batches, or the user's data set."""

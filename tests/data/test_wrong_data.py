@@ -21,6 +21,8 @@ import hago
 from hago.cli import main
 from hago.data import Batches, load_data, warn_if_shared
 from hago.errors import DataError, GraphError
+from hago.importing import import_with_data
+from hago.search.preparation import held_out_batches
 
 CHIP: Final = "x86_vnni"
 #: The longest message, a few lines of a terminal.
@@ -370,6 +372,69 @@ def test_data_that_is_no_real_number_is_not_judged() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hago.quantize(Words().eval(), CHIP, [torch.zeros(3, 4, dtype=torch.int64)])
+
+
+# ---------------------------------------------------------------- another scale than in training
+def trained_norm(batches: int = 0, **changes: Any) -> nn.Module:
+    """A network whose batch norm has seen `images` of 16 samples, normalized as ImageNet's."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(8, momentum=None)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+    model(normalized())
+    assert isinstance(norm.num_batches_tracked, Tensor)
+    norm.num_batches_tracked.fill_(batches)
+    for name, value in changes.items():
+        getattr(norm, name)[:] = value
+    return model.eval()
+
+
+def normalized(samples: int = 16) -> Tensor:
+    return (images(samples, 3, 8, 8) - 0.45) / 0.225
+
+
+#: A network and its data, with whether it is said to be on another scale.
+SCALES: Final[dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], bool]]] = {
+    "as in training": (trained_norm, lambda: [normalized()], False),
+    "with a little contrast": (trained_norm, lambda: [0.4 * normalized()], False),
+    "from -1 to 1": (trained_norm, lambda: [2 * images(16, 3, 8, 8) - 1], False),
+    "from 0 to 1": (trained_norm, lambda: [images(16, 3, 8, 8)], True),
+    "from 0 to 255": (trained_norm, lambda: [255 * images(16, 3, 8, 8)], True),
+    "from 0 to 255, sample by sample": (trained_norm, lambda: (255 * images(16, 3, 8, 8)).split(1), True),
+    "from 0 to 255, with labels": (trained_norm, lambda: [(255 * images(16, 3, 8, 8), torch.zeros(16))], True),
+    "trained on 1000 batches": (lambda: trained_norm(1000), lambda: [255 * images(16, 3, 8, 8)], True),
+    "a blank sample at first": (trained_norm, lambda: [0 * normalized(8), normalized()], False),
+    "few samples": (trained_norm, lambda: [normalized(7) / 100], False),
+    "few batches of training": (lambda: trained_norm(9), lambda: [images(16, 3, 8, 8) / 9], False),
+    "not trained": (lambda: trained_norm(running_var=1.0), lambda: [255 * images(16, 3, 8, 8)], False),
+    "channels that disagree": (
+        lambda: trained_norm(running_var=10.0 ** torch.arange(-4, 4)),
+        lambda: [normalized()],
+        False,
+    ),
+    "channels that are not in use": (lambda: trained_norm(running_var=0.0), lambda: [normalized()], False),
+    "without a norm": (net, lambda: [255 * images()], False),
+}
+
+
+@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize("role", ["calibration data", "held-out data"])
+def test_another_scale_than_in_training_is_warned_of(kind: str, role: str) -> None:
+    make, data, warned = SCALES[kind]
+    model = make()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        if role == "calibration data":
+            hago.quantize(model, CHIP, data())
+        else:
+            right = [normalized() if kind != "without a norm" else images()]
+            calibration = import_with_data(model, [x + 0.01 for x in right])[1]
+            held_out_batches(model, calibration, data(), labels=False)
+    found = [str(w.message) for w in seen if "as in training" in str(w.message)]
+    assert len(found) == warned, [str(w.message) for w in seen]
+    assert all(text.startswith(f"{role} is hardly scaled as in training: at batch norm '1', its") for text in found)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_labels_out_of_range_name_the_data_and_the_first_sample() -> None:
