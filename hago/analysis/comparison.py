@@ -286,18 +286,18 @@ def compare_plan(plan: Plan, batches: Batches, realizations: Sequence[str], base
         right[base] += _summed("accuracy", first, first, labels) if fit else 0.0
         for name, run in running.items():
             got = run(batch.inputs)
-            agreeing[name] += _summed("agreement", first, got[1][0])
+            agreeing[name] += _summed("agreement", first, got[1][0]) if class_count(first) > 1 else 0.0
             right[name] += _summed("accuracy", first, got[1][0], labels) if fit else 0.0
             _compare(plan, expected, got, places[name], outputs[name])
     why_not = unfit_labels(batches, shapes)
     warn_of_labels(why_not, f"only agreement with {base}")
-    labelled, classed, samples = batches.labelled and not why_not, class_count(shapes[0]) > 1, batches.samples
+    labelled, classes, samples = batches.labelled and not why_not, class_count(shapes[0]), batches.samples
     by_name = {
         n: RealizationDifference(
             n,
             tuple(places[n].values()),
             tuple(outputs[n].values()),
-            agreement=agreeing[n] / samples if classed else None,
+            agreement=agreeing[n] / samples if classes > 1 else None,
             accuracy=right[n] / samples if labelled else None,
         )
         for n in running

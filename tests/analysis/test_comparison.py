@@ -92,6 +92,17 @@ def test_labels_that_are_no_classes_are_warned_of_and_give_no_accuracy() -> None
     assert result.accuracy is None and result.against[0].accuracy is None and result.against[0].agreement == 1.0
 
 
+def test_an_output_without_classes_has_no_agreement() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1).mean(1)
+
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), Sum()).eval()
+    strategy = hago.quantize(model, "x86_vnni", DATA).strategy
+    (result,) = compare_realizations(model, "x86_vnni", strategy, DATA, ["fast"]).against
+    assert result.agreement is None and result.accuracy is None and result.outputs[0].compared == 9
+
+
 def test_no_outputs_are_kept_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first outputs of any batch that are alive while another is run are as many as in the second batch."""
     alive: list[int] = []
