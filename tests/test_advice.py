@@ -1351,6 +1351,10 @@ ELSEWHERE: Final = {
         "data/test_wrong_data.py",
         "test_folders_that_are_not_the_classes_of_the_network",
     ),
+    "holds a single number beside tensors": (
+        "data/test_wrong_data.py",
+        "test_a_single_number_beside_tensors_is_refused",
+    ),
     "or was cut off ({}); write it again": ("data/test_wrong_data.py", "test_a_file_that_was_cut_off_is_told"),
     "sample {} holds NaN or infinite values; remove it": WRONG_DATA,
     "change their order": WRONG_DATA,

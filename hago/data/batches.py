@@ -378,6 +378,11 @@ def _read(item: Any, names: Sequence[str], index: int, first: Sequence[Any]) -> 
             f"batch {index} holds {'a single number' if len(tensors) == 1 else 'single numbers'}; expected tensors or "
             "arrays whose axis 0 is the batch: convert lists of numbers with torch.tensor"
         )
+    if any(not t.ndim for t in tensors):
+        raise DataError(
+            f"batch {index} holds a single number beside tensors; expected axis 0 of every input to be the batch: pass "
+            "one number per sample, or make it an attribute of the model"
+        )
     if sizes == [0]:
         shapes = " and ".join(str(tuple(t.shape)) for t in tensors)
         raise DataError(f"batch {index} is empty: it has the shape {shapes}; leave out batches without samples")

@@ -295,6 +295,30 @@ def test_an_array_is_a_data_set_as_a_tensor_is() -> None:
     assert made.strategy == hago.quantize(net(), CHIP, [images()]).strategy
 
 
+class Scaled(nn.Module):
+    """A network that multiplies its outputs by an input, or by a number of its own."""
+
+    def __init__(self, factor: float | None = None) -> None:
+        super().__init__()
+        self.body, self.factor = net(), factor
+
+    def forward(self, images: Tensor, factor: Tensor) -> Tensor:
+        return self.body(images) * factor
+
+
+class ScaledByItself(Scaled):
+    def forward(self, images: Tensor) -> Tensor:  # type: ignore[override]
+        return self.body(images) * self.factor
+
+
+def test_a_single_number_beside_tensors_is_refused() -> None:
+    says = "batch 0 holds a single number beside tensors.*pass one number per sample, or make it an attribute"
+    with pytest.raises(DataError, match=says):
+        hago.quantize(Scaled().eval(), CHIP, [(images(), torch.tensor(2.0))])
+    assert hago.quantize(Scaled().eval(), CHIP, [(images(), torch.full((4, 1), 2.0))]).strategy.bits
+    assert hago.quantize(ScaledByItself(2.0).eval(), CHIP, [images()]).strategy.bits
+
+
 # ---------------------------------------------------------------- data that runs, but is hardly meant
 def class_folders(folder: Path, *names: str) -> Path:
     for name in names:
