@@ -170,7 +170,7 @@ def quantization_arguments(args: Namespace) -> dict[str, Any]:
 def search_command(args: Namespace, console: Console) -> Outcome:
     """Search, and report the best strategy, the files written, and the command that checks it."""
     hardware = load_chip(args, args.hardware)
-    tuning_options(args.finetune or "")
+    FinetuneOptions(**tuning_options(args.finetune or ""))  # refuses wrong ones before the search
     files = search_files(args, hardware)
     options, logged = _checked(args, files, hardware)
     model, data = load_model(args.model, args.weights), load_batches(args)

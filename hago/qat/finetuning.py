@@ -70,7 +70,8 @@ class FinetuneOptions:
         held_out: further batches, on which the model is measured before and after instead of on the training data.
 
     Raises:
-        HagoError: a rate is negative or infinite, or a count is not a positive whole number.
+        HagoError: a rate is negative or infinite, a count is not a positive whole number, the budget is not a time, or
+            no objective or scheme has the name.
     """
 
     steps: int | None = None
@@ -97,20 +98,29 @@ class FinetuneOptions:
             count = getattr(self, name)
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                 raise HagoError(f"{name} is {count!r}; expected a whole number above 0")
+        if self.budget is not None and _seconds(self.budget) is None:
+            raise HagoError(
+                f"budget {self.budget!r}; expected a time, such as '90s', '5m' or '1h30m', and steps= for a number of "
+                "steps"
+            )
+        named_loss(self.objective)
+        training_scheme(self.scheme)
 
     @property
     def schedule(self) -> TrainingSchedule:
-        """The length of the run and its learning rate.
-
-        Raises:
-            HagoError: the budget is not a time.
-        """
-        budget = Budget.parse(self.budget)
-        seconds = budget.seconds
-        if self.budget is not None and (seconds is None or budget != Budget(seconds=seconds)):
-            raise HagoError(f"budget {self.budget!r}; expected a time such as '5m', and steps= for a number of steps")
+        """The length of the run and its learning rate."""
+        seconds = None if self.budget is None else _seconds(self.budget)
         steps = STEPS if self.steps is None and seconds is None else self.steps
         return TrainingSchedule(steps, math.inf if seconds is None else seconds)
+
+
+def _seconds(budget: str) -> float | None:
+    """The seconds of a budget that is a time; None for any other."""
+    try:
+        parsed = Budget.parse(budget)
+    except HagoError:
+        return None
+    return parsed.seconds if parsed == Budget(seconds=parsed.seconds) else None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -300,6 +300,22 @@ def test_a_budget_without_a_unit_is_of_trials(hago: Run) -> None:
     assert hago(*search, "--budget", "2", "--json").json["trials"] == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--finetune", "budget=1 hour"], "budget '1 hour'; expected a time, such as '90s', '5m' or '1h30m'"),
+        (["--finetune", "objective=mes"], "unknown training objective 'mes'"),
+        (["--finetune", "scheme=lsq2"], "unknown training scheme 'lsq2'"),
+        (["--finetune", "steps=0"], "steps is 0; expected a whole number above 0"),
+        (["--budget", "1 hour"], "budget '1 hour'; expected '200 trials', '50 forwards' or a time"),
+        (["--executor", "process"], "executor 'process'; expected 'processes:8'"),
+    ],
+)
+def test_options_of_late_stages_are_refused_before_the_model_is_made(hago: Run, options: list[str], says: str) -> None:
+    run = hago("search", "answers_zoo:none", "--hardware", "vta", *DATA, *options)
+    assert run.code == 2 and says in run.err and not Path("logs").exists()
+
+
 # ---------------------------------------------------------------- options that contradict each other
 @pytest.mark.parametrize("command", ["quantize", "search", "explain", "sensitivity"])
 def test_bits_of_nodes_that_stay_float_are_refused(hago: Run, command: str) -> None:
