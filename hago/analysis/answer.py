@@ -184,7 +184,8 @@ class Answer:
         for part in self.parts:
             lines += [*([""] if lines else []), f"{part.data}, {counted(part.samples, 'sample')}", *self._table(part)]
             if part.differences:
-                lines += ["  sample by sample, with 95 % intervals:", *(f"    {d}" for d in part.differences)]
+                lines.append("  sample by sample, with 95 % intervals:")
+                lines += [line for d in part.differences for line in wrapped(f"    {d}", " " * 6)]
         return [*lines, *([self.stored] if self.stored else []), *([self.note] if self.note else [])]
 
     def _table(self, part: DataAnswer) -> list[str]:

@@ -357,7 +357,7 @@ def _outcome(
     further = check_command(args, saved, weights)
     lines = [
         *run.lines(args, outcome),
-        *([] if outcome.unconfirmed is None else [f"  {outcome.unconfirmed}"]),
+        *([] if outcome.unconfirmed is None else wrapped(f"  {outcome.unconfirmed}", " " * 4)),
         *_strategy_lines(outcome.strategy),
         _costs(best),
         *_limit_lines(strategy.made_by.get("goal", {})),
@@ -426,17 +426,18 @@ def _confirmed_lines(strategy: Strategy) -> list[str]:
     if "gain" not in confirmed or {"refined", "weighted", "mse", "refined once"}.isdisjoint(
         map(str, confirmed.values())
     ):
-        return [
+        estimated = (
             f"  thresholds are as estimated: refined ones were not surely better on {samples}; more calibration "
             "samples make this surer"
-        ]
+        )
+        return wrapped(estimated, " " * 4)
     clipped = (
         f"{100 * confirmed['clipped']:.2g} % of activations clipped, {100 * confirmed['clipped_before']:.2g} % without"
     )
     gain = (
         f"{100 * confirmed['gain']:.3g} % less error on {samples} ({confirmed['standard_errors']:.3g} standard errors)"
     )
-    return [f"  refined thresholds: {gain}; {clipped}"]
+    return wrapped(f"  refined thresholds: {gain}; {clipped}", " " * 4)
 
 
 def _figures(results: Mapping[str, Any]) -> str:
