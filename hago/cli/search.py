@@ -40,12 +40,11 @@ from hago.cli.output_files import (
     folders_of,
 )
 from hago.cost import METRICS, amount_text
-from hago.data import Batches
 from hago.errors import HagoError, did_you_mean
 from hago.graph import ModelLike
 from hago.graph.model_source import load_model
 from hago.hardware import Hardware
-from hago.importing import import_with_data, input_names
+from hago.importing import import_with_data
 from hago.plan import Strategy
 from hago.qat import FinetuneOptions, Tuned, finetune_after_search
 from hago.search import (
@@ -102,7 +101,7 @@ def tuning_options(text: str) -> dict[str, Any]:
 
 
 def tune(
-    args: Namespace, console: Console, model: Any, hardware: Hardware, data: Any, outcome: SearchOutcome, saved: Path
+    args: Namespace, console: Console, model: Any, hardware: Hardware, outcome: SearchOutcome, saved: Path
 ) -> Tuned:
     """Train the strategy that a search found. A killed run continues from the checkpoint of the same strategy."""
     stem = default_stem(args, hardware, "finetune", outcome.strategy.to_json(), args.finetune)
@@ -118,12 +117,10 @@ def tune(
         return finetune_after_search(
             model,
             hardware,
-            Batches(data, input_names(model)),
-            (outcome.strategy, outcome.score),
+            outcome,
             options,
             save_weights=weights_of(saved),
             save=saved,
-            held_out=load_held_out(args),
             measure=named(args.maximize or args.objective, "objective"),
         )
 
@@ -209,7 +206,7 @@ def search_command(args: Namespace, console: Console) -> Outcome:
             goal = options.goal
             objective = named_objective(goal.objective if goal.maximize is None else goal.maximize)
             answer = answer_for_search(outcome, steps, objective)
-    tuned = None if args.finetune is None else tune(args, console, model, hardware, data, outcome, saved)
+    tuned = None if args.finetune is None else tune(args, console, model, hardware, outcome, saved)
     return _outcome(args, outcome, answer, files, tuned, ThisRun(earlier, seconds))
 
 

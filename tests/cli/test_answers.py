@@ -341,6 +341,19 @@ def test_held_out_data_that_calibration_saw_is_a_warning(hago: Run, command: str
     assert "warning" not in hago(*words, *DATA, *HELD_OUT).err
 
 
+@pytest.mark.parametrize("tuned", [[], ["--finetune", "steps=1"]])
+def test_a_search_reads_its_data_once(hago: Run, tuned: list[str]) -> None:
+    """What is kept in memory is not read again, also not for training."""
+    counting = ZOO.replace("def batches(seed=1):\n", "def batches(seed=1):\n    print('read', seed, file=sys.stderr)\n")
+    counting = counting.replace("    return [(x,", "    yield from [(x,")
+    Path("counting_zoo.py").write_text(f"import sys\n{counting}", "utf-8")
+    words = [word.replace("answers_zoo", "counting_zoo") for word in (*DATA, *HELD_OUT)]
+    run = hago("search", NET, "--hardware", "vta", *words, "--budget", "1 trials", "--save", "s.json", *tuned)
+    sys.modules.pop("counting_zoo")
+    assert run.code == 0, run.err
+    assert (run.err.count("read 1"), run.err.count("read 2")) == (1, 1)
+
+
 def test_samples_of_the_calibration_cut_no_held_out_data(hago: Run) -> None:
     quantize = ["quantize", NET, "--hardware", "vta", *DATA, "--samples", "9", "--save", "q.json"]
     assert "held-out data, 256 samples" in hago(*quantize, *HELD_OUT).out
