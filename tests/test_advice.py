@@ -1280,6 +1280,7 @@ ELSEWHERE: Final = {
         "cli/test_answers.py",
         "test_a_limit_that_needs_labels_names_itself",
     ),
+    "fix_bits {} has no effect, since {}": ("plan/test_space.py", "test_fixed_bits_without_effect_are_warned_of"),
     "which keep_float keeps float; leave out one of them": (
         "cli/test_answers.py",
         "test_bits_of_nodes_that_stay_float_are_refused",
