@@ -1356,6 +1356,10 @@ ELSEWHERE: Final = {
         "data/test_wrong_data.py",
         "test_a_single_number_beside_tensors_is_refused",
     ),
+    "give one value, or one per channel": (
+        "data/test_data_source.py",
+        "test_normalization_has_one_value_or_one_per_channel",
+    ),
     "or was cut off ({}); write it again": ("data/test_wrong_data.py", "test_a_file_that_was_cut_off_is_told"),
     "sample {} holds NaN or infinite values; remove it": WRONG_DATA,
     "change their order": WRONG_DATA,
