@@ -59,6 +59,8 @@ def quantization_command(
         options: how it quantizes.
         tables: the files of TPU-MLIR by option; None where the user gave none.
     """
+    if data != args.data:
+        args = Namespace(**{**vars(args), "samples": None})  # how many were used of other data is not known
     words = [name, args.model, "--hardware", hardware, "--data", data]
     words += held_out_words(args)
     words += ["--weights", args.weights] if args.weights else []
