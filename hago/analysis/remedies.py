@@ -260,7 +260,7 @@ class Remedies:
             )
         for remedy in self.found:
             yield from wrapped_words(f"  {remedy.node or 'all nodes'}: {remedy}", " " * 4)
-        if self.together is not None and self.together.change != self.found[0].change:
+        if self.together is not None and str(self.together.change) != str(self.found[0].change):
             where = f"in one command, which {self.together.effect}: hago {self.command} with {self.together.change}"
             yield from wrapped_words(where, " " * 4)
         if self.overflow is not None:

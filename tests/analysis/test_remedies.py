@@ -297,7 +297,7 @@ def test_remedies_in_one_command_gain_more_than_each(chip: str, name: str) -> No
     assert (together.gain > remedies.found[0].gain) == (together.change != first)
     hago.quantize(model, chip, DATA, **together.change.to_json())
     shown = f"in one command, which {together.effect}: hago quantize with {together.change}"
-    assert (shown in " ".join(str(remedies).split())) == (together.change != remedies.found[0].change)
+    assert (shown in " ".join(str(remedies).split())) == (str(together.change) != str(remedies.found[0].change))
     assert remedies.to_json()["together"] == together.to_json()
 
 
