@@ -33,12 +33,15 @@ from hago.graph import (
     check_runs,
     from_torch,
     read_tree,
+    warn_of_scale,
 )
 from hago.graph.passes.open_attention import ATTENTION, OPENED_INTO, OPENED_INTO_GROUPS
 from hago.hardware import Hardware, check_hardware, load_hardware
 from hago.ops import OPS
 from hago.plan import Strategy
 
+#: The number of samples on which the scale of inputs is compared with that of training.
+SCALE_SAMPLES: Final = 32
 #: The most entries that an input remembered in a strategy may have.
 LARGEST_INPUT: Final = 1 << 31
 
@@ -106,8 +109,8 @@ def read_batches(
     like: Batches | None = None,
     on_batch: OnBatch | None = None,
 ) -> Batches:
-    """A data set of the user as batches of a model's inputs, with a warning if its values are odd. Batches that were
-    checked already are not warned of again.
+    """A data set of the user as batches of a model's inputs, with a warning if its values are odd, or on another scale
+    than those of training. Batches that were checked already are not warned of again.
 
     Args:
         role, like, on_batch: of Batches.
@@ -118,6 +121,9 @@ def read_batches(
     batches = Batches(dataset, input_names(model), like=like, on_batch=on_batch, role=role)
     if not isinstance(dataset, Batches):
         warn_if_implausible(batches.title, batches.statistics)
+        samples = None if batches.statistics.all_equal else batches.spread(SCALE_SAMPLES)
+        if isinstance(model, nn.Module) and not model.training and samples is not None:
+            warn_of_scale(model, samples, batches.title)
     return batches
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,3 +42,9 @@ def runner(capsys: pytest.CaptureFixture[str]) -> Run:
         return CommandResult(code, captured.out, captured.err)
 
     return run
+
+
+def after_hago(line: str) -> list[str]:
+    """The words of a command that was shown, from the command's name on."""
+    words = shlex.split(line)
+    return words[words.index("hago") + 1 :]

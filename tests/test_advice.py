@@ -1280,10 +1280,12 @@ ELSEWHERE: Final = {
         "cli/test_answers.py",
         "test_a_limit_that_needs_labels_names_itself",
     ),
+    "fix_bits {} has no effect, since {}": ("plan/test_space.py", "test_fixed_bits_without_effect_are_warned_of"),
     "which keep_float keeps float; leave out one of them": (
         "cli/test_answers.py",
         "test_bits_of_nodes_that_stay_float_are_refused",
     ),
+    "which is not given; give both": ("cli/test_answers.py", "test_samples_of_the_calibration_cut_no_held_out_data"),
     "pass other samples as held_out (--held-out)": (
         "cli/test_answers.py",
         "test_held_out_data_that_calibration_saw_is_a_warning",
@@ -1350,6 +1352,14 @@ ELSEWHERE: Final = {
         "data/test_wrong_data.py",
         "test_folders_that_are_not_the_classes_of_the_network",
     ),
+    "holds a single number beside tensors": (
+        "data/test_wrong_data.py",
+        "test_a_single_number_beside_tensors_is_refused",
+    ),
+    "give one value, or one per channel": (
+        "data/test_data_source.py",
+        "test_normalization_has_one_value_or_one_per_channel",
+    ),
     "or was cut off ({}); write it again": ("data/test_wrong_data.py", "test_a_file_that_was_cut_off_is_told"),
     "sample {} holds NaN or infinite values; remove it": WRONG_DATA,
     "change their order": WRONG_DATA,
@@ -1365,7 +1375,7 @@ ELSEWHERE: Final = {
         "export/test_onnx_refusals.py",
         "test_a_check_that_fails_says_what_and_what_helps",
     ),
-    "try with hago {} (measured on {} samples": (
+    "try with hago {}{} (measured on {} samples": (
         "analysis/test_remedies.py",
         "test_remedies_are_legal_and_gain_what_they_say",
     ),

@@ -10,16 +10,19 @@ from hago.analysis.graph_statistic import GraphStatistic
 from hago.analysis.hardware_timing import measure_hardware
 from hago.analysis.inspect import inspect_plan
 from hago.analysis.machine import examine_machine
-from hago.analysis.remedies import find_remedies
+from hago.analysis.remedies import Change, Remedies, find_remedies, given_options
 
 __all__ = [
+    "Change",
     "Explanation",
     "GraphStatistic",
+    "Remedies",
     "answer",
     "comparison",
     "examine_machine",
     "explain_topology",
     "find_remedies",
+    "given_options",
     "inspect_plan",
     "measure_hardware",
     "speed",

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from torch import Tensor
 
-from hago.analysis.remedies import overflow_changes
+from hago.analysis.remedies import overflow_changes, with_given_options
 from hago.analysis.strategy_report import StrategyReport, figure_cells, report_on
 from hago.calibration import named_estimator
 from hago.cost import Cost, amount_text, float_cost, plan_cost
@@ -185,7 +185,8 @@ class Answer:
         for part in self.parts:
             lines += [*([""] if lines else []), f"{part.data}, {counted(part.samples, 'sample')}", *self._table(part)]
             if part.differences:
-                lines += ["  sample by sample, with 95 % intervals:", *(f"    {d}" for d in part.differences)]
+                lines.append("  sample by sample, with 95 % intervals:")
+                lines += [line for d in part.differences for line in wrapped(f"    {d}", " " * 6)]
         return [*lines, *([self.stored] if self.stored else []), *([self.note] if self.note else [])]
 
     def _table(self, part: DataAnswer) -> list[str]:
@@ -394,7 +395,7 @@ def _overflow_remedy(
     if not changes:
         return ""
     nodes = names_text(changes[0][0])
-    words = ", or with ".join(str(change.with_options_of(strategy)) for _, change in changes)
+    words = ", or with ".join(str(with_given_options(change, strategy, resolver)) for _, change in changes)
     return f"to rule that out at {nodes}, quantize or search again with {words}"
 
 

@@ -32,7 +32,7 @@ from hago.plan import NodePlan, Plan
 from hago.runtime import IntegerModel, center
 from hago.runtime.native import NativeIntegerModel
 from hago.search import plan_and_batches
-from hago.search.objective import OBJECTIVES, class_count, unfit_labels
+from hago.search.objective import OBJECTIVES, class_count, unfit_labels, warn_of_labels, why_labels_misfit
 from hago.serialization.text_table import counted, table
 from hago.simulation import Simulator
 
@@ -276,44 +276,41 @@ def compare_plan(plan: Plan, batches: Batches, realizations: Sequence[str], base
     run_base = REALIZATIONS[base](plan)
     places: dict[str, dict[str, PlaceCheck]] = {name: {} for name in running}
     outputs: dict[str, dict[str, PlaceCheck]] = {name: {} for name in running}
-    first: dict[str, list[Tensor]] = {name: [] for name in (base, *running)}
+    agreeing, right = dict.fromkeys(running, 0.0), dict.fromkeys((base, *running), 0.0)
+    shapes: list[Tensor] = []  # of the first output, batch by batch, without values
     for batch in batches:
         expected = run_base(batch.inputs)
-        first[base].append(expected[1][0].detach().clone())
+        first, labels = expected[1][0], batch.labels
+        shapes.append(torch.empty_like(first, device="meta"))
+        fit = labels is not None and not why_labels_misfit(labels, first)
+        right[base] += _summed("accuracy", first, first, labels) if fit else 0.0
         for name, run in running.items():
             got = run(batch.inputs)
-            first[name].append(got[1][0].detach().clone())
+            agreeing[name] += _summed("agreement", first, got[1][0]) if class_count(first) > 1 else 0.0
+            right[name] += _summed("accuracy", first, got[1][0], labels) if fit else 0.0
             _compare(plan, expected, got, places[name], outputs[name])
-    labelled = batches.labelled and not unfit_labels(batches, first[base])
-    accuracy = {name: _accuracy(batches, rows) if labelled else None for name, rows in first.items()}
+    why_not = unfit_labels(batches, shapes)
+    warn_of_labels(why_not, f"only agreement with {base}")
+    labelled, classes, samples = batches.labelled and not why_not, class_count(shapes[0]), batches.samples
     by_name = {
         n: RealizationDifference(
             n,
             tuple(places[n].values()),
             tuple(outputs[n].values()),
-            agreement=_agreement(first[base], first[n]),
-            accuracy=accuracy[n],
+            agreement=agreeing[n] / samples if classes > 1 else None,
+            accuracy=right[n] / samples if labelled else None,
         )
         for n in running
     }
     by_name |= {n: RealizationDifference(n, skipped=why) for n, why in skipped.items()}
     notes = (f"onnxruntime: {SATURATES}",) if "onnxruntime" in (base, *running) and saturates_pairs() else ()
-    return Comparison(base, batches.samples, tuple(by_name[n] for n in names), notes, accuracy[base])
+    accuracy = right[base] / samples if labelled else None
+    return Comparison(base, samples, tuple(by_name[n] for n in names), notes, accuracy)
 
 
-def _agreement(expected: Sequence[Tensor], got: Sequence[Tensor]) -> float | None:
-    """The part of samples with the same class; None where outputs have no classes."""
-    if class_count(expected[0]) < 2:
-        return None
-    same = [OBJECTIVES["agreement"].per_sample([a], [b], None) for a, b in zip(expected, got, strict=True)]
-    return float(torch.cat(same).mean())
-
-
-def _accuracy(batches: Batches, rows: Sequence[Tensor]) -> float:
-    """The part of right classes of data whose labels fit the outputs."""
-    pairs = zip(batches, rows, strict=True)
-    right = [OBJECTIVES["accuracy"].per_sample([row], [row], batch.labels) for batch, row in pairs]
-    return float(torch.cat(right).mean())
+def _summed(measure: str, expected: Tensor, got: Tensor, labels: Tensor | None = None) -> float:
+    """A measure of the first output, added up over the samples of a batch."""
+    return float(OBJECTIVES[measure].per_sample([expected], [got], labels).sum())
 
 
 def _compare(

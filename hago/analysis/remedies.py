@@ -25,10 +25,32 @@ from hago.calibration import named_estimator
 from hago.cost import amount_text, plan_cost
 from hago.data import Batch, Batches
 from hago.errors import HagoError, HagoWarning, as_strings
-from hago.plan import Bits, Group, Plan, Resolver, StoredThresholds, Strategy, ThresholdSource, estimated_resolver
+from hago.hardware import Hardware
+from hago.plan import (
+    Bits,
+    Group,
+    Plan,
+    Resolver,
+    StoredThresholds,
+    Strategy,
+    ThresholdSource,
+    analyze,
+    build_space,
+    estimated_resolver,
+    expand_policies,
+)
 from hago.plan.feasibility import group_feeding, nearest_feasible
 from hago.plan.topology import matches
-from hago.search import Evaluator, Prepared, QuantizationOptions, make_strategy, plan_of, prepare, stored_resolver
+from hago.search import (
+    Evaluator,
+    Prepared,
+    QuantizationOptions,
+    chosen_estimator,
+    make_strategy,
+    plan_of,
+    prepare,
+    stored_resolver,
+)
 from hago.search.objective import named_objective
 from hago.serialization.summary import names_text
 from hago.serialization.text_table import wrapped, wrapped_words
@@ -90,19 +112,47 @@ class Change:
         given["estimator"] = self.estimator
         return {name: value for name, value in given.items() if value}
 
-    def with_options_of(self, strategy: Strategy) -> Change:
-        """The change together with the patterns of which a strategy was made."""
-        given = (str(pattern) for pattern in strategy.made_by.get("keep_float", ()))
-        fixed = {str(pattern): int(bits) for pattern, bits in strategy.made_by.get("fix_bits", {}).items()}
-        kept = tuple(dict.fromkeys((*given, *as_strings(self.keep_float, "keep_float"))))
-        return replace(self, keep_float=kept or None, fix_bits={**fixed, **self.fix_bits})
+    def merged(self, other: Change) -> Change:
+        """The options of both; where both give bits to a pattern or an estimator, those of the other."""
+        kept = (*as_strings(self.keep_float, "keep_float"), *as_strings(other.keep_float, "keep_float"))
+        fixed = {**self.fix_bits, **other.fix_bits}
+        return Change(tuple(dict.fromkeys(kept)) or None, fixed, other.estimator or self.estimator)
 
-    def __str__(self) -> str:
+    @property
+    def words(self) -> list[str]:
         """The options as words of the command line."""
         words = [word for name in as_strings(self.keep_float, "keep_float") for word in ("--keep-float", name)]
         for pattern, bits in self.fix_bits.items():
             words += ["--fix-bits", f"{pattern}={bits}"]
-        return shlex.join(words if self.estimator is None else [*words, "--estimator", self.estimator])
+        return words if self.estimator is None else [*words, "--estimator", self.estimator]
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
+
+
+def given_options(strategy: Strategy, hardware: Hardware) -> Change:
+    """The options with which a strategy was made; without an estimator where that is the default or was refined."""
+    made_by = strategy.made_by
+    return Change(
+        tuple(str(pattern) for pattern in made_by.get("keep_float", ())) or None,
+        {str(pattern): int(bits) for pattern, bits in made_by.get("fix_bits", {}).items()},
+        chosen_estimator(strategy, hardware),
+    )
+
+
+def with_given_options(change: Change, strategy: Strategy, resolver: Resolver) -> Change:
+    """A change and the options with which a strategy was made, without bits of nodes that both keep float together.
+
+    Args:
+        resolver: of the strategy.
+    """
+    graph, hardware, ops = resolver.graph, resolver.hardware, resolver.ops
+    merged = given_options(strategy, hardware).merged(change)
+    kept = expand_policies(as_strings(merged.keep_float, "keep_float"), graph, hardware, ops)
+    groups = build_space(graph, hardware, analyze(graph, hardware, kept, ops), None, ops).groups.values()
+    names = [name for group in groups for name in group.names]
+    fixed = {p: bits for p, bits in merged.fix_bits.items() if any(matches(name, (p,)) for name in names)}
+    return replace(merged, fix_bits=fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +178,15 @@ class Remedy:
         options = {"options": self.change.to_json(), "command": str(self.change)}
         return {"node": self.node, **options, "gain_db": self.gain, "bytes": self.bytes}
 
-    def __str__(self) -> str:
+    @property
+    def effect(self) -> str:
+        """What it costs and gains, in words."""
         size = amount_text("weight_bytes", abs(self.bytes))
-        costs = (
-            f"costs {size} and" if self.bytes > 0 else f"saves {size} and" if self.bytes < 0 else "costs no bytes and"
-        )
-        return f"{self.change} {costs} {'loses' if self.gain < 0.0 else 'gains'} {abs(self.gain):.1f} dB"
+        costs = f"costs {size}" if self.bytes > 0 else f"saves {size}" if self.bytes < 0 else "costs no bytes"
+        return f"{costs} and {'loses' if self.gain < 0.0 else 'gains'} {abs(self.gain):.1f} dB"
+
+    def __str__(self) -> str:
+        return f"{self.change} {self.effect}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +214,13 @@ class Remedies:
         samples: number of samples that they were tried on, the first of the data.
         sqnr: dB of the outputs on these samples without a change.
         found: the changes, the largest gain first.
+        together: those of which each adds to the gain in one change, with the options of the strategy; None where none
+            is found.
+        given: whether the strategy was made with options, to which changes are added.
         impossible: by node, what would help and is not possible on the hardware.
         tried: number of changes that were tried.
-        overflow: the change that rules overflow out, whatever it gains; None where none is possible or needed.
+        overflow: the change that rules overflow out, whatever it gains, with the options of the strategy; None where
+            none is possible or needed.
         command: the command that takes the options: `quantize`, or `search` for a strategy that was searched.
     """
 
@@ -172,6 +229,8 @@ class Remedies:
     found: tuple[Remedy, ...]
     impossible: Mapping[str, tuple[str, ...]]
     tried: int
+    together: Remedy | None = None
+    given: bool = False
     overflow: OverflowRemedy | None = None
     command: str = "quantize"
 
@@ -182,6 +241,7 @@ class Remedies:
             "sqnr": self.sqnr,
             "tried": self.tried,
             "found": [r.to_json() for r in self.found],
+            "together": None if self.together is None else self.together.to_json(),
             "impossible": {node: list(words) for node, words in self.impossible.items()},
             "overflow": None if self.overflow is None else self.overflow.to_json(),
             "for": self.command,
@@ -192,12 +252,17 @@ class Remedies:
         if not self.found:
             yield f"{self.tried} changes were tried on {self.samples} samples, and none gains {LEAST_GAIN} dB"
         else:
-            yield (
-                f"try with hago {self.command} (measured on {self.samples} samples, on which the outputs have "
-                f"{self.sqnr:.1f} dB):"
+            given = ", added to the options that were given" if self.given else ""
+            yield from wrapped(
+                f"try with hago {self.command}{given} (measured on {self.samples} samples, on which the outputs have "
+                f"{self.sqnr:.1f} dB):",
+                " " * 2,
             )
         for remedy in self.found:
             yield from wrapped_words(f"  {remedy.node or 'all nodes'}: {remedy}", " " * 4)
+        if self.together is not None and str(self.together.change) != str(self.found[0].change):
+            where = f"in one command, which {self.together.effect}: hago {self.command} with {self.together.change}"
+            yield from wrapped_words(where, " " * 4)
         if self.overflow is not None:
             where, remedy = names_text(self.overflow.nodes), self.overflow.remedy
             yield from wrapped_words(
@@ -372,6 +437,7 @@ class _Trials:
 
     def __init__(self, plan: Plan, strategy: Strategy, batches: Batches) -> None:
         self.plan, self.strategy = plan, strategy
+        self.stored = stored_resolver(plan.graph, plan.hardware, strategy)
         self.batches = first_samples(plan, batches)
         self.evaluator = Evaluator(
             plan.graph, self.batches, named_objective("sqnr"), plan.ops, engine="float", quiet=True
@@ -402,18 +468,34 @@ class _Trials:
             self.base.results["sqnr"],
             tuple(found),
             impossible,
+            together=self._together(found),
+            given=given_options(self.strategy, self.plan.hardware) != Change(),
             overflow=self._without_overflow(overflowing),
             tried=self.tried,
             command="search" if "searcher" in self.strategy.made_by else "quantize",
         )
 
+    def _together(self, found: Sequence[Remedy]) -> Remedy | None:
+        """Several changes in one: of each node the first with which those before it gain more than without."""
+        best, nodes = None, set[str | None]()
+        for remedy in found:
+            if remedy.node in nodes:
+                continue
+            tried = remedy if best is None else self._try(None, best.change.merged(remedy.change))
+            if tried is not None and (best is None or tried.gain >= best.gain + LEAST_GAIN):
+                best = tried
+                nodes.add(remedy.node)
+        return None if best is None else self._with_given_options(best)
+
+    def _with_given_options(self, remedy: Remedy) -> Remedy:
+        return replace(remedy, change=with_given_options(remedy.change, self.strategy, self.stored))
+
     def _without_overflow(self, overflowing: Sequence[str]) -> OverflowRemedy | None:
         """The change that rules overflow out at these nodes, or where it is possible, at the least loss."""
         nodes = list(overflowing) or [n for n, verdict in self.plan.verdicts.items() if verdict == "possible"]
-        resolver = stored_resolver(self.plan.graph, self.plan.hardware, self.strategy)
         tried = [
-            OverflowRemedy(tuple(where), remedy)
-            for where, change in (overflow_changes(resolver, self.strategy, nodes) if nodes else ())
+            OverflowRemedy(tuple(where), self._with_given_options(remedy))
+            for where, change in (overflow_changes(self.stored, self.strategy, nodes) if nodes else ())
             if (remedy := self._try(None, change)) is not None and self._is_proved(remedy.strategy, where)
         ]
         return max(tried, key=lambda each: (len(each.nodes), each.remedy.gain), default=None)
@@ -485,6 +567,9 @@ class _Trials:
             prepared = self._prepare(keep_float)
         # names, which are more specific, overwrite the pattern
         by_pattern = sorted(change.fix_bits.items(), key=lambda item: item[0] != ALL_WEIGHTS)
+        for pattern in change.fix_bits:
+            if not any(matches(name, (pattern,)) for group in prepared.space.groups.values() for name in group.names):
+                raise HagoError(f"{pattern!r} has no bits where {', '.join(keep_float)} stay float")
         fixed_bits = {
             key: bits
             for pattern, bits in by_pattern

@@ -365,10 +365,14 @@ def _outcome(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _held_out(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add the option of further data."""
+def _held_out(
+    group: argparse.ArgumentParser | argparse._ArgumentGroup,
+    text: str = "further data, read as --data is, on which the answer is reported, too",
+) -> None:
+    """Add the options of further data."""
+    group.add_argument("--held-out", metavar="DATA", help=text)
     group.add_argument(
-        "--held-out", metavar="DATA", help="further data, read as --data is, on which the answer is reported, too"
+        "--held-out-samples", type=int, metavar="N", help="use at most N samples of --held-out; default: all of them"
     )
 
 
@@ -467,7 +471,12 @@ def _model(parser: argparse.ArgumentParser) -> None:
 def _data(parser: argparse.ArgumentParser, required: bool = True) -> None:
     group = parser.add_argument_group("data")
     group.add_argument("--data", metavar="DATA", required=required, help=EXPECTED_DATA)
-    group.add_argument("--samples", type=int, metavar="N", help="use at most N samples, evenly spread over the data")
+    group.add_argument(
+        "--samples",
+        type=int,
+        metavar="N",
+        help="use at most N samples of --data, evenly spread over it, or the first N of a callable",
+    )
     group.add_argument("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help="default: %(default)s")
     group.add_argument("--size", type=size, metavar="N|HxW", help="scale images to this size and crop them")
     group.add_argument(
@@ -605,7 +614,7 @@ def _training(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seed", type=int, default=default.seed, metavar="N", help="of all randomness; default: %(default)s"
     )
-    group.add_argument("--held-out", metavar="DATA", help="further data, to measure on before and after")
+    _held_out(group, "further data, read as --data is, to measure on before and after")
     group.add_argument(
         "--save", metavar="FILE", help="the strategy; default: strategies/MODEL-HARDWARE-finetuned-HASH.json"
     )

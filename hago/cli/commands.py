@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from hago import api
-from hago.analysis import examine_machine, find_remedies, inspect_plan, measure_hardware
+from hago.analysis import Remedies, examine_machine, find_remedies, given_options, inspect_plan, measure_hardware
 from hago.analysis.answer import LoadedStrategy, answer_for_stored, is_one_shot, load_stored
 from hago.analysis.speed import time_against_float
 from hago.arithmetic.types import TORCH_DTYPES
@@ -23,14 +23,16 @@ from hago.cli.options import (
     data_words,
     estimator_argument,
     hardware_of,
+    improve_line,
     load_batches,
     load_chip,
     load_held_out,
     load_strategy,
     make_folder_of,
     named,
+    quantization_command,
     resumable,
-    search_command_line,
+    search_line,
     with_next,
 )
 from hago.cli.search import quantize_command, search_command
@@ -171,22 +173,28 @@ def inspect_command(args: Namespace, console: Console) -> Outcome:
     outcome = Outcome(f"{text}\n\n{answer}", {**statistic.to_json(), "answer": answer.to_json()}, code)
     if code != OK:
         return outcome
-    return with_next(outcome, store_command(args), _search_after(args, strategy, loaded))
+    further = _after_one_shot(args, loaded, statistic.remedies)
+    lines = [line for line, _ in further.values()]
+    values = {name: command for name, (_, command) in further.items()}
+    text = "\n".join([outcome.text, "", *lines, f"next      {store_command(args)}"])
+    return Outcome(text, {**outcome.json, **values, "next": store_command(args)}, outcome.code)
 
 
-def _search_after(args: Namespace, strategy: Strategy, loaded: LoadedStrategy) -> str | None:
-    """The command that searches for a better strategy than one shot; None for a strategy that is more than that."""
+def _after_one_shot(args: Namespace, loaded: LoadedStrategy, remedies: Remedies | None) -> dict[str, tuple[str, str]]:
+    """By name, the line and the command of what may be better than one shot: the remedies that were found, and a
+    search. Empty for a strategy that is more than one shot."""
+    strategy, chip = loaded.strategy, loaded.plan.hardware
     if not is_one_shot(strategy) or not strategy.bits:
-        return None
-    made_by = strategy.made_by
-    calibration = args.data if made_by.get("data_hash") == loaded.batches.sha256 else "CALIBRATION_DATA"
-    return search_command_line(
-        args,
-        args.hardware or strategy.hardware.name,
-        calibration,
-        [str(pattern) for pattern in made_by.get("keep_float", ())],
-        {str(pattern): int(bits) for pattern, bits in made_by.get("fix_bits", {}).items()},
-    )
+        return {}
+    hardware = args.hardware or strategy.hardware.name
+    data = args.data if strategy.made_by.get("data_hash") == loaded.batches.sha256 else "CALIBRATION_DATA"
+    tables = {"calibration-table": "CALIBRATION_TABLE" if "estimated" in strategy.made_by else None}
+    further = {}
+    if remedies is not None and (best := remedies.together) is not None:
+        command = quantization_command("quantize", args, hardware, data, best.change, tables)
+        further["improve"] = (improve_line(command, best.gain, remedies.samples), command)
+    command = quantization_command("search", args, hardware, data, given_options(strategy, chip), tables)
+    return {**further, "search": (search_line(command), command)}
 
 
 def replay_command(args: Namespace, console: Console) -> Outcome:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from hago.analysis import Change
 from hago.calibration import ESTIMATORS
 from hago.cli.choices import NO_MEAN, UNIT_STD
 from hago.cli.console import Outcome, command_line
@@ -21,47 +22,78 @@ from hago.hardware import Hardware, available_hardware, hardware_hash, load_hard
 from hago.ops import OPS, OpRule, Ops
 from hago.plan import Strategy
 from hago.searchers import AUTO, SEARCHERS
+from hago.serialization.text_table import counted
 from hago.study import Log
 
 #: The form of `package.module:name`. Options of estimators, which follow a colon, too, begin with a digit.
 _OBJECT: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
-def check_command(args: Namespace, strategy: Path, weights: Path | str | None, *more: str) -> str:
-    """The command that realizes a strategy on the data that this command was given.
+def strategy_command(
+    name: str, args: Namespace, strategy: Path, weights: Path | str | None, more: Sequence[str] = ()
+) -> str:
+    """The command of this name that takes a strategy, on the data that this command was given.
 
     Args:
         weights: the file of the model's weights; None if the model has its own.
         more: further words.
     """
-    words = ["realize", args.model, str(strategy), "--data", args.data, *more]
-    words += ["--held-out", args.held_out] if args.held_out else []
+    words = [name, args.model, str(strategy), "--data", args.data, *more]
+    words += held_out_words(args)
     words += ["--weights", str(weights)] if weights else []
     return command_line(*words, *data_words(args))
 
 
-def search_command_line(
-    args: Namespace, hardware: str, data: str, keep_float: Iterable[str], fix_bits: Mapping[str, int]
+def check_command(args: Namespace, strategy: Path, weights: Path | str | None, *more: str) -> str:
+    """The command that realizes a strategy; arguments as for `strategy_command`."""
+    return strategy_command("realize", args, strategy, weights, more)
+
+
+def quantization_command(
+    name: str, args: Namespace, hardware: str, data: str, options: Change, tables: Mapping[str, str | None]
 ) -> str:
-    """The command that searches for a better strategy than one shot.
+    """The command of this name, `quantize` or `search`, for the model that this command was given.
 
     Args:
         data: the calibration data.
+        options: how it quantizes.
+        tables: the files of TPU-MLIR by option; None where the user gave none.
     """
-    words = ["search", args.model, "--hardware", hardware, "--data", data]
-    words += ["--held-out", args.held_out] if args.held_out else []
+    if data != args.data:
+        args = Namespace(**{**vars(args), "samples": None})  # how many were used of other data is not known
+    words = [name, args.model, "--hardware", hardware, "--data", data]
+    words += held_out_words(args)
     words += ["--weights", args.weights] if args.weights else []
-    words += [word for pattern in keep_float for word in ("--keep-float", pattern)]
-    words += [word for pattern, bits in fix_bits.items() for word in ("--fix-bits", f"{pattern}={bits}")]
-    for option in ("calibration_table", "quantize_table"):
-        if table := getattr(args, option, None):
-            words += [f"--{option.replace('_', '-')}", table]
+    words += options.words
+    words += [word for option, table in tables.items() if table for word in (f"--{option}", table)]
     return command_line(*words, *data_words(args, chip=False))
+
+
+def search_as_quantized(args: Namespace) -> str:
+    """The command that searches with the options that `hago quantize` was given."""
+    options = Change(tuple(args.keep_float) or None, dict(args.fix_bits), args.estimator)
+    tables = {"calibration-table": args.calibration_table, "quantize-table": args.quantize_table}
+    return quantization_command("search", args, args.hardware, args.data, options, tables)
 
 
 def search_line(command: str) -> str:
     """The line that names a search, which may find a better strategy than one shot."""
     return f"search    {command}  # may lose less than one shot"
+
+
+def improve_line(command: str, gain: float, samples: int) -> str:
+    """The line that names the one shot with the remedies that an inspection found.
+
+    Args:
+        gain: dB.
+        samples: number of samples that this was measured on.
+    """
+    return f"improve   {command}  # gains {gain:.1f} dB on {counted(samples, 'sample')}"
+
+
+def inspect_line(command: str) -> str:
+    """The line that names an inspection."""
+    return f"inspect   {command}  # names the layers that lose most, and what helps"
 
 
 def data_words(args: Namespace, chip: bool = True) -> list[str]:
@@ -83,11 +115,15 @@ def data_words(args: Namespace, chip: bool = True) -> list[str]:
     return words
 
 
-def with_next(outcome: Outcome, command: str, search: str | None = None) -> Outcome:
-    """The outcome with the command to enter next, and the one that searches for a better strategy, if there is one."""
-    lines = [*([] if search is None else [search_line(search)]), f"next      {command}"]
-    values = {"next": command, **({} if search is None else {"search": search})}
-    return Outcome("\n".join([outcome.text, "", *lines]), {**outcome.json, **values}, outcome.code)
+def held_out_words(args: Namespace) -> list[str]:
+    """The options of a command line that name its held-out data."""
+    words = ["--held-out", args.held_out] if args.held_out else []
+    return [*words, *(["--held-out-samples", str(args.held_out_samples)] if args.held_out_samples else [])]
+
+
+def with_next(outcome: Outcome, command: str) -> Outcome:
+    """The outcome with the command to enter next."""
+    return Outcome(f"{outcome.text}\n\nnext      {command}", {**outcome.json, "next": command}, outcome.code)
 
 
 @contextlib.contextmanager
@@ -118,15 +154,25 @@ def stamp(path: Path) -> tuple[int, int] | None:
 
 
 # ---------------------------------------------------------------- objects that options name
-def load_batches(args: Namespace, spec: str | None = None) -> Any:
-    """The batches that `--data`, or `spec` instead, and the other options of data name."""
-    images = ImageShape(args.size, args.mean, args.std, args.gray)
-    return load_data(spec or args.data, batch_size=args.batch_size, samples=args.samples, images=images)
+def load_batches(args: Namespace) -> Any:
+    """The batches that `--data` and the other options of data name."""
+    return _load(args, args.data, args.samples)
 
 
 def load_held_out(args: Namespace) -> Any:
-    """The batches that `--held-out` names; None if it is not given."""
-    return None if args.held_out is None else load_batches(args, args.held_out)
+    """The batches that `--held-out` names, all of them unless `--held-out-samples` is given; None without either.
+
+    Raises:
+        HagoError: there is no such data, or only the number of its samples is given.
+    """
+    if args.held_out is None and args.held_out_samples is not None:
+        raise HagoError("--held-out-samples is the number of samples of --held-out, which is not given; give both")
+    return None if args.held_out is None else _load(args, args.held_out, args.held_out_samples)
+
+
+def _load(args: Namespace, spec: str, samples: int | None) -> Any:
+    images = ImageShape(args.size, args.mean, args.std, args.gray)
+    return load_data(spec, batch_size=args.batch_size, samples=samples, images=images)
 
 
 def load_chip(args: Namespace, name: str) -> Hardware:

@@ -17,15 +17,17 @@ from hago.cli.finetune import before_and_after
 from hago.cli.options import (
     check_command,
     estimator_argument,
+    inspect_line,
     load_batches,
     load_chip,
     load_held_out,
     named,
     resumable,
-    search_command_line,
+    search_as_quantized,
     search_line,
     searcher_argument,
     stamp,
+    strategy_command,
     training_so_far,
 )
 from hago.cli.output_files import (
@@ -38,12 +40,11 @@ from hago.cli.output_files import (
     folders_of,
 )
 from hago.cost import METRICS, amount_text
-from hago.data import Batches
 from hago.errors import HagoError, did_you_mean
 from hago.graph import ModelLike
 from hago.graph.model_source import load_model
 from hago.hardware import Hardware
-from hago.importing import import_with_data, input_names
+from hago.importing import import_with_data
 from hago.plan import Strategy
 from hago.qat import FinetuneOptions, Tuned, finetune_after_search
 from hago.search import (
@@ -101,7 +102,7 @@ def tuning_options(text: str) -> dict[str, Any]:
 
 
 def tune(
-    args: Namespace, console: Console, model: Any, hardware: Hardware, data: Any, outcome: SearchOutcome, saved: Path
+    args: Namespace, console: Console, model: Any, hardware: Hardware, outcome: SearchOutcome, saved: Path
 ) -> Tuned:
     """Train the strategy that a search found. A killed run continues from the checkpoint of the same strategy."""
     stem = default_stem(args, hardware, "finetune", outcome.strategy.to_json(), args.finetune)
@@ -117,12 +118,10 @@ def tune(
         return finetune_after_search(
             model,
             hardware,
-            Batches(data, input_names(model)),
-            (outcome.strategy, outcome.score),
+            outcome,
             options,
             save_weights=weights_of(saved),
             save=saved,
-            held_out=load_held_out(args),
             measure=named(args.maximize or args.objective, "objective"),
         )
 
@@ -170,7 +169,7 @@ def quantization_arguments(args: Namespace) -> dict[str, Any]:
 def search_command(args: Namespace, console: Console) -> Outcome:
     """Search, and report the best strategy, the files written, and the command that checks it."""
     hardware = load_chip(args, args.hardware)
-    tuning_options(args.finetune or "")
+    FinetuneOptions(**tuning_options(args.finetune or ""))  # refuses wrong ones before the search
     files = search_files(args, hardware)
     options, logged = _checked(args, files, hardware)
     model, data = load_model(args.model, args.weights), load_batches(args)
@@ -209,7 +208,7 @@ def search_command(args: Namespace, console: Console) -> Outcome:
             goal = options.goal
             objective = named_objective(goal.objective if goal.maximize is None else goal.maximize)
             answer = answer_for_search(outcome, steps, objective)
-    tuned = None if args.finetune is None else tune(args, console, model, hardware, data, outcome, saved)
+    tuned = None if args.finetune is None else tune(args, console, model, hardware, outcome, saved)
     return _outcome(args, outcome, answer, files, tuned, ThisRun(earlier, seconds))
 
 
@@ -357,7 +356,7 @@ def _outcome(
     further = check_command(args, saved, weights)
     lines = [
         *run.lines(args, outcome),
-        *([] if outcome.unconfirmed is None else [f"  {outcome.unconfirmed}"]),
+        *([] if outcome.unconfirmed is None else wrapped(f"  {outcome.unconfirmed}", " " * 4)),
         *_strategy_lines(outcome.strategy),
         _costs(best),
         *_limit_lines(strategy.made_by.get("goal", {})),
@@ -426,17 +425,18 @@ def _confirmed_lines(strategy: Strategy) -> list[str]:
     if "gain" not in confirmed or {"refined", "weighted", "mse", "refined once"}.isdisjoint(
         map(str, confirmed.values())
     ):
-        return [
+        estimated = (
             f"  thresholds are as estimated: refined ones were not surely better on {samples}; more calibration "
             "samples make this surer"
-        ]
+        )
+        return wrapped(estimated, " " * 4)
     clipped = (
         f"{100 * confirmed['clipped']:.2g} % of activations clipped, {100 * confirmed['clipped_before']:.2g} % without"
     )
     gain = (
         f"{100 * confirmed['gain']:.3g} % less error on {samples} ({confirmed['standard_errors']:.3g} standard errors)"
     )
-    return [f"  refined thresholds: {gain}; {clipped}"]
+    return wrapped(f"  refined thresholds: {gain}; {clipped}", " " * 4)
 
 
 def _figures(results: Mapping[str, Any]) -> str:
@@ -484,7 +484,8 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         console.written.append(str(saved))
         answer = answer_for_one_shot(made, prepared, held_out, steps)
     further = check_command(args, saved, args.weights)
-    search = search_command_line(args, args.hardware, args.data, args.keep_float, dict(args.fix_bits))
+    search = search_as_quantized(args) if strategy.bits else None
+    inspect = strategy_command("inspect", args, saved, args.weights) if strategy.bits else None
     lines = [
         "the widest bits that do not overflow on the data:",
         *_strategy_lines(strategy),
@@ -492,7 +493,8 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         str(answer),
         "",
         f"strategy  {saved}",
-        *([search_line(search)] if strategy.bits else []),
+        *([] if inspect is None else [inspect_line(inspect)]),
+        *([] if search is None else [search_line(search)]),
         f"next      {further}",
     ]
     values = {
@@ -503,6 +505,7 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         "answer": answer.to_json(),
         "strategy": str(saved),
         "next": further,
-        "search": search if strategy.bits else None,
+        "inspect": inspect,
+        "search": search,
     }
     return Outcome("\n".join(lines), values)

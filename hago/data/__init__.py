@@ -13,7 +13,7 @@ from hago.data.batches import (
     are_whole,
     as_tensor,
 )
-from hago.data.plausibility import warn_if_implausible
+from hago.data.plausibility import warn_if_implausible, warn_if_shared
 from hago.data.progress import JobProgress, StatusLine, duration
 from hago.data.sources import EXPECTED_DATA, ImageShape, load_data
 
@@ -35,4 +35,5 @@ __all__ = [
     "load_data",
     "named_objects",
     "warn_if_implausible",
+    "warn_if_shared",
 ]

@@ -198,6 +198,19 @@ class Batches:
         """The batches if all of them are kept in memory, else None."""
         return self._cache
 
+    def spread(self, count: int) -> tuple[Any, ...] | None:
+        """The arguments of a batch of `count` samples, or up to twice as many, that are evenly spread over all of them,
+        nested as the model takes them; None where the batches are not kept in memory."""
+        if self._cache is None:
+            return None
+        step, start, chosen = max(1, self.samples // count), 0, []
+        for batch in self._cache:
+            chosen.append([x[-start % step :: step] for x in batch.inputs])
+            start += batch.size
+        leaves = [torch.cat(rows) for rows in zip(*chosen, strict=True)]
+        nested: tuple[Any, ...] = pytree.tree_unflatten(leaves, pytree.tree_structure(self.example))
+        return nested
+
     @property
     def source(self) -> Iterable[Any]:
         """An iterable from which equal Batches can be made: the kept batches, or the user's data set."""
@@ -364,6 +377,11 @@ def _read(item: Any, names: Sequence[str], index: int, first: Sequence[Any]) -> 
         raise DataError(
             f"batch {index} holds {'a single number' if len(tensors) == 1 else 'single numbers'}; expected tensors or "
             "arrays whose axis 0 is the batch: convert lists of numbers with torch.tensor"
+        )
+    if any(not t.ndim for t in tensors):
+        raise DataError(
+            f"batch {index} holds a single number beside tensors; expected axis 0 of every input to be the batch: pass "
+            "one number per sample, or make it an attribute of the model"
         )
     if sizes == [0]:
         shapes = " and ".join(str(tuple(t.shape)) for t in tensors)

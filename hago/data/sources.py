@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from hago.data.batches import BATCH_SIZE, NamedData, check_data_set, native, split_samples
 from hago.data.named_objects import call_named, import_object, one_line
 from hago.errors import DataError, HagoError
+from hago.serialization.text_table import counted
 
 #: The endings of image files.
 _IMAGES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -49,7 +50,10 @@ class ImageShape:
         channels = 1 if self.gray else 3
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
-                raise DataError(f"{name} has {len(values)} values; images have {channels} channels")
+                raise DataError(
+                    f"{name} has {counted(len(values), 'value')}; images have {counted(channels, 'channel')}: give one "
+                    "value, or one per channel"
+                )
         if 0.0 in self.std:
             raise DataError("std holds 0, by which images would be divided")
 

@@ -28,6 +28,7 @@ from hago.graph.frontend.exported_program import (
     from_torch,
 )
 from hago.graph.frontend.input_diagnosis import check_runs
+from hago.graph.frontend.input_scale import warn_of_scale
 from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.graph.nesting import read_tree
 
@@ -64,4 +65,5 @@ __all__ = [
     "run_real",
     "run_without_values",
     "schedule",
+    "warn_of_scale",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -57,11 +58,25 @@ def comma_list(names: Iterable[Any]) -> str:
     return ", ".join(map(str, names))
 
 
+#: How people call scales that are powers of two.
+_POWER_OF_TWO: Final = re.compile(r"(po|pow|powers?)(_?of)?_?(2|two)", re.IGNORECASE)
+
+
+def _advice(got: str, known: Iterable[str]) -> str:
+    """What is meant by a name that is unknown, as a sentence; empty where nothing is close to it."""
+    if _POWER_OF_TWO.search(got):
+        return (
+            " Scales that are powers of two are those of a chip that requantizes by shifts alone: "
+            '"requantize": {"form": "shift"}, and the scheme "hago" of activation and weight'
+        )
+    return did_you_mean(got, known)
+
+
 def known_name(path: Path, got: str, known: Iterable[str], what: str) -> Iterator[Finding]:
     """The finding that a name is unknown, if it is."""
     known = list(known)
     if got not in known:
-        text = f"unknown {what} {show(got)}; expected one of {comma_list(known)}.{did_you_mean(got, known)}"
+        text = f"unknown {what} {show(got)}; expected one of {comma_list(known)}.{_advice(got, known)}"
         yield Finding(path, text)
 
 
@@ -246,13 +261,13 @@ def _shape_findings(error: ValidationError) -> Iterator[Finding]:
     if keyword == "additionalProperties":
         known = error.schema["properties"]
         for key in (k for k in got if k not in known):
-            yield Finding((*path, key), f"unknown key; known: {comma_list(known)}.{did_you_mean(key, known)}")
+            yield Finding((*path, key), f"unknown key; known: {comma_list(known)}.{_advice(key, known)}")
     elif keyword == "required":
         for key in (k for k in wanted if k not in got):
             yield Finding((*path, key), "the key is missing")
     elif keyword == "enum":
-        close = did_you_mean(got, wanted) if isinstance(got, str) else ""
-        yield Finding(path, f"got {show(got)}; expected one of {comma_list(wanted)}.{close}")
+        advice = _advice(got, wanted) if isinstance(got, str) else ""
+        yield Finding(path, f"got {show(got)}; expected one of {comma_list(wanted)}.{advice}")
     else:
         expected = _EXPECTED[str(keyword)].format(show(wanted) if keyword == "const" else wanted)
         yield Finding(path, f"got {show(got)}; expected {expected}")

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.types import DType, Edge
-from hago.errors import HagoError, InfeasibleBits
-from hago.graph import CONST, Graph, Node
+from hago.errors import HagoError, InfeasibleBits, warn
+from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import OPS, IntegerForm, Ops
 from hago.plan.topology import (
@@ -186,22 +186,29 @@ class _Builder:
         return Space({key: self._with_fixed_bits(group) for key, group in self.groups.items()})
 
     def _check_integers(self) -> None:
-        """Refuse patterns that give bits to nothing but nodes that the user keeps float."""
+        """Refuse patterns that give bits to nothing but nodes that the user keeps float, and warn of those that give
+        them to nothing else."""
         for pattern in self.fixed:
             if any(matches(name, (pattern,)) for group in self.groups.values() for name in group.names):
                 continue
             found = [node.name for node in self.graph if matches(node.name, (pattern,))]
-            if found and all(map(self._is_kept_float, found)):
+            readers = [reader for name in found for reader in self._computed_with(name)]
+            if not readers:
+                continue
+            if all(self.topology.reasons[name] == KEPT_FLOAT for name in readers):
                 raise HagoError(
                     f"fix_bits {pattern!r} gives bits to {names_text(found)}, which keep_float keeps float; leave out "
                     "one of them"
                 )
+            why = f"{found[0]} has no bits of its own"
+            if not self.topology.nodes[readers[0]]:
+                why = f"{readers[0]} stays float: {self.topology.reasons[readers[0]]}"
+            warn(f"fix_bits {pattern!r} has no effect, since {why}; leave it out, or name another node")
 
-    def _is_kept_float(self, name: str) -> bool:
-        """Whether the user keeps a node float; a constant, if all nodes that read it."""
-        edges = self.graph.out_edges[name] if self.graph[name].op == CONST else ()
-        read_by = [e.dst for e in edges] or [name]
-        return all(self.topology.reasons.get(reader) == KEPT_FLOAT for reader in read_by)
+    def _computed_with(self, name: str) -> list[str]:
+        """The node itself; of a constant or an input, the nodes that read it."""
+        is_computed = self.graph[name].op not in (CONST, INPUT)
+        return [name] if is_computed else [edge.dst for edge in self.graph.out_edges[name] if edge.dst != OUTPUT]
 
     def _visit_float(self, node: Node) -> None:
         """Add the group of a float node's weight, where it is stored as integers."""

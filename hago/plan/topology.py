@@ -70,7 +70,8 @@ def check_patterns(patterns: Sequence[str], names: Sequence[str], what: str) -> 
     """
     for pattern in patterns:
         if not any(fnmatchcase(n, pattern) for n in names):
-            raise HagoError(f"{what} pattern {pattern!r} matches no name.{did_you_mean(pattern, names)}")
+            advice = did_you_mean(pattern, names) or " hago.explain lists the nodes; edges are NODE:0, NODE:1, ..."
+            raise HagoError(f"{what} pattern {pattern!r} matches no name.{advice}")
 
 
 def fitting_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> tuple[OpDesc, ...]:

@@ -23,11 +23,11 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from hago.data import CALIBRATION_DATA, HELD_OUT_DATA, Batches
+from hago.data import HELD_OUT_DATA, Batches
 from hago.errors import HagoError, LogError
 from hago.graph import ModelLike, check_batches
 from hago.hardware import hardware_hash
-from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_with_data, read_batches
+from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_with_data
 from hago.plan import Plan, Strategy
 from hago.qat.losses import Loss, named_loss
 from hago.qat.prepare import constants_of, from_qat, make_trainable
@@ -70,7 +70,8 @@ class FinetuneOptions:
         held_out: further batches, on which the model is measured before and after instead of on the training data.
 
     Raises:
-        HagoError: a rate is negative or infinite, or a count is not a positive whole number.
+        HagoError: a rate is negative or infinite, a count is not a positive whole number, the budget is not a time, or
+            no objective or scheme has the name.
     """
 
     steps: int | None = None
@@ -97,20 +98,29 @@ class FinetuneOptions:
             count = getattr(self, name)
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                 raise HagoError(f"{name} is {count!r}; expected a whole number above 0")
+        if self.budget is not None and _seconds(self.budget) is None:
+            raise HagoError(
+                f"budget {self.budget!r}; expected a time, such as '90s', '5m' or '1h30m', and steps= for a number of "
+                "steps"
+            )
+        named_loss(self.objective)
+        training_scheme(self.scheme)
 
     @property
     def schedule(self) -> TrainingSchedule:
-        """The length of the run and its learning rate.
-
-        Raises:
-            HagoError: the budget is not a time.
-        """
-        budget = Budget.parse(self.budget)
-        seconds = budget.seconds
-        if self.budget is not None and (seconds is None or budget != Budget(seconds=seconds)):
-            raise HagoError(f"budget {self.budget!r}; expected a time such as '5m', and steps= for a number of steps")
+        """The length of the run and its learning rate."""
+        seconds = None if self.budget is None else _seconds(self.budget)
         steps = STEPS if self.steps is None and seconds is None else self.steps
         return TrainingSchedule(steps, math.inf if seconds is None else seconds)
+
+
+def _seconds(budget: str) -> float | None:
+    """The seconds of a budget that is a time; None for any other."""
+    try:
+        parsed = Budget.parse(budget)
+    except HagoError:
+        return None
+    return parsed.seconds if parsed == Budget(seconds=parsed.seconds) else None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -297,41 +307,40 @@ class Tuned:
 def finetune_after_search(
     model: ModelLike,
     hardware: HardwareLike,
-    batches: Batches,
-    best: tuple[Strategy, float],
+    outcome: SearchOutcome,
     options: FinetuneOptions,
     *,
     save_weights: str | PathLike[str] | None,
     save: str | PathLike[str] | None,
-    held_out: Iterable[Any] | None,
     measure: ObjectiveLike,
 ) -> Tuned:
-    """Train the best strategy of a search, and keep the result only if it is no worse.
+    """Train the best strategy of a search on its data, and keep the result only if it is no worse.
 
     `search_and_finetune` and the command line call it once, at the end of a search.
 
     Args:
-        best: the best strategy of the search, and its score.
+        outcome: of the search. The trained strategy is reported on its held-out data, which is not that of the options,
+            on which the run itself is measured.
         save_weights: a path to which the trained weights are written, as a state dict of `model`. The returned strategy
             is for them. It must be given.
         save: a path to which the trained strategy is written too, or None.
-        held_out: further batches, on which the trained strategy is reported by `measure`, or None. They are not
-            `options.held_out`, on which the run itself is measured.
+        measure: the objective of the report.
 
     Raises:
         HagoError: `save_weights` is missing, or the model is not an nn.Module; the integer model differs from its
             simulation.
     """
     module, weights = _module_and_destination(model, save_weights)
-    run = finetune_with(model, hardware, best[0], batches, options)
+    batches, held_out = outcome.prepared.batches, outcome.held_out
+    run = finetune_with(model, hardware, outcome.strategy, batches, options)
     metric = "sim_acc" if "sim_acc" in run.after else "sqnr"
     if not run.kept or run.after[metric] < run.before[metric]:
-        return Tuned(*best, run, better=False)
+        return Tuned(outcome.strategy, outcome.score, run, better=False)
     plan, strategy = run.quantizer.plan, run.quantizer.strategy
     _check_exact(plan, batches)
     if held_out is not None:
-        graph, _ = import_with_data(model, batches, plan.hardware, made_for=[best[0].model_hash])
-        reported = held_out_figures(plan, Batches(held_out, graph.inputs), named_objective(measure), graph)
+        graph, _ = import_with_data(model, batches, plan.hardware, made_for=[outcome.strategy.model_hash])
+        reported = held_out_figures(plan, held_out, named_objective(measure), graph)
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": reported})
     save_state(trained_state(module, plan.graph, plan.ops), weights)
     if save is not None:
@@ -376,19 +385,14 @@ def search_and_finetune(
     weights = training.pop("save_weights", None)
     training_options = FinetuneOptions(**training)
     _module_and_destination(model, weights)
-    # training reads the data again
-    batches = read_batches(model, dataset, CALIBRATION_DATA)
-    held_out = None if options.held_out is None else read_batches(model, options.held_out, HELD_OUT_DATA)
-    outcome = run_search(model, hardware, batches, replace(options, held_out=held_out))
+    outcome = run_search(model, hardware, dataset, options)
     tuned = finetune_after_search(
         model,
         hardware,
-        batches,
-        (outcome.strategy, outcome.score),
+        outcome,
         training_options,
         save_weights=weights,
         save=run.save,
-        held_out=held_out,
         measure=goal.objective if goal.maximize is None else goal.maximize,
     )
     return replace(outcome, strategy=tuned.strategy, score=tuned.score)

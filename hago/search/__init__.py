@@ -14,7 +14,7 @@ from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy
 from hago.search.sensitivity import Sensitivity, sensitivity_of
 from hago.search.session import RunOptions, SearchOptions, SearchOutcome, SearchScore, continued, run_search
-from hago.search.stored_strategy import make_strategy, plan_and_batches, plan_of, stored_resolver
+from hago.search.stored_strategy import chosen_estimator, make_strategy, plan_and_batches, plan_of, stored_resolver
 
 __all__ = [
     "Evaluator",
@@ -32,6 +32,7 @@ __all__ = [
     "SearchOutcome",
     "SearchScore",
     "Sensitivity",
+    "chosen_estimator",
     "continued",
     "correct",
     "hashes_of",

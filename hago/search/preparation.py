@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hago.calibration import (
@@ -25,8 +24,8 @@ from hago.calibration import (
 )
 from hago.correction import Corrections, OffsetConstants, encode_offsets
 from hago.cost import METRICS
-from hago.data import CALIBRATION_DATA, HELD_OUT_DATA, Batches, JobProgress
-from hago.errors import DataError, as_strings, warn
+from hago.data import CALIBRATION_DATA, HELD_OUT_DATA, Batches, JobProgress, warn_if_shared
+from hago.errors import DataError, as_strings
 from hago.graph import OUTPUT, Graph, ModelLike
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware, import_with_data, read_batches
@@ -250,15 +249,10 @@ def held_out_batches(model: ModelLike, calibration: Batches, dataset: Iterable[A
         )
     if labels and not found.classed:
         raise DataError(f"{found.title}: the objective needs labels that are classes; pass (inputs, labels) batches")
-    first, same = (next(iter(batches)).inputs for batches in (found, calibration))
-    if all(len(a) == len(b) and torch.equal(a, b) for a, b in zip(first, same, strict=True)):
-        warn(
-            "the held-out data begins with the same batch as the calibration data, so it does not show how the model "
-            "does on samples that calibration did not see; pass other samples as held_out (--held-out)"
-        )
+    warn_if_shared(found.statistics, calibration.statistics)
     return found
 
 
 def _kinds(batches: Batches) -> str:
     """Shapes and dtypes of samples."""
-    return ", ".join(f"{tuple(x.shape[1:])} {x.dtype}" for x in next(iter(batches)).inputs)
+    return ", ".join(f"{tuple(x.shape[1:])} {x.dtype}" for x in batches.statistics.first)

@@ -52,7 +52,7 @@ from hago.search.searcher_choice import (
     find_starting_point,
 )
 from hago.search.stored_strategy import make_strategy, plan_and_batches
-from hago.search.workers import open_executor, remote_scoring
+from hago.search.workers import check_executor, open_executor, remote_scoring
 from hago.searchers import (
     AUTO,
     AUTO_SEARCHERS,
@@ -327,6 +327,7 @@ def check_options(options: SearchOptions) -> None:
     make_goal(options.goal)
     check_seed(options.seed)
     Budget.parse(options.budget)
+    check_executor(options.run.executor)
     check_distinct({"log": options.run.log, "save": options.run.save, "front": options.run.front})
     if as_race(options.race) is not None and isinstance(options.searcher, str):
         check_racing(parse_searcher(options.searcher)[0])

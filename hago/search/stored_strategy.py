@@ -10,8 +10,9 @@ import glob
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hago.calibration import named_estimator
 from hago.data import Batches
-from hago.errors import StrategyMismatch
+from hago.errors import HagoError, StrategyMismatch
 from hago.graph import Graph, ModelLike
 from hago.hardware import Hardware, hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_with_data, inputs_of
@@ -30,7 +31,7 @@ from hago.plan import (
     store_thresholds,
 )
 from hago.plan.dorefa_weights import DoReFaWeights, dorefa_scheme_of
-from hago.search.preparation import Prepared
+from hago.search.preparation import Prepared, default_estimator
 
 
 def make_strategy(prepared: Prepared, plan: Plan, bits: Mapping[str, int], made_by: Mapping[str, Any]) -> Strategy:
@@ -86,6 +87,18 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
     if how is not None:
         constants = DoReFaWeights(graph, hardware, how, ops)
     return Resolver(graph, hardware, topology, space, StoredThresholds(graph, strategy), ops, constants=constants)
+
+
+def chosen_estimator(strategy: Strategy, hardware: Hardware) -> str | None:
+    """The estimator that the user chose for a strategy, as an option names it, or "ESTIMATOR" for one of the user's
+    own; None where none was chosen: thresholds are those of the default, or refined."""
+    name = str(strategy.made_by.get("estimator", ""))
+    if not name or strategy.made_by.get("refined") or name == named_estimator(default_estimator(hardware)).name:
+        return None
+    try:
+        return named_estimator(name).name
+    except HagoError:
+        return "ESTIMATOR"
 
 
 def plan_and_batches(

@@ -101,6 +101,21 @@ class WorkerPool:
     renew: Callable[[], Executor] | None = None
 
 
+def check_executor(given: Executor | str | None) -> None:
+    """Refuse what names no executor, before anything is prepared for it.
+
+    Raises:
+        HagoError: a text of another form than EXECUTOR_SYNTAX, or another object.
+    """
+    if isinstance(given, str):
+        if not (_LOCAL.fullmatch(given) or _DASK.fullmatch(given)):
+            raise HagoError(f"executor {given!r}; expected {EXECUTOR_SYNTAX}")
+    elif given is not None and not isinstance(given, Executor):
+        raise HagoError(
+            f"executor is a {type(given).__name__}; expected a concurrent.futures.Executor, or {EXECUTOR_SYNTAX}"
+        )
+
+
 @contextlib.contextmanager
 def open_executor(given: Executor | str | None) -> Iterator[WorkerPool | None]:
     """A context manager that opens the executor of a search.
@@ -112,19 +127,16 @@ def open_executor(given: Executor | str | None) -> Iterator[WorkerPool | None]:
         given: an executor, or a text of the EXECUTOR_SYNTAX; None for no executor.
 
     Raises:
-        HagoError: the text has another form, the scheduler cannot be reached, or a package is missing.
+        HagoError: of check_executor; the scheduler cannot be reached, or a package is missing.
     """
+    check_executor(given)
     if given is None:
         yield None
     elif isinstance(given, str):
         with _named_executor(given) as pool:
             yield pool
-    elif isinstance(given, Executor):
-        yield WorkerPool(given, _worker_count(given))
     else:
-        raise HagoError(
-            f"executor is a {type(given).__name__}; expected a concurrent.futures.Executor, or {EXECUTOR_SYNTAX}"
-        )
+        yield WorkerPool(given, _worker_count(given))
 
 
 @contextlib.contextmanager
@@ -134,8 +146,7 @@ def _named_executor(text: str) -> Iterator[WorkerPool]:
         with _dask(f"tcp://{dask[1]}:{dask[2]}", text) as pool:
             yield pool
         return
-    if not local:
-        raise HagoError(f"executor {text!r}; expected {EXECUTOR_SYNTAX}")
+    assert local is not None  # see check_executor
     count = int(local[2])
     make = _processes if local[1] == "processes" else ThreadPoolExecutor
     executors: list[Executor] = []

@@ -12,6 +12,11 @@ BudgetKind = Literal["trials", "seconds", "forwards"]
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?\s*(?:min|[smhd])\s*)+", re.ASCII)
+#: The texts of limits, in words.
+_FORMS: Final = (
+    f"'200 trials', '50 forwards' or a time in {', '.join(_UNITS)}, as in '90s', '10 min' or '1h30m'; several limits "
+    "are separated by commas"
+)
 _COUNT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(trials?|forwards?)?", re.ASCII)
 
 
@@ -60,7 +65,7 @@ class Budget:
         if isinstance(value, int) and not isinstance(value, bool):
             return Budget(trials=value)
         if not isinstance(value, str):
-            raise HagoError(f"budget {value!r}; expected a text such as '200 trials' or '10m', or an int")
+            raise HagoError(f"budget {value!r}; expected an int, of trials, or a text: {_FORMS}")
         limits: dict[str, float] = {}
         for part in value.split(","):
             name, limit = _parse_limit(part.strip(), value)
@@ -87,7 +92,7 @@ def _parse_limit(text: str, budget: str) -> tuple[str, float]:
         return "seconds", sum(float(number) * _UNITS[unit] for number, unit in pieces)
     count = _COUNT.fullmatch(text)
     if not count:
-        raise HagoError(f"budget {budget!r}; expected e.g. '200 trials', '10m' or '50 forwards'")
+        raise HagoError(f"budget {budget!r}; expected {_FORMS}")
     if (count[2] or "trials").startswith("forward"):
         return "forwards", float(count[1])
     if "." in count[1]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import hago
 from hago.analysis.answer import (
     Answer,
+    PairedDifference,
     answer_for_one_shot,
     answer_for_search,
     answer_for_stored,
@@ -31,6 +32,7 @@ from hago.search.one_shot import quantize_and_measure
 from hago.search.preparation import QuantizationOptions, prepare
 from hago.search.session import SearchOptions, SearchOutcome, run_search
 from hago.search.stored_strategy import make_strategy
+from hago.serialization.text_table import WIDTH
 
 CHIP = "int16_accumulator"
 QUIET = JobProgress("test", shown=False)
@@ -85,6 +87,13 @@ def test_differences_are_paired(outcome: SearchOutcome, found: Answer) -> None:
         assert decibels is not None and part.differences[1].decibels is None
         assert decibels[0] == pytest.approx(part.figures["found"]["sqnr"] - part.figures["one shot"]["sqnr"])
         assert decibels[1] < decibels[0] < decibels[2]
+
+
+def test_answers_fit_into_the_width_of_reports(found: Answer) -> None:
+    wide = PairedDifference("found", "one shot", "agreement", (-0.11, -0.12, 0.1), (-33.111, -44.222, 1.333))
+    part = replace(found.parts[0], differences=(wide, *found.parts[0].differences))
+    lines = str(replace(found, parts=(part,))).splitlines()
+    assert len(f"    {wide}") > WIDTH >= max(map(len, lines)) and str(wide) in " ".join(" ".join(lines).split())
 
 
 def test_a_difference_without_spread_or_of_one_sample_is_said_so(found: Answer) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ import hago
 from hago.analysis import comparison
 from hago.analysis.comparison import REALIZATIONS, Realize, compare_plan, compare_realizations
 from hago.data.batches import Batches
-from hago.errors import HagoError
+from hago.errors import HagoError, HagoWarning
 from hago.export.onnx import engines as onnx_engines
 from hago.plan.plan import Plan
 from hago.serialization.json_text import json_values
@@ -80,6 +82,46 @@ def test_accuracy_and_agreement_are_shown_where_there_are_labels_and_classes() -
     assert f"with an accuracy of {100 * right:.2f} %" in str(with_labels) and "accuracy" not in str(without)
     assert without.accuracy is None and without.against[0].accuracy is None
     assert max(map(len, str(with_labels).splitlines())) <= 100 and "outputs only" in str(with_labels)
+
+
+def test_labels_that_are_no_classes_are_warned_of_and_give_no_accuracy() -> None:
+    plan = quantized("x86_vnni").plan
+    labelled = [(x, torch.full((len(x),), 3 * (len(x) == 3))) for x in DATA]  # the last batch has a fourth class
+    with pytest.warns(HagoWarning, match=r"sample 6 is the first outside.*only agreement with reference"):
+        result = compare_plan(plan, Batches(labelled, plan.graph.inputs), ["fast"])
+    assert result.accuracy is None and result.against[0].accuracy is None and result.against[0].agreement == 1.0
+
+
+def test_an_output_without_classes_has_no_agreement() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1).mean(1)
+
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), Sum()).eval()
+    strategy = hago.quantize(model, "x86_vnni", DATA).strategy
+    (result,) = compare_realizations(model, "x86_vnni", strategy, DATA, ["fast"]).against
+    assert result.agreement is None and result.accuracy is None and result.outputs[0].compared == 9
+
+
+def test_no_outputs_are_kept_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first outputs of any batch that are alive while another is run are as many as in the second batch."""
+    alive: list[int] = []
+
+    def counting(plan: Plan) -> Realize:
+        run = REALIZATIONS["simulated"](plan)
+
+        def count(inputs: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+            tensors = [o for o in gc.get_objects() if type(o) is Tensor and o.device.type == "cpu"]
+            alive.append(sum(o.shape == (5, 3) for o in tensors))
+            return run(inputs)
+
+        return count
+
+    monkeypatch.setattr(comparison, "REALIZATIONS", {**REALIZATIONS, "counting": counting})
+    plan = quantized("x86_vnni").plan
+    labelled = [(images(5, 1, 8, 8, seed=i), torch.arange(5) % 3) for i in range(6)]
+    result = compare_plan(plan, Batches(labelled, plan.graph.inputs), ["counting"])
+    assert result.accuracy is not None and len(set(alive[1:])) == 1
 
 
 def test_a_realization_that_cannot_run_is_skipped_with_the_reason() -> None:

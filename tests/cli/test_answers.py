@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Run, runner
+from commands import Run, after_hago, runner
 
 from hago.analysis.answer import one_shot_options
 from hago.calibration import ESTIMATORS
+from hago.cli.arguments import build_parser
+from hago.cli.options import check_command, search_as_quantized, strategy_command
 from hago.hardware import load_hardware, save_hardware
 from hago.plan import Strategy
 from hago.search.confirmation import Gain
@@ -39,6 +40,12 @@ def images():
 
 def others():
     return batches(2)
+
+class Own:
+    name = "own"
+
+    def __call__(self, statistics, grid):
+        return statistics.minimum, statistics.maximum
 """
 NET = "answers_zoo:net"
 DATA = ["--data", "answers_zoo:batches"]
@@ -124,22 +131,105 @@ def test_one_shot_names_a_search_that_runs(hago: Run, command: str, options: lis
         samples = options if "--samples" in options else []
         run = hago("inspect", NET, "q.json", *DATA, *HELD_OUT, *samples, "--json")
         assert "  # may lose less than one shot\nnext  " in hago("inspect", NET, "q.json", *DATA, *samples).out
-    words = shlex.split(run.json["search"])
-    words = words[words.index("search") :]
-    searched = hago(*words, "--budget", "1 trials", "--json")
+    searched = hago(*after_hago(run.json["search"]), "--budget", "1 trials", "--json")
     assert searched.code == 0, searched.err
     made_by = Strategy.load(searched.json["strategy"]).made_by
     one = Strategy.load("q.json").made_by
-    assert all(made_by[key] == one[key] for key in ("keep_float", "fix_bits", "data_hash"))
+    # the thresholds of the default estimator are refined
+    kept = ["keep_float", "fix_bits", "data_hash", *(["estimator"] if "--estimator" in options else [])]
+    assert {key: made_by[key] for key in kept} == {key: one[key] for key in kept}
+
+
+def test_one_shot_names_an_inspection_that_runs(hago: Run) -> None:
+    quantize = ["quantize", NET, "--hardware", "vta", *DATA, *HELD_OUT, "--samples", "64", "--save", "q.json"]
+    line = next(line for line in hago(*quantize).out.splitlines() if line.startswith("inspect "))
+    command, _, why = line.partition("  # ")
+    assert after_hago(command) == after_hago(hago(*quantize, "--json").json["inspect"])
+    assert why == "names the layers that lose most, and what helps"
+    run = hago(*after_hago(command))
+    assert run.code == 0 and "calibration data, 64 samples" in run.out and "held-out data" in run.out
+    real = hago("quantize", NET, "--hardware", "onnxruntime_cpu", *DATA, "--keep-float", "*", "--save", "q.json")
+    assert real.code == 0 and "inspect " not in real.out and "search " not in real.out
+
+
+#: Every option of `hago quantize` but those of its outputs.
+ALL_OPTIONS = [
+    *(
+        "--weights=w.pt",
+        "--ops=zoo:OPS",
+        "--hardware=mine.json",
+        "--data=images",
+        "--held-out=others",
+        "--held-out-samples=9",
+    ),
+    *(
+        "--samples=7",
+        "--batch-size=4",
+        "--size=6x8",
+        "--mean=-0.5",
+        "--std=0.25",
+        "--gray",
+        "--estimator=percentile:99",
+    ),
+    *("--keep-float=3", "--keep-float=5", "--fix-bits=2:1=7", "--fix-bits=4:1=6"),
+    *("--calibration-table=table", "--quantize-table=modes"),
+]
+
+
+def test_named_commands_have_every_option_of_the_one_shot() -> None:
+    args = build_parser().parse_args(["quantize", NET, *ALL_OPTIONS])
+    given = {name: value for name, value in vars(args).items() if name not in ("command", "json", "save")}
+    without = vars(build_parser().parse_args(["quantize", NET, "--hardware=vta", "--data=x"]))
+    assert [name for name, value in given.items() if value == without[name]] == ["model"]
+    named = {
+        command: vars(build_parser().parse_args(after_hago(line)))
+        for command, line in (
+            ("search", search_as_quantized(args)),
+            ("realize", check_command(args, Path("s.json"), args.weights)),
+            ("inspect", strategy_command("inspect", args, Path("s.json"), args.weights)),
+        )
+    }
+    for command, found in named.items():
+        assert found["command"] == command
+        assert [name for name, value in given.items() if name in found and found[name] != value] == []
+    assert given.keys() <= named["search"].keys()
+
+
+def test_an_inspection_names_a_search_with_the_tables_and_the_estimator_of_one_shot(hago: Run) -> None:
+    Path("table").write_text("# op_name    threshold    min    max\n0 1 -1 1\n", "utf-8")
+    made = ["quantize", NET, "--hardware", "vta", *DATA, "--save", "q.json"]
+    hago(*made, "--calibration-table", "table")
+    assert "--calibration-table CALIBRATION_TABLE" in hago("inspect", NET, "q.json", *DATA, "--no-remedies").out
+    hago(*made, "--estimator", "answers_zoo:Own")
+    assert "--estimator ESTIMATOR" in hago("inspect", NET, "q.json", *DATA, "--no-remedies").out
+    hago(*made)
+    plain = hago("inspect", NET, "q.json", *DATA, "--no-remedies").out
+    assert "--estimator" not in plain and "TABLE" not in plain
 
 
 def test_inspection_on_other_data_names_no_data_for_a_search(hago: Run) -> None:
     hago("quantize", NET, "--hardware", "vta", *DATA, "--save", "q.json")
     on_others = ["inspect", NET, "q.json", "--data", "answers_zoo:others"]
-    assert "--data CALIBRATION_DATA" in hago(*on_others).out
+    out = hago(*on_others, "--samples", "40").out
+    (search,) = (line for line in out.splitlines() if line.startswith("search "))
+    assert "--data CALIBRATION_DATA" in search and "--samples" not in search
     hago("search", NET, "--hardware", "vta", *DATA, "--budget", "1 trials", "--save", "s.json")
     searched = hago("inspect", NET, "s.json", *DATA)
     assert "may lose less" not in searched.out and "hago quantize (" not in searched.out
+
+
+def test_the_one_shot_with_all_remedies_is_named_and_runs(hago: Run) -> None:
+    made = ["quantize", NET, "--hardware", "x86_vnni", *DATA, "--fix-bits", "*.weight=4", "--estimator", "max_range"]
+    before = hago(*made, "--save", "q.json", "--json").json["results"]["sqnr"]
+    run = hago("inspect", NET, "q.json", *DATA, *HELD_OUT)
+    (line,) = (line for line in run.out.splitlines() if line.startswith("improve "))
+    command, _, gain = line.partition("  # ")
+    remedies = hago("inspect", NET, "q.json", *DATA, "--json").json["remedies"]
+    assert gain == f"gains {remedies['together']['gain_db']:.1f} dB on 32 samples"
+    assert command.endswith(f"{' '.join(HELD_OUT)} {remedies['together']['command']}")
+    better = hago(*after_hago(command), "--json").json["results"]["sqnr"]
+    assert better > before + 0.5 * remedies["together"]["gain_db"] > before + 1.0
+    assert "improve " not in hago("inspect", NET, "q.json", *DATA, "--no-remedies").out
 
 
 @pytest.mark.parametrize(("searched", "command"), [(False, "quantize"), (True, "search")])
@@ -147,7 +237,8 @@ def test_remedies_say_which_command_takes_them(hago: Run, searched: bool, comman
     made = ["search", "--budget", "1 trials"] if searched else ["quantize"]
     hago(*made, NET, "--hardware", "x86_vnni", *DATA, "--fix-bits", "0:1=4", "--save", "q.json")
     run = hago("inspect", NET, "q.json", *DATA)
-    assert f"try with hago {command} (measured on 32 samples" in run.out, run.out
+    said = f"try with hago {command}, added to the options that were given (measured on 32 samples"
+    assert said in " ".join(run.out.split()), run.out
     remedies = hago("inspect", NET, "q.json", *DATA, "--json").json["remedies"]
     assert remedies["for"] == command and remedies["found"]
 
@@ -211,6 +302,22 @@ def test_a_budget_without_a_unit_is_of_trials(hago: Run) -> None:
     assert hago(*search, "--budget", "2", "--json").json["trials"] == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--finetune", "budget=1 hour"], "budget '1 hour'; expected a time, such as '90s', '5m' or '1h30m'"),
+        (["--finetune", "objective=mes"], "unknown training objective 'mes'"),
+        (["--finetune", "scheme=lsq2"], "unknown training scheme 'lsq2'"),
+        (["--finetune", "steps=0"], "steps is 0; expected a whole number above 0"),
+        (["--budget", "1 hour"], "budget '1 hour'; expected '200 trials', '50 forwards' or a time"),
+        (["--executor", "process"], "executor 'process'; expected 'processes:8'"),
+    ],
+)
+def test_options_of_late_stages_are_refused_before_the_model_is_made(hago: Run, options: list[str], says: str) -> None:
+    run = hago("search", "answers_zoo:none", "--hardware", "vta", *DATA, *options)
+    assert run.code == 2 and says in run.err and not Path("logs").exists()
+
+
 # ---------------------------------------------------------------- options that contradict each other
 @pytest.mark.parametrize("command", ["quantize", "search", "explain", "sensitivity"])
 def test_bits_of_nodes_that_stay_float_are_refused(hago: Run, command: str) -> None:
@@ -230,5 +337,31 @@ def test_held_out_data_that_calibration_saw_is_a_warning(hago: Run, command: str
     words = ["evaluate", NET, "q.json"] if command == "evaluate" else [command, NET, "--hardware", "vta"]
     words += ["--budget", "1 trials"] if command == "search" else []
     same = hago(*words, *DATA, "--held-out", "answers_zoo:images")
-    assert same.code == 0 and "the held-out data begins with the same batch" in same.err
+    assert same.code == 0 and "256 of 256 samples of the held-out data are in the calibration data" in same.err
+    few = hago(*words, *DATA, "--held-out", "answers_zoo:images", "--samples", "7")
+    assert few.code == 0 and "7 of 256 samples of the held-out data are in the calibration data" in few.err
     assert "warning" not in hago(*words, *DATA, *HELD_OUT).err
+
+
+@pytest.mark.parametrize("tuned", [[], ["--finetune", "steps=1"]])
+def test_a_search_reads_its_data_once(hago: Run, tuned: list[str]) -> None:
+    """What is kept in memory is not read again, also not for training."""
+    counting = ZOO.replace("def batches(seed=1):\n", "def batches(seed=1):\n    print('read', seed, file=sys.stderr)\n")
+    counting = counting.replace("    return [(x,", "    yield from [(x,")
+    Path("counting_zoo.py").write_text(f"import sys\n{counting}", "utf-8")
+    words = [word.replace("answers_zoo", "counting_zoo") for word in (*DATA, *HELD_OUT)]
+    run = hago("search", NET, "--hardware", "vta", *words, "--budget", "1 trials", "--save", "s.json", *tuned)
+    sys.modules.pop("counting_zoo")
+    assert run.code == 0, run.err
+    assert (run.err.count("read 1"), run.err.count("read 2")) == (1, 1)
+
+
+def test_samples_of_the_calibration_cut_no_held_out_data(hago: Run) -> None:
+    quantize = ["quantize", NET, "--hardware", "vta", *DATA, "--samples", "9", "--save", "q.json"]
+    assert "held-out data, 256 samples" in hago(*quantize, *HELD_OUT).out
+    few = hago(*quantize, *HELD_OUT, "--held-out-samples", "30")
+    assert "calibration data, 9 samples" in few.out and "held-out data, 30 samples" in few.out
+    assert "--samples 9" in few.out and few.out.count("--held-out-samples 30") == 3
+    alone = hago(*quantize, "--held-out-samples", "30")
+    assert alone.code == 2 and "--held-out, which is not given; give both" in alone.err
+    assert "more" in hago(*quantize, *HELD_OUT, "--held-out-samples", "0").err

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Run, runner
+from commands import Run, after_hago, runner
 from digits import few_digits
 
 from hago import api, cli
@@ -266,12 +266,6 @@ def test_defects_are_not_reported_as_bad_input(hago: Run, monkeypatch: pytest.Mo
 
 
 # ---------------------------------------------------------------- search
-def after_hago(line: str) -> list[str]:
-    """The words of a command that was shown, from the command's name on."""
-    words = shlex.split(line)
-    return words[words.index("hago") + 1 :]
-
-
 def test_search_reports_its_results_and_files(hago: Run, search_folder: Path) -> None:
     run = hago(*SEARCH, "--budget", "6 trials", "--held-out", DATA)
     trials = read_log(search_folder / LOG).trials

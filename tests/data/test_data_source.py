@@ -273,3 +273,13 @@ def test_a_new_kind_of_folder_is_read_and_listed(tmp_path: Path, monkeypatch: py
 def test_images_are_the_last_kind_of_folder() -> None:
     # it is of every folder that no other kind is of, and says that the folder holds no images
     assert FOLDER_FORMATS[-1].words == "a folder of images"
+
+
+def test_normalization_has_one_value_or_one_per_channel() -> None:
+    for gray, channels in ((False, "3 channels"), (True, "1 channel")):
+        for name in ("mean", "std"):
+            says = f"^{name} has 2 values; images have {channels}: give one value, or one per channel$"
+            with pytest.raises(DataError, match=says):
+                ImageShape(gray=gray, **{name: (0.5, 0.5)})
+            ImageShape(gray=gray, **{name: (0.5,)})
+            ImageShape(gray=gray, **{name: (0.5,) * int(channels[0])})

@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 import hago
 from hago.cli import main
-from hago.data import load_data
+from hago.data import Batches, load_data, warn_if_shared
 from hago.errors import DataError, GraphError
+from hago.importing import import_with_data
+from hago.search.preparation import held_out_batches
 
 CHIP: Final = "x86_vnni"
 #: The longest message, a few lines of a terminal.
@@ -293,6 +295,30 @@ def test_an_array_is_a_data_set_as_a_tensor_is() -> None:
     assert made.strategy == hago.quantize(net(), CHIP, [images()]).strategy
 
 
+class Scaled(nn.Module):
+    """A network that multiplies its outputs by an input, or by a number of its own."""
+
+    def __init__(self, factor: float | None = None) -> None:
+        super().__init__()
+        self.body, self.factor = net(), factor
+
+    def forward(self, images: Tensor, factor: Tensor) -> Tensor:
+        return self.body(images) * factor
+
+
+class ScaledByItself(Scaled):
+    def forward(self, images: Tensor) -> Tensor:  # type: ignore[override]
+        return self.body(images) * self.factor
+
+
+def test_a_single_number_beside_tensors_is_refused() -> None:
+    says = "batch 0 holds a single number beside tensors.*pass one number per sample, or make it an attribute"
+    with pytest.raises(DataError, match=says):
+        hago.quantize(Scaled().eval(), CHIP, [(images(), torch.tensor(2.0))])
+    assert hago.quantize(Scaled().eval(), CHIP, [(images(), torch.full((4, 1), 2.0))]).strategy.bits
+    assert hago.quantize(ScaledByItself(2.0).eval(), CHIP, [images()]).strategy.bits
+
+
 # ---------------------------------------------------------------- data that runs, but is hardly meant
 def class_folders(folder: Path, *names: str) -> Path:
     for name in names:
@@ -334,10 +360,105 @@ def test_implausible_values_are_warned_of(kind: str, role: str) -> None:
     assert all(text.startswith(f"{role} {said}") for text in found), found
 
 
+def codes(seed: int) -> Tensor:
+    """Samples of which there are few different ones."""
+    return torch.randint(0, 2, (50, 3), generator=torch.Generator().manual_seed(seed)).to(torch.float32)
+
+
+#: Calibration data and held-out data, with how many samples of this are said to be in both; None where it says nothing.
+SHARED: Final[dict[str, tuple[list[Any], list[Any], int | None]]] = {
+    "the same": ([images()], [images()], 4),
+    "the same with labels and in other batches": ([images()], [(x, torch.zeros(2)) for x in images().split(2)], 4),
+    "all of few": ([images()[:2]], [images()], 2),
+    "all of few, at the end": ([images()[:2]], [images() + 1, images()], 2),
+    "most": ([images()], [images()[1:], images()[:1] + 1], 3),
+    "half": ([images()], [images()[2:], images()[:2] + 1], None),
+    "one of many": ([images()], [torch.cat([images() + i for i in range(9)])[3:]], None),
+    "none": ([images()], [images() + 1], None),
+    "two inputs": ([(images(), images())], [(images(), images() + 1)], None),
+    "few different ones": ([codes(0)], [codes(1)], None),
+    "numbers": ([torch.arange(5.0)], [torch.arange(9.0)], 5),
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_held_out_samples_that_calibration_saw_are_counted(kind: str) -> None:
+    calibration, held_out, shared = SHARED[kind]
+    names = ["x", "y"] if kind == "two inputs" else ["x"]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        warn_if_shared(*(Batches(data, names).statistics for data in (held_out, calibration)))
+    found = [str(w.message).partition(" ")[0] for w in seen]
+    assert found == ([] if shared is None else [str(shared)])
+
+
 def test_data_that_is_no_real_number_is_not_judged() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hago.quantize(Words().eval(), CHIP, [torch.zeros(3, 4, dtype=torch.int64)])
+
+
+# ---------------------------------------------------------------- another scale than in training
+def trained_norm(batches: int = 0, **changes: Any) -> nn.Module:
+    """A network whose batch norm has seen `images` of 16 samples, normalized as ImageNet's."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(8, momentum=None)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+    model(normalized())
+    assert isinstance(norm.num_batches_tracked, Tensor)
+    norm.num_batches_tracked.fill_(batches)
+    for name, value in changes.items():
+        getattr(norm, name)[:] = value
+    return model.eval()
+
+
+def normalized(samples: int = 16) -> Tensor:
+    return (images(samples, 3, 8, 8) - 0.45) / 0.225
+
+
+#: A network and its data, with whether it is said to be on another scale.
+SCALES: Final[dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], bool]]] = {
+    "as in training": (trained_norm, lambda: [normalized()], False),
+    "with a little contrast": (trained_norm, lambda: [0.4 * normalized()], False),
+    "from -1 to 1": (trained_norm, lambda: [2 * images(16, 3, 8, 8) - 1], False),
+    "from 0 to 1": (trained_norm, lambda: [images(16, 3, 8, 8)], True),
+    "from 0 to 255": (trained_norm, lambda: [255 * images(16, 3, 8, 8)], True),
+    "from 0 to 255, sample by sample": (trained_norm, lambda: (255 * images(16, 3, 8, 8)).split(1), True),
+    "from 0 to 255, with labels": (trained_norm, lambda: [(255 * images(16, 3, 8, 8), torch.zeros(16))], True),
+    "trained on 1000 batches": (lambda: trained_norm(1000), lambda: [255 * images(16, 3, 8, 8)], True),
+    "a blank sample at first": (trained_norm, lambda: [0 * normalized(8), normalized()], False),
+    "few samples": (trained_norm, lambda: [normalized(7) / 100], False),
+    "few batches of training": (lambda: trained_norm(9), lambda: [images(16, 3, 8, 8) / 9], False),
+    "not trained": (lambda: trained_norm(running_var=1.0), lambda: [255 * images(16, 3, 8, 8)], False),
+    "channels that disagree": (
+        lambda: trained_norm(running_var=10.0 ** torch.arange(-4, 4)),
+        lambda: [normalized()],
+        False,
+    ),
+    "channels that are not in use": (lambda: trained_norm(running_var=0.0), lambda: [normalized()], False),
+    "without a norm": (net, lambda: [255 * images()], False),
+}
+
+
+@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize("role", ["calibration data", "held-out data"])
+def test_another_scale_than_in_training_is_warned_of(kind: str, role: str) -> None:
+    make, data, warned = SCALES[kind]
+    model = make()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        if role == "calibration data":
+            hago.quantize(model, CHIP, data())
+        else:
+            right = [normalized() if kind != "without a norm" else images()]
+            calibration = import_with_data(model, [x + 0.01 for x in right])[1]
+            held_out_batches(model, calibration, data(), labels=False)
+    found = [str(w.message) for w in seen if "as in training" in str(w.message)]
+    assert len(found) == warned, [str(w.message) for w in seen]
+    assert all(text.startswith(f"{role} is hardly scaled as in training: at batch norm '1', its") for text in found)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_labels_out_of_range_name_the_data_and_the_first_sample() -> None:

@@ -213,6 +213,7 @@ NAN = torch.where(torch.arange(30).reshape(10, 3) == 13, torch.tensor(float("nan
         (lambda: ["cifar"], ["x"], "batch 0 holds the text 'cifar'; expected numbers"),
         (lambda: [object()], ["x"], "batch 0 holds a object; expected a tensor"),
         (lambda: [torch.tensor(1.0)], ["x"], "batch 0 holds a single number; expected tensors or"),
+        (lambda: [(X, torch.tensor(2.0))], ["a", "b"], "batch 0 holds a single number beside tensors; expected axis 0"),
         (lambda: [X, X[:, :2]], ["x"], r"batch 1 has sample shapes \[\(2,\)\]; batch 0 has \[\(3,\)\]"),
         (lambda: [(X, Z, Z, Z)], ["a", "b"], "batch 0 holds 4 inputs; the model takes 2: a, b"),
         (lambda: [X], ["a", "b"], "batch 0 holds 1 input; the model takes 2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from hago.arithmetic import numerics
 from hago.hardware import hardware
+from hago.hardware.file import hardware_from_document
 from hago.hardware.validation import check_hardware_document
 from hago.ops import OPS, Ops
 
@@ -255,3 +257,22 @@ def test_the_schema_lists_the_names_of_the_code() -> None:
     assert tuple(signature["requantize_at"]["enum"]) == get_args(hardware.RequantizeAt)
     overflow = signature["accumulator"]["properties"]["overflow"]["enum"]
     assert tuple(overflow) == get_args(numerics.Overflow)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(("requantize", "form"), ("requantize", "power_of_two"), ("activation", "scheme"), ("weight", "granularity")),
+        *(("rounding",), ("power_of_two",)),
+    ],
+)
+@pytest.mark.parametrize("word", ["power_of_two", "power_of_2", "pow2", "PowersOfTwo"])
+def test_scales_that_are_powers_of_two_are_asked_for_by_the_form_shift(path: tuple[str, ...], word: str) -> None:
+    document = small()
+    put(*(word if key == "power_of_two" else key for key in path), value=word)(document)
+    (found,) = mistakes(document)
+    advised = re.search(r'"requantize": ({.*?}), and the scheme "(\w+)"', found)
+    assert advised is not None and "powers of two" in found
+    right = small() | {"requantize": json.loads(advised[1])}
+    assert all(right[part]["scheme"] == advised[2] for part in ("activation", "weight")) and mistakes(right) == []
+    assert hardware_from_document(right, "x.json", OPS).requantize.power_of_two

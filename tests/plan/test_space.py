@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import warnings
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -172,6 +174,28 @@ def test_fixed_bits_that_no_signature_holds() -> None:
         space_of(residual_block(), load_hardware("x86_vnni"), {"stem:1": 9})
     with pytest.raises(HagoError, match="fix_bits pattern 'stme' matches no name. Did you mean"):
         space_of(residual_block(), load_hardware("x86_vnni"), {"stme": 8})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("sigmoid", "sigmoid stays float: toy lists no integer signature for sigmoid"),
+        ("relu", "relu has no bits of its own"),
+        ("conv.bias", "conv.bias has no bits of its own"),
+        *(("conv", None), ("conv.weight", None), ("conv:1", None), ("x", None), ("*", None), ("[cs]*", None)),
+    ],
+)
+def test_fixed_bits_without_effect_are_warned_of(pattern: str, why: str | None) -> None:
+    chip = load_hardware("x86_vnni")
+    chip = replace(chip, name="toy", ops={op: descs for op, descs in chip.ops.items() if op != "sigmoid"})
+    graph = one_conv("relu", "sigmoid")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fixed = space_of(graph, chip, {pattern: 7})
+    said = [str(w.message) for w in seen]
+    expected = f"fix_bits {pattern!r} has no effect, since {why}; leave it out, or name another node"
+    assert said == ([] if why is None else [expected])
+    assert (fixed == space_of(graph, chip)) == (why is not None)
 
 
 @pytest.mark.parametrize("bits", ["8", 8.0, True, None])

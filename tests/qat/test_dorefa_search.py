@@ -44,8 +44,8 @@ HARDWARE = {
 }
 
 
-def data(channels: int = 1, size: int = 8, samples: int = 32) -> list[Tensor]:
-    return [torch.randn(samples, channels, size, size, generator=torch.Generator().manual_seed(1))]
+def data(channels: int = 1, size: int = 8, samples: int = 32, seed: int = 1) -> list[Tensor]:
+    return [torch.randn(samples, channels, size, size, generator=torch.Generator().manual_seed(seed))]
 
 
 def expected(weight: Tensor, bits: int, scheme: str) -> tuple[Tensor, float]:
@@ -127,7 +127,7 @@ def test_a_search_of_2_to_4_bits_is_trained_and_confirmed(tmp_path: Path) -> Non
     untrained, before = hago.search_quantize_strategy(model, chip, data(), **options, **goal)
     assert untrained.made_by["weights"] == "dorefa_relative" and max(untrained.bits.values()) <= 5
     assert hago.replay(model, chip, log, data()).same and hago.replay(model, chip, untrained, data()).same
-    weights, held_out = tmp_path / "w.safetensors", data(samples=8)
+    weights, held_out = tmp_path / "w.safetensors", data(samples=8, seed=2)
     tuning = {"scheme": "dorefa_relative", "steps": 40, "batch_size": 16, "lr": 5e-3, "save_weights": weights}
     strategy, after = hago.search_quantize_strategy(
         model, chip, data(), **options, **goal, finetune=tuning, held_out=iter(held_out)

@@ -216,7 +216,9 @@ def test_a_killed_run_ends_as_one_that_was_not_killed(tmp_path: Path) -> None:
     [
         ({"steps": 0}, "steps is 0; expected a whole number above 0"),
         ({"lr": float("nan")}, "lr is nan; expected a number from 0"),
-        ({"budget": "200 trials"}, "expected a time such as '5m'"),
+        ({"budget": "200 trials"}, "expected a time, such as '90s'"),
+        ({"budget": "1 hour"}, "budget '1 hour'; expected a time, such as '90s', '5m' or '1h30m', and steps= for"),
+        ({"budget": "5m, 3 trials"}, "expected a time"),
         ({"objective": "mes"}, "Did you mean 'mse'"),
         ({"objective": "labels"}, "needs labels"),
         ({"scheme": "lsq2"}, "Did you mean 'lsq'"),

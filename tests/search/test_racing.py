@@ -204,7 +204,7 @@ class Halves(nn.Module):
         return self.left(left).relu() + self.right(right)
 
 
-@pytest.mark.filterwarnings("ignore:the held-out data begins")
+@pytest.mark.filterwarnings("ignore:.* of the held-out data are in the calibration data")
 def test_nested_data_mean_one_thing_in_any_order() -> None:
     torch.manual_seed(0)
     net, left, right = Halves().eval(), seeded(8, 4, seed=1), 3 * seeded(8, 4, seed=2)
@@ -222,7 +222,7 @@ def test_nested_data_mean_one_thing_in_any_order() -> None:
         run_search(net, "x86_vnni", [same, {"left": left, "other": right}], SearchOptions.of(progress=False, budget=1))
 
 
-@pytest.mark.filterwarnings("ignore:the held-out data begins")
+@pytest.mark.filterwarnings("ignore:.* of the held-out data are in the calibration data")
 def test_held_out_data_confirm_with_an_interval(tmp_path: Path) -> None:
     options = SearchOptions.of(race=True, budget=4, held_out=DATA[:1], progress=False)
     held_out = run_search(residual_block(), "x86_vnni", DATA, options).strategy.made_by["held_out"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -123,6 +124,17 @@ def test_budgets(text, budget: Budget) -> None:
 def test_budgets_that_are_refused(text) -> None:
     with pytest.raises(HagoError, match="budget"):
         Budget.parse(text)
+
+
+@pytest.mark.parametrize("text", ["1 hour", "5 tries", "10 trials 5m"])
+def test_every_form_of_a_budget_that_a_refusal_names_is_taken(text: str) -> None:
+    with pytest.raises(HagoError) as caught:
+        Budget.parse(text)
+    got, *forms = re.findall("'([^']*)'", str(caught.value))
+    units = re.search(r"a time in ([^']*), as in", str(caught.value))
+    assert got == text and len(forms) == 5 and units is not None
+    for form in (*forms, ", ".join(forms[1:3]), *(f"2 {unit}" for unit in units[1].split(", "))):
+        assert Budget.parse(form) != Budget()
 
 
 @given(st.text(max_size=12) | st.from_regex(r"[0-9. ]{0,6}[smhdtrialsforwards,]{0,8}"))

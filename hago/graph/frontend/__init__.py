@@ -10,6 +10,7 @@ from hago.graph.frontend.exported_program import (
     from_torch,
 )
 from hago.graph.frontend.input_diagnosis import check_runs
+from hago.graph.frontend.input_scale import warn_of_scale
 
 __all__ = [
     "Attention",
@@ -20,4 +21,5 @@ __all__ = [
     "check_finite",
     "check_runs",
     "from_torch",
+    "warn_of_scale",
 ]
