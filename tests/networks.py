@@ -65,6 +65,28 @@ class Small(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class Uneven(nn.Module):
+    """A separable network whose channels have very different ranges, as training leaves some."""
+
+    def __init__(self, high: float | None = None) -> None:
+        super().__init__()
+        self.expand, self.depthwise = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.project, self.head = nn.Conv2d(16, 8, 1), nn.Linear(8, 10)
+        self.act = nn.ReLU() if high is None else nn.Hardtanh(0.0, high)
+        sizes = torch.exp2(torch.arange(16) % 8 - 4.0)
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                parameter.copy_(images(*parameter.shape, seed=number).mul_(0.5))
+            self.expand.weight.mul_(sizes[:, None, None, None])
+            self.expand.bias.mul_(sizes)
+            self.project.weight.div_(sizes[None, :, None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.depthwise(self.act(self.expand(x))))
+        result: Tensor = self.head(self.project(x).mean((2, 3)))
+        return result
+
+
 def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
     """The model in eval mode, with weights and batch statistics that depend on the seed alone."""
     generator = torch.Generator().manual_seed(seed)

@@ -26,7 +26,7 @@ from unittest import mock
 import pytest
 import torch
 from advice import Message, messages
-from networks import Small, images, randomized
+from networks import Small, Uneven, images, randomized
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -502,6 +502,11 @@ CASES: Final = (
         lambda _: [qat_of_norm(0.1), qat_of_norm(None, norms="frozen")],
     ),
     Case(
+        "trains these norms from their own; use norms='frozen', or a strategy made with corrections='none'",
+        lambda _: qat_of_corrected(None, "tensorflow"),
+        lambda _: [qat_of_corrected(None, "frozen"), qat_of_corrected("none", "tensorflow")],
+    ),
+    Case(
         "before it was folded, but a later pass over the graph ({}) changed that weight; use norms='frozen'",
         lambda _: qat_after_a_new_pass("tensorflow"),
         lambda _: qat_after_a_new_pass("frozen"),
@@ -908,6 +913,12 @@ def qat_of_norm(momentum: float | None, **options: Any) -> object:
     model = randomized(Small())
     model.stem[1].momentum = momentum
     return hago.prepare_qat(model, CHIP, dataset=DATA, **{"norms": "tensorflow", **options})
+
+
+def qat_of_corrected(corrections: str | None, norms: Any) -> object:
+    model, data = Uneven().eval(), [images(16, 3, 8, 8)]
+    corrected = hago.quantize(model, "vta", data, corrections=corrections).strategy
+    return hago.prepare_qat(model, "vta", corrected, norms=norms)
 
 
 def qat_after_a_new_pass(norms: str) -> object:

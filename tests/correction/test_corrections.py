@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from building import seeded
 from made_up.random_graphs import random_graph, random_inputs
-from networks import images
-from torch import Tensor, nn
+from networks import Uneven, images
 
 import hago
 from hago.correction import Corrections, encode_offsets
@@ -28,28 +26,6 @@ from hago.search.safe_bits import safe_bits
 from hago.study import read_log
 
 CHIPS = ("x86_vnni", "tflite", "vta", "cmsis_nn")
-
-
-class Uneven(nn.Module):
-    """A separable network whose channels have very different ranges, as training leaves some."""
-
-    def __init__(self, high: float | None = None) -> None:
-        super().__init__()
-        self.expand, self.depthwise = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16)
-        self.project, self.head = nn.Conv2d(16, 8, 1), nn.Linear(8, 10)
-        self.act = nn.ReLU() if high is None else nn.Hardtanh(0.0, high)
-        sizes = torch.exp2(torch.arange(16) % 8 - 4.0)
-        with torch.no_grad():
-            for number, parameter in enumerate(self.parameters()):
-                parameter.copy_(seeded(*parameter.shape, seed=number, size=0.5))
-            self.expand.weight.mul_(sizes[:, None, None, None])
-            self.expand.bias.mul_(sizes)
-            self.project.weight.div_(sizes[None, :, None, None])
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.act(self.depthwise(self.act(self.expand(x))))
-        result: Tensor = self.head(self.project(x).mean((2, 3)))
-        return result
 
 
 DATA = [images(16, 3, 8, 8, seed=n) for n in range(4)]

@@ -123,7 +123,7 @@ def test_a_search_ends_with_training(tmp_path: Path) -> None:
 
     data = [torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(1))]
     fixed = {f"{n}:{s}": 4 for n in ("stem.0", "body", "fc") for s in (0, 1)}
-    options: dict[str, Any] = {"searcher": "default", "fix_bits": fixed, "progress": False}
+    options: dict[str, Any] = {"searcher": "default", "fix_bits": fixed, "progress": False, "corrections": "none"}
     _, before = hago.search_quantize_strategy(small(), "x86_vnni", data, **options)
     path, saved = tmp_path / "w.safetensors", tmp_path / "s.json"
     tuning = {"steps": 40, "batch_size": 16, "range_lr": 0.0, "save_weights": path}
