@@ -42,10 +42,13 @@ from hago.plan import (
 from hago.plan.feasibility import group_feeding, nearest_feasible
 from hago.plan.topology import matches
 from hago.search import (
+    CORRECTIONS,
     Evaluator,
+    MeasuredPoint,
     Prepared,
     QuantizationOptions,
     chosen_estimator,
+    correct_point,
     make_strategy,
     plan_of,
     prepare,
@@ -94,11 +97,13 @@ class Change:
         keep_float: a pattern of nodes that stay float, or several.
         fix_bits: bits by pattern of edges.
         estimator: the name of an estimator.
+        corrections: the names of the corrections that may be made, or "none"; None for the default.
     """
 
     keep_float: str | tuple[str, ...] | None = None
     fix_bits: Mapping[str, int] = field(default_factory=dict)
     estimator: str | None = None
+    corrections: tuple[str, ...] | None = None
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -109,14 +114,15 @@ class Change:
         """The options as keyword arguments."""
         kept = self.keep_float
         given = {"keep_float": list(kept) if isinstance(kept, tuple) else kept, "fix_bits": dict(self.fix_bits)}
-        given["estimator"] = self.estimator
+        given |= {"estimator": self.estimator, "corrections": list(self.corrections or ())}
         return {name: value for name, value in given.items() if value}
 
     def merged(self, other: Change) -> Change:
         """The options of both; where both give bits to a pattern or an estimator, those of the other."""
         kept = (*as_strings(self.keep_float, "keep_float"), *as_strings(other.keep_float, "keep_float"))
         fixed = {**self.fix_bits, **other.fix_bits}
-        return Change(tuple(dict.fromkeys(kept)) or None, fixed, other.estimator or self.estimator)
+        estimator, corrections = other.estimator or self.estimator, other.corrections or self.corrections
+        return Change(tuple(dict.fromkeys(kept)) or None, fixed, estimator, corrections)
 
     @property
     def words(self) -> list[str]:
@@ -124,7 +130,8 @@ class Change:
         words = [word for name in as_strings(self.keep_float, "keep_float") for word in ("--keep-float", name)]
         for pattern, bits in self.fix_bits.items():
             words += ["--fix-bits", f"{pattern}={bits}"]
-        return words if self.estimator is None else [*words, "--estimator", self.estimator]
+        words += [] if self.estimator is None else ["--estimator", self.estimator]
+        return words + [word for name in self.corrections or () for word in ("--corrections", name)]
 
     def __str__(self) -> str:
         return shlex.join(self.words)
@@ -133,10 +140,12 @@ class Change:
 def given_options(strategy: Strategy, hardware: Hardware) -> Change:
     """The options with which a strategy was made; without an estimator where that is the default or was refined."""
     made_by = strategy.made_by
+    names = tuple(str(name) for name in made_by.get("corrections", ()))
     return Change(
         tuple(str(pattern) for pattern in made_by.get("keep_float", ())) or None,
         {str(pattern): int(bits) for pattern, bits in made_by.get("fix_bits", {}).items()},
         chosen_estimator(strategy, hardware),
+        None if names == CORRECTIONS else names or ("none",),
     )
 
 
@@ -443,6 +452,10 @@ class _Trials:
             plan.graph, self.batches, named_objective("sqnr"), plan.ops, engine="float", quiet=True
         )
         self.base = self.evaluator.score(plan, strategy.bits)
+        # most changes are tried without corrections of layers, and compared with the strategy without them
+        self.uncorrected = self.base
+        if strategy.corrections.offsets:
+            self.uncorrected = self.evaluator.score(self.stored.with_constants(None)(strategy.bits), strategy.bits)
         self.bytes = plan_cost(plan)["weight_bytes"]
         self.keep_float = tuple(str(p) for p in strategy.made_by.get("keep_float", ()))
         self.estimator = _estimator_of(strategy)
@@ -481,7 +494,7 @@ class _Trials:
         for remedy in found:
             if remedy.node in nodes:
                 continue
-            tried = remedy if best is None else self._try(None, best.change.merged(remedy.change))
+            tried = remedy if best is None else self._try(None, best.change.merged(remedy.change), corrected=True)
             if tried is not None and (best is None or tried.gain >= best.gain + LEAST_GAIN):
                 best = tried
                 nodes.add(remedy.node)
@@ -508,8 +521,10 @@ class _Trials:
     def _best(self, node: str | None, changes: Sequence[Change]) -> list[Remedy]:
         """The change with the largest gain, if there is one that helps."""
         tried = [remedy for change in changes if (remedy := self._try(node, change)) is not None]
-        helpful = [remedy for remedy in tried if remedy.gain >= LEAST_GAIN]
-        return [max(helpful, key=lambda remedy: remedy.gain)] if helpful else []
+        best = max(tried, key=lambda remedy: remedy.gain, default=None)
+        if best is not None and best.gain >= LEAST_GAIN and self.strategy.corrections.offsets:
+            best = self._try(node, best.change, corrected=True)
+        return [] if best is None or best.gain < LEAST_GAIN else [best]
 
     # ------------------------------------------------------------ changes
     def _other_bits(self, suspect: Suspect) -> Iterator[Change]:
@@ -541,22 +556,30 @@ class _Trials:
             yield f"{hardware.name} does not compute {suspect.op} in float"
 
     # ------------------------------------------------------------ trials
-    def _try(self, node: str | None, change: Change) -> Remedy | None:
-        """The change as a remedy; None if the hardware does not allow it, or accumulators overflow more often."""
+    def _try(self, node: str | None, change: Change, *, corrected: bool = False) -> Remedy | None:
+        """The change as a remedy; None if the hardware does not allow it, or accumulators overflow more often.
+
+        Args:
+            corrected: correct the layers as the strategy's are, and compare with the strategy as it is.
+        """
         self.tried += 1
+        base = self.base if corrected else self.uncorrected
         try:
-            strategy = self._apply(change)
+            strategy = self._apply(change, corrected)
             plan = plan_of(self.plan.graph, self.plan.hardware, strategy)
             score = self.evaluator.score(plan, strategy.bits)
         except HagoError:
             return None
-        if _overflows(score) > _overflows(self.base):
+        if _overflows(score) > _overflows(base):
             return None
-        gain = float(score.results["sqnr"]) - float(self.base.results["sqnr"])
+        gain = float(score.results["sqnr"]) - float(base.results["sqnr"])
         return Remedy(node, change, gain, int(plan_cost(plan)["weight_bytes"] - self.bytes), strategy)
 
-    def _apply(self, change: Change) -> Strategy:
+    def _apply(self, change: Change, corrected: bool) -> Strategy:
         """The strategy with a change.
+
+        Args:
+            corrected: of `_try`.
 
         Raises:
             HagoError: the hardware does not allow it.
@@ -591,7 +614,11 @@ class _Trials:
             "fix_bits": {**fixed, **change.fix_bits},
             **({} if change.estimator is None else {"estimator": change.estimator}),
         }
-        return make_strategy(replace(prepared, resolver=resolver), point.plan, point.bits, made_by)
+        changed_point = replace(prepared, resolver=resolver)
+        if corrected and self.strategy.corrections.offsets:
+            measured = self.evaluator.measure(point.plan)
+            changed_point = correct_point(MeasuredPoint(changed_point, point.bits, measured), self.evaluator).prepared
+        return make_strategy(changed_point, changed_point.resolver(point.bits), point.bits, made_by)
 
     def _resolver(self, prepared: Prepared, changed: Collection[str], estimator: str | None) -> Resolver:
         """A Resolver with the strategy's thresholds where they still hold; with estimated ones only for another
@@ -613,7 +640,10 @@ class _Trials:
 
     def _prepare(self, keep_float: Sequence[str]) -> Prepared:
         options = QuantizationOptions(estimator=self.estimator, keep_float=keep_float)
-        return prepare(self.plan.graph, self.plan.hardware, self.batches, options)
+        prepared = prepare(self.plan.graph, self.plan.hardware, self.batches, options)
+        names = tuple(str(name) for name in self.strategy.made_by.get("corrections", ()))
+        equalization = replace(self.strategy.corrections, offsets={})
+        return replace(prepared, correction_names=names, corrections=equalization)
 
 
 def _overflows(score: Score) -> int:

@@ -205,7 +205,7 @@ def _with_integers_of(plan: Plan, names: Collection[str]) -> Graph:
             target = plan.nodes[node.name].operands[slot]
             if target is not None and node.inputs[slot] in names:
                 consts[node.inputs[slot]] = (integers.to(torch.float64) * target.scale).to(torch.float32)
-    return replace(graph, consts=consts)
+    return replace(graph, consts=consts, corrected_from=graph.uncorrected)
 
 
 def constants_of(model: ModelLike) -> frozenset[str]:

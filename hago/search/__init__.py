@@ -1,7 +1,7 @@
 """One search of one model on one chip: prepare, measure sensitivities, refine thresholds, evaluate, replay."""
 
 from hago.search import objective
-from hago.search.correcting import correct
+from hago.search.correcting import CORRECTIONS, MeasuredPoint, correct, correct_point
 from hago.search.earlier_logs import LogPath, hashes_of
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures
 from hago.search.goal import GoalOptions, normalized_limits, resolved_text
@@ -17,9 +17,11 @@ from hago.search.session import RunOptions, SearchOptions, SearchOutcome, Search
 from hago.search.stored_strategy import chosen_estimator, make_strategy, plan_and_batches, plan_of, stored_resolver
 
 __all__ = [
+    "CORRECTIONS",
     "Evaluator",
     "GoalOptions",
     "LogPath",
+    "MeasuredPoint",
     "Measurement",
     "OneShot",
     "Prepared",
@@ -35,6 +37,7 @@ __all__ = [
     "chosen_estimator",
     "continued",
     "correct",
+    "correct_point",
     "hashes_of",
     "held_out_figures",
     "import_with_held_out",

@@ -172,7 +172,7 @@ ALL_OPTIONS = [
         "--estimator=percentile:99",
     ),
     *("--keep-float=3", "--keep-float=5", "--fix-bits=2:1=7", "--fix-bits=4:1=6"),
-    *("--calibration-table=table", "--quantize-table=modes"),
+    *("--calibration-table=table", "--quantize-table=modes", "--corrections=rounding", "--corrections=bias"),
 ]
 
 

@@ -64,6 +64,7 @@ def test_a_trained_strategy_is_replayed_with_the_figures_of_training(tmp_path: P
         race=True,
         keep="cosine >= 0.1",
         fix_bits={"*": 4},
+        corrections="none",
         budget=3,
         progress=False,
         finetune={"steps": 100, "batch_size": 40, "save_weights": weights},
