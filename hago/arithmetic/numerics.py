@@ -419,10 +419,10 @@ def _one_product(dtype: DType, m: Tensor, n: Tensor, how: Requantize, target: QP
         rounding = how.shift_rounding or how.rounding
         return lambda c: _scaled(c.to(torch.float64), scale, rounding, adds=True)
     if low < 0:
-        return lambda c: _second_stage(_rounded_product(c, m), n)
+        return _stages(_rounded_product(m), n)
     # negative products are clipped to `low`, so that their ties do not matter
     up = torch.where(n > 31, torch.ldexp(torch.ones_like(scale), 30 - n), torch.zeros_like(scale)) + 0.5
-    return lambda c: torch.addcmul(up, c.to(torch.float64), scale).floor_()
+    return lambda c: _multiply_add(c, scale, up).floor_()
 
 
 def multiply_carrier(c: Tensor, m: Tensor, n: Tensor, how: Requantize, left: int = 0) -> Tensor:
@@ -465,7 +465,7 @@ def _two_products(m: Tensor, n: Tensor, how: Requantize, left: int = 0) -> Conve
         be computed in float64.
     """
     if how.two_stage:
-        return (lambda c: _second_stage(_first_stage(c, m, left), n)) if _between(n, 31, 62) else None
+        return _stages(_first_stage(m, left), n) if _between(n, 31, 62) else None
     rounding = how.shift_rounding or how.rounding
     if not _between(n, 17, 52) or rounding not in ("half_up", "half_away"):
         return None
@@ -477,32 +477,44 @@ def _two_products(m: Tensor, n: Tensor, how: Requantize, left: int = 0) -> Conve
     return compute
 
 
-def _first_stage(c: Tensor, m: Tensor, left: int = 0) -> Tensor:
-    """`doubling_high_multiply` of `c << left` in float64, which holds products of 31 bits and fewer than 23 bits
-    exactly."""
-    if _magnitude(c) < _DIRECT:
-        return _rounded_product(c, m, left)
-    x = c.to(torch.float64)
-    return _shifted_product(x * float(1 << left) if left else x, m, torch.full_like(m, 31))
-
-
-def _rounded_product(c: Tensor, m: Tensor, left: int = 0) -> Tensor:
-    """`doubling_high_multiply` of `c << left` in float64, exact where c * m + 1/2 is."""
-    half, factor = torch.full_like(m, 0.5, dtype=torch.float64), m.to(torch.float64) * 2.0 ** (left - 31)
-    return torch.addcmul(half, c.to(torch.float64), factor).floor_()
-
-
-def _second_stage(high: Tensor, n: Tensor) -> Tensor:
-    """`round(high / 2**(n - 31))`, ties away from zero, computed in place.
+def _stages(first: Conversion, n: Tensor) -> Conversion:
+    """`round(high / 2**(n - 31))` of the result `high` of the first stage, ties away from zero.
 
     A factor slightly above 1 moves ties away from zero and makes no new ties: |high| < 2**32, and any other value is at
     least 2**(31 - n) away from a tie.
 
     Args:
-        high: float64 integers.
+        first: returns a new tensor of float64 integers.
         n: int64, 31 to 62.
     """
-    return high.mul_(torch.ldexp(torch.full_like(n, 1.0 + 2.0**-33, dtype=torch.float64), 31 - n)).round_()
+    factor = torch.ldexp(torch.full_like(n, 1.0 + 2.0**-33, dtype=torch.float64), 31 - n)
+    return lambda c: first(c).mul_(factor).round_()
+
+
+def _first_stage(m: Tensor, left: int = 0) -> Conversion:
+    """`doubling_high_multiply` of `c << left` in float64, which holds products of 31 bits and fewer than 23 bits
+    exactly."""
+    product, n = _rounded_product(m, left), torch.full_like(m, 31)
+
+    def compute(c: Tensor) -> Tensor:
+        if _magnitude(c) < _DIRECT:
+            return product(c)
+        x = c.to(torch.float64)
+        return _shifted_product(x * float(1 << left) if left else x, m, n)
+
+    return compute
+
+
+def _rounded_product(m: Tensor, left: int = 0) -> Conversion:
+    """`doubling_high_multiply` of `c << left` in float64, exact where c * m + 1/2 is."""
+    factor, half = m.to(torch.float64) * 2.0 ** (left - 31), torch.full_like(m, 0.5, dtype=torch.float64)
+    return lambda c: _multiply_add(c, factor, half).floor_()
+
+
+def _multiply_add(c: Tensor, factor: Tensor, term: Tensor) -> Tensor:
+    """`c * factor + term` as a new tensor in float64."""
+    x = c.to(torch.float64, copy=True)
+    return torch.addcmul(term, x, factor, out=x)
 
 
 def _shifted_product(c: Tensor, m: Tensor, n: Tensor) -> Tensor:
