@@ -512,8 +512,14 @@ def _rounded_product(m: Tensor, left: int = 0) -> Conversion:
 
 
 def _multiply_add(c: Tensor, factor: Tensor, term: Tensor) -> Tensor:
-    """`c * factor + term` as a new tensor in float64."""
+    """`c * factor + term` as a new tensor in float64.
+
+    Args:
+        factor, term: of the same shape, float64.
+    """
     x = c.to(torch.float64, copy=True)
+    if factor.numel() == 1:
+        return x.mul_(float(factor.item())).add_(float(term.item()))
     return torch.addcmul(term, x, factor, out=x)
 
 
@@ -529,7 +535,7 @@ def _shifted_product(c: Tensor, m: Tensor, n: Tensor) -> Tensor:
         n: int64, 17 to 52.
     """
     one, b = torch.ones_like(n, dtype=torch.float64), (m & 0xFFFF).to(torch.float64)
-    low = torch.addcmul(torch.ldexp(one, n - 17), c, b * 2.0**-16).floor_()
+    low = _multiply_add(c, b * 2.0**-16, torch.ldexp(one, n - 17)).floor_()
     return low.addcmul_(c, (m >> 16).to(torch.float64)).mul_(torch.ldexp(one, 16 - n)).floor_()
 
 
@@ -541,21 +547,31 @@ def _products_fit(c: Tensor, dtype: DType, bits: int) -> bool:
     return largest * 2.0**bits <= 2.0**53
 
 
-def _in_blocks(compute: Callable[[Tensor], Tensor], c: Tensor, *factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Apply an elementwise function to blocks of rows of `c` that stay in a core's cache.
+def _in_blocks(compute: Conversion, c: Tensor, *factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Apply an elementwise function to blocks of rows of `c`; see `in_blocks`.
 
     Args:
-        compute: returns a tensor of the shape of its argument.
         factors: the tensors that `compute` broadcasts against c; if one varies along axis 0, c is a single block.
-        dtype: of the result, which holds all values that `compute` returns.
     """
-    rows = max(1, BLOCK * len(c) // max(1, c.numel())) if c.ndim else 1
     varies = any(f.ndim == c.ndim and f.shape[0] > 1 for f in factors if f.ndim)
-    if not c.ndim or rows >= len(c) or varies:
-        return compute(c).to(dtype)
-    out = torch.empty_like(c, dtype=dtype)
-    for start in range(0, len(c), rows):
-        out[start : start + rows] = compute(c[start : start + rows])
+    return compute(c).to(dtype) if varies else in_blocks(compute, c, dtype=dtype)
+
+
+def in_blocks(compute: Callable[..., Tensor], *values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Apply an elementwise function to blocks of rows that stay in a core's cache.
+
+    Args:
+        compute: takes as many tensors as there are values, and returns one of their shape.
+        values: of one shape; values of different shapes are a single block.
+        dtype: of the result, which holds all integers that `compute` returns.
+    """
+    first = values[0]
+    rows = max(1, BLOCK * len(first) // max(1, first.numel())) if first.ndim else 1
+    if not first.ndim or rows >= len(first) or any(v.shape != first.shape for v in values):
+        return compute(*values).to(dtype)
+    out = torch.empty_like(first, dtype=dtype)
+    for start in range(0, len(first), rows):
+        out[start : start + rows] = compute(*(v[start : start + rows] for v in values))
     return out
 
 

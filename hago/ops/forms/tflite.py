@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.arithmetic.numerics import Requantize, multiply_by_quantized_multiplier, multiply_carrier
+from hago.arithmetic.numerics import Requantize, in_blocks, multiply_by_quantized_multiplier, multiply_carrier
 from hago.arithmetic.rounding import round_half_away
 from hago.ops._rule import Attrs, IntegerForm, Operand, Site
 from hago.ops.forms.requantizing import requantizing
@@ -82,10 +82,13 @@ def tflite_sum(signs: Sequence[int]) -> IntegerForm:
         }
 
     def compute(attrs: Attrs, *values: Tensor) -> Tensor:
-        operands = zip(signs, values, attrs["into"], strict=True)
-        parts = [(sign, _mbqm(c, into, attrs["how"], attrs["left_shift"])) for sign, c, into in operands]
-        total = functools.reduce(operator.add, (part if sign > 0 else -part for sign, part in parts))
-        return _mbqm(total, attrs["out"], attrs["how"]).to(values[0].dtype)
+        def block(*values: Tensor) -> Tensor:
+            operands = zip(signs, values, attrs["into"], strict=True)
+            parts = [(sign, _mbqm(c, into, attrs["how"], attrs["left_shift"])) for sign, c, into in operands]
+            total = functools.reduce(operator.add, (part if sign > 0 else -part for sign, part in parts))
+            return _mbqm(total, attrs["out"], attrs["how"])
+
+        return in_blocks(block, *values, dtype=values[0].dtype)
 
     def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
         parts = [o.magnitude.max() * r for o, r in zip(operands, attrs["ratios"], strict=True)]
