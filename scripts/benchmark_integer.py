@@ -2,7 +2,7 @@
 
 The baseline is the imported graph, batch norms folded, run node by node with torch's eager float32 kernels,
 activations and weights in channels_last. Beside it: the integer model with power-of-two scales and with float
-scales (hardware x86_vnni), and two bare sequences of calls, whose values mean nothing: the network's convolutions
+scales, and two bare sequences of calls, whose values mean nothing: the network's convolutions
 and matrix products alone, in oneDNN with requantization fused, each on bytes that are there; and the whole network
 from float images on, with residual sums fused in oneDNN, and pooling, mean and quantization by torch. Rounds are
 interleaved; a ratio is the median of the ratios of the rounds. Nothing is asserted.
@@ -37,7 +37,6 @@ from hago.runtime.native.allocator import keep_freed_memory
 from hago.runtime.native.self_test import Verdict
 from hago.search import QuantizationOptions, prepare
 
-HARDWARE = "x86_vnni"
 SCALES = {"power-of-two scales": "power2_range", "float scales": "mse"}
 COMPARED = 2
 LAYERS, WHOLE = "oneDNN's layers alone", "whole network, bare"
@@ -48,6 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 1])
     parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()])
+    parser.add_argument("--hardware", default="x86_vnni", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
@@ -89,8 +89,9 @@ class Measured:
         images = torch.randn(8, 3, options.size, options.size)
         self.images, self.module = images, with_statistics(NETWORKS[name](), images)
         self.graph = from_torch(self.module, (images[:2],))
+        chip = options.hardware
         self.prepared = {
-            s: prepare(self.graph, HARDWARE, [images], QuantizationOptions(estimator=e)) for s, e in SCALES.items()
+            s: prepare(self.graph, chip, [images], QuantizationOptions(estimator=e)) for s, e in SCALES.items()
         }
         self.plans = {s: p.resolver(p.space.widest()) for s, p in self.prepared.items()}
         if options.explain:

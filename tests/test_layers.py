@@ -26,6 +26,7 @@ LAYERS: tuple[str, ...] = (
     "version",
     "shipped_hardware",
     "caching",
+    "garbage_collection",
     "serialization",
     "arithmetic",
     "emulation",

@@ -383,16 +383,14 @@ def _multiplication_and_shift(source: QParams, target: QParams, r: Tensor, how: 
     """Requantization in the form multiplier_shift. A carrier stays in float64 if that holds the products: it is
     faster."""
     m, n = how.multiplier(r)
-    product = _one_product(source.dtype, m, n, how, target)
-
-    def in_block(c: Tensor) -> Tensor:
-        return _clip(_multiplied_carrier(c, source.dtype, m, n, how) if product is None else product(c), target)
+    product = _one_product(source.dtype, m, n, how, target) or _any_product(source.dtype, m, n, how)
 
     def compute(c: Tensor) -> Tensor:
         if not c.is_floating_point():
             return _clip(multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how), target)
         kept = torch.float64 if passes_float32(target) else c.dtype
-        return _in_blocks(in_block, c, m, n, target.scale, torch.as_tensor(target.zero_point), dtype=kept)
+        zero = torch.as_tensor(target.zero_point)
+        return _in_blocks(lambda part: _clip(product(part), target), c, m, n, target.scale, zero, dtype=kept)
 
     return compute
 
@@ -404,8 +402,8 @@ def _one_product(dtype: DType, m: Tensor, n: Tensor, how: Requantize, target: QP
     |x| + 1 <= 2**(53 - n). That holds for the products that matter if it holds for 2**b, with b the bits of the largest
     magnitude in the range of the target: a product that is larger may be rounded, but not below 2**b, and is clipped.
 
-    In two stages, round(round(x * 2**s) * 2**-s) with s = n - 31, ties first toward +infinity and then away from zero,
-    is floor(x + 1/2 + 2**-(s+1)) for x >= 0 and floor(x + 1/2 - 2**-(s+1)) for x < 0; for s = 0, floor(x + 1/2).
+    In two stages with s = n - 31, ties first toward +infinity and then away from zero, x >= 0 becomes
+    floor(x + 1/2 + 2**-(s+1)), or floor(x + 1/2) for s = 0. A negative x takes both stages.
 
     Returns:
         A function of integers c of `dtype` on a float carrier, or None if float64 does not hold the products.
@@ -420,83 +418,124 @@ def _one_product(dtype: DType, m: Tensor, n: Tensor, how: Requantize, target: QP
     if not how.two_stage:
         rounding = how.shift_rounding or how.rounding
         return lambda c: _scaled(c.to(torch.float64), scale, rounding, adds=True)
-    shift = torch.where(n > 31, torch.ldexp(torch.ones_like(scale), 30 - n), torch.zeros_like(scale))
-    if low >= 0:  # negative products are clipped to it, so that their ties do not matter
-        up = shift + 0.5
-        return lambda c: torch.addcmul(up, c.to(torch.float64), scale).floor_()
-
-    def compute(c: Tensor) -> Tensor:
-        x = c.to(torch.float64, copy=True).mul_(scale)
-        return x.add_(torch.copysign(shift, x)).add_(0.5).floor_()
-
-    return compute
+    if low < 0:
+        return _stages(_rounded_product(m), n)
+    # negative products are clipped to `low`, so that their ties do not matter
+    up = torch.where(n > 31, torch.ldexp(torch.ones_like(scale), 30 - n), torch.zeros_like(scale)) + 0.5
+    return lambda c: _multiply_add(c, scale, up).floor_()
 
 
-def multiply_carrier(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
-    """`multiply_by_quantized_multiplier` of float64 integers, |c| < 2**31, as float64 integers."""
+def multiply_carrier(c: Tensor, m: Tensor, n: Tensor, how: Requantize, left: int = 0) -> Tensor:
+    """`multiply_by_quantized_multiplier` of `c << left`, where c are integers on a float carrier, as float64 integers.
+
+    Args:
+        c: |c << left| < 2**31.
+    """
+    product = _two_products(m, n, how, left)
 
     def compute(part: Tensor) -> Tensor:
-        split = _in_two_products(part, m, n, how)
-        return _multiplied(part.to(torch.int64), m, n, how).to(torch.float64) if split is None else split
+        if product is not None:
+            return product(part)
+        return _multiplied(part.to(torch.int64) << left, m, n, how).to(torch.float64)
 
     return _in_blocks(compute, c, m, n, dtype=torch.float64)
 
 
-def _multiplied_carrier(c: Tensor, dtype: DType, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
+def _any_product(dtype: DType, m: Tensor, n: Tensor, how: Requantize) -> Conversion:
     """`multiply_by_quantized_multiplier` of integers of `dtype` on a float carrier, not yet clipped."""
-    if how.two_stage or not _products_fit(c, dtype, how.multiplier_bits):
-        split = _in_two_products(c, m, n, how) if dtype.bits <= 32 else None
-        return _multiplied(c.to(torch.int64), m, n, how) if split is None else split
-    scale = torch.ldexp(m.to(torch.float64), -n)
-    return _scaled(c.to(torch.float64), scale, how.shift_rounding or how.rounding, _between(n, 1, 53))
+    split = _two_products(m, n, how) if dtype.bits <= 32 else None
+    scale, adds = torch.ldexp(m.to(torch.float64), -n), _between(n, 1, 53)
+
+    def compute(c: Tensor) -> Tensor:
+        if not how.two_stage and _products_fit(c, dtype, how.multiplier_bits):
+            return _scaled(c.to(torch.float64), scale, how.shift_rounding or how.rounding, adds)
+        return _multiplied(c.to(torch.int64), m, n, how) if split is None else split(c)
+
+    return compute
 
 
-def _in_two_products(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor | None:
+def _two_products(m: Tensor, n: Tensor, how: Requantize, left: int = 0) -> Conversion | None:
     """`multiply_by_quantized_multiplier` as two products in float64, several times faster than in int64.
 
     Args:
-        c: integers of at most 32 bits on a float carrier.
+        left: the integers are shifted left by so many bits before they are multiplied.
 
     Returns:
-        None if the shift or the rounding cannot be computed in float64.
+        A function of integers c on a float carrier, |c << left| <= 2**31, or None if the shift or the rounding cannot
+        be computed in float64.
     """
-    rounding = how.shift_rounding or how.rounding
     if how.two_stage:
-        if not _between(n, 31, 62):
-            return None
-        doubled = _doubling_high_product(c, m)
-        # A factor slightly above 1 moves ties away from zero and makes no new ties: |doubled| < 2**32, and any other
-        # value is at least 2**(31 - n) away from a tie.
-        return doubled.mul_(torch.ldexp(torch.full_like(n, 1.0 + 2.0**-33, dtype=torch.float64), 31 - n)).round_()
+        return _stages(_first_stage(m, left), n) if _between(n, 31, 62) else None
+    rounding = how.shift_rounding or how.rounding
     if not _between(n, 17, 52) or rounding not in ("half_up", "half_away"):
         return None
-    x = c.to(torch.float64)
-    if rounding == "half_up":
-        return _shifted_product(x, m, n)
-    return torch.copysign(_shifted_product(x.abs(), m, n), x)
+
+    def compute(c: Tensor) -> Tensor:
+        x = c.to(torch.float64) * float(1 << left)
+        return _shifted_product(x, m, n) if rounding == "half_up" else _shifted_product(x.abs(), m, n).copysign_(x)
+
+    return compute
 
 
-def _doubling_high_product(c: Tensor, m: Tensor) -> Tensor:
-    """`doubling_high_multiply` in float64, which holds products of 31 bits and fewer than 23 bits exactly."""
-    if _magnitude(c) < _DIRECT:
-        return torch.mul(c.to(torch.float64), torch.ldexp(m.to(torch.float64), torch.tensor(-31))).add_(0.5).floor_()
-    return _shifted_product(c.to(torch.float64), m, torch.full_like(m, 31)).clamp_max_((1 << 31) - 1)
+def _stages(first: Conversion, n: Tensor) -> Conversion:
+    """`round(high / 2**(n - 31))` of the result `high` of the first stage, ties away from zero.
+
+    A factor slightly above 1 moves ties away from zero and makes no new ties: |high| < 2**32, and any other value is at
+    least 2**(31 - n) away from a tie.
+
+    Args:
+        first: returns a new tensor of float64 integers.
+        n: int64, 31 to 62.
+    """
+    factor = torch.ldexp(torch.full_like(n, 1.0 + 2.0**-33, dtype=torch.float64), 31 - n)
+    return lambda c: first(c).mul_(factor).round_()
+
+
+def _first_stage(m: Tensor, left: int = 0) -> Conversion:
+    """`doubling_high_multiply` of `c << left` in float64, which holds products of 31 bits and fewer than 23 bits
+    exactly."""
+    product, n = _rounded_product(m, left), torch.full_like(m, 31)
+
+    def compute(c: Tensor) -> Tensor:
+        if _magnitude(c) < _DIRECT:
+            return product(c)
+        x = c.to(torch.float64)
+        return _shifted_product(x * float(1 << left) if left else x, m, n)
+
+    return compute
+
+
+def _rounded_product(m: Tensor, left: int = 0) -> Conversion:
+    """`doubling_high_multiply` of `c << left` in float64, exact where c * m + 1/2 is."""
+    factor, half = m.to(torch.float64) * 2.0 ** (left - 31), torch.full_like(m, 0.5, dtype=torch.float64)
+    return lambda c: _multiply_add(c, factor, half).floor_()
+
+
+def _multiply_add(c: Tensor, factor: Tensor, term: Tensor) -> Tensor:
+    """`c * factor + term` as a new tensor in float64.
+
+    Args:
+        factor, term: of the same shape, float64.
+    """
+    x = c.to(torch.float64, copy=True)
+    if factor.numel() == 1:
+        return x.mul_(float(factor.item())).add_(float(term.item()))
+    return torch.addcmul(term, x, factor, out=x)
 
 
 def _shifted_product(c: Tensor, m: Tensor, n: Tensor) -> Tensor:
     """`floor((c * m + 2**(n - 1)) / 2**n)`, exact in float64 though the product has 62 bits.
 
     With m = 2**16 * a + b, it is `floor((c * a + floor((c * b + 2**(n - 1)) / 2**16)) / 2**(n - 16))`, where every
-    product and sum is an integer below 2**53.
+    product and sum is a multiple of 2**-16 below 2**37, or an integer below 2**53.
 
     Args:
         c: float64 integers, |c| <= 2**31.
         m: int64, below 2**31.
         n: int64, 17 to 52.
     """
-    one = torch.ones_like(n, dtype=torch.float64)
-    low = c * (m & 0xFFFF).to(torch.float64)
-    low.add_(torch.ldexp(one, n - 1)).mul_(2.0**-16).floor_()
+    one, b = torch.ones_like(n, dtype=torch.float64), (m & 0xFFFF).to(torch.float64)
+    low = _multiply_add(c, b * 2.0**-16, torch.ldexp(one, n - 17)).floor_()
     return low.addcmul_(c, (m >> 16).to(torch.float64)).mul_(torch.ldexp(one, 16 - n)).floor_()
 
 
@@ -508,21 +547,31 @@ def _products_fit(c: Tensor, dtype: DType, bits: int) -> bool:
     return largest * 2.0**bits <= 2.0**53
 
 
-def _in_blocks(compute: Callable[[Tensor], Tensor], c: Tensor, *factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Apply an elementwise function to blocks of rows of `c` that stay in a core's cache.
+def _in_blocks(compute: Conversion, c: Tensor, *factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Apply an elementwise function to blocks of rows of `c`; see `in_blocks`.
 
     Args:
-        compute: returns a tensor of the shape of its argument.
         factors: the tensors that `compute` broadcasts against c; if one varies along axis 0, c is a single block.
-        dtype: of the result, which holds all values that `compute` returns.
     """
-    rows = max(1, BLOCK * len(c) // max(1, c.numel())) if c.ndim else 1
     varies = any(f.ndim == c.ndim and f.shape[0] > 1 for f in factors if f.ndim)
-    if not c.ndim or rows >= len(c) or varies:
-        return compute(c).to(dtype)
-    out = torch.empty_like(c, dtype=dtype)
-    for start in range(0, len(c), rows):
-        out[start : start + rows] = compute(c[start : start + rows])
+    return compute(c).to(dtype) if varies else in_blocks(compute, c, dtype=dtype)
+
+
+def in_blocks(compute: Callable[..., Tensor], *values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Apply an elementwise function to blocks of rows that stay in a core's cache.
+
+    Args:
+        compute: takes as many tensors as there are values, and returns one of their shape.
+        values: of one shape; values of different shapes are a single block.
+        dtype: of the result, which holds all integers that `compute` returns.
+    """
+    first = values[0]
+    rows = max(1, BLOCK * len(first) // max(1, first.numel())) if first.ndim else 1
+    if not first.ndim or rows >= len(first) or any(v.shape != first.shape for v in values):
+        return compute(*values).to(dtype)
+    out = torch.empty_like(first, dtype=dtype)
+    for start in range(0, len(first), rows):
+        out[start : start + rows] = compute(*(v[start : start + rows] for v in values))
     return out
 
 

@@ -26,9 +26,9 @@ def _half_up(x: Tensor) -> Tensor:
 
 
 def round_half_away(x: Tensor) -> Tensor:
-    r = torch.round(x)
-    tie = (x - r).abs_() == 0.5
-    return torch.where(tie, x + torch.copysign(torch.full_like(x, 0.5), x), r)
+    # With the float below 1/2, the sum rounds up to the next integer from a tie on, and from no float below a tie.
+    below = torch.nextafter(torch.tensor(0.5, dtype=x.dtype), torch.tensor(0.0, dtype=x.dtype))
+    return torch.copysign(below, x).add_(x).trunc_()
 
 
 def _half_down(x: Tensor) -> Tensor:

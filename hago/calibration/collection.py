@@ -59,11 +59,12 @@ def collect(graph: Graph, batches: Iterable[Batch], observed: Collection[str], o
     def observe(node: Node, value: Any) -> None:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
             return
-        low, high = extremes(value)
+        if node.name in observers:
+            low, high = (float(end) for end in observers[node.name].update(value))
+        else:
+            low, high = extremes(value)
         before = ranges.get(node.name, (low, high))
         ranges[node.name] = (min(before[0], low), max(before[1], high))
-        if node.name in observers:
-            observers[node.name].update(value)
 
     for batch in batches:
         run_real(graph, batch.inputs, observe, ops)

@@ -10,6 +10,7 @@ estimator uses the headroom of the scheme; a range without negative values has l
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Final, cast
@@ -64,6 +65,7 @@ def peak(statistics: TensorStatistics, grid: Grid) -> Tensor:
     return torch.maximum(-lo, hi) if grid.signed else hi
 
 
+@functools.cache
 def headroom(grid: Grid) -> float:
     """The ratio of a threshold to the largest value that its grid represents exactly.
 
@@ -265,8 +267,9 @@ class Distribution:
     def of(histogram: Tensor, origin: int) -> Distribution:
         """The distribution of a histogram (C, N) of counts."""
         channels, bins = histogram.shape
-        mass, below, first, second = torch.zeros(4, channels, bins + 1, dtype=torch.float64)
-        mass[:, :-1] = histogram
+        mass, below, first, second = torch.empty(4, channels, bins + 1, dtype=torch.float64)
+        mass[:, :-1], mass[:, -1] = histogram, 0.0
+        below[:, 0] = first[:, 0] = second[:, 0] = 0.0
         torch.cumsum(histogram, 1, out=below[:, 1:])
         inside = torch.add(below[:, :-1], histogram, alpha=1 / 2)
         torch.cumsum(inside, 1, out=first[:, 1:])

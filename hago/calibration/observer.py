@@ -124,11 +124,14 @@ class Observer:
         self._name = name
         self._batches = self._count = 0
 
-    def update(self, value: Tensor) -> None:
+    def update(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """Add one batch.
 
         Args:
             value: a float tensor of any shape and memory format; it is neither kept nor changed.
+
+        Returns:
+            The smallest and the largest value of the batch, float64 (C,).
 
         Raises:
             DataError: the batch is empty, not float, holds NaN or values that are not finite in float32, or has
@@ -151,6 +154,7 @@ class Observer:
             self._histogram = _count(cells, limit).to(torch.float64)
         self._batches += 1
         self._count += cells.numel() // cells.shape[1]
+        return low, high
 
     def _checked(self, value: Tensor) -> Tensor:
         got = f"a {value.dtype} tensor of shape {tuple(value.shape)}"
@@ -186,13 +190,21 @@ class Observer:
         """
         if not self._batches:
             raise DataError(f"node {self._name!r} was observed on no batch; calibrate with at least one")
+        return self._statistics(self._histogram.clone())
+
+    def finish_at_once(self, value: Tensor) -> TensorStatistics:
+        """The statistics of a tensor that is the only batch. Raises what `update` raises."""
+        self.update(value)
+        return self._statistics(self._histogram)
+
+    def _statistics(self, histogram: Tensor) -> TensorStatistics:
         return TensorStatistics(
             count=self._count,
             minimum=self._minimum,
             maximum=self._maximum,
             mean_minimum=self._sum_minimum / self._batches,
             mean_maximum=self._sum_maximum / self._batches,
-            histogram=self._histogram.clone(),
+            histogram=histogram,
             limit=self._limit,
         )
 
@@ -208,6 +220,4 @@ def constant_statistics(tensor: Tensor, channel_axis: int | None = None, name: s
     Raises:
         DataError: the tensor is empty, not float or not finite, or has no such axis.
     """
-    observer = Observer(channel_axis, name)
-    observer.update(tensor)
-    return observer.finish()
+    return Observer(channel_axis, name).finish_at_once(tensor)

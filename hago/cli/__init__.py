@@ -20,6 +20,7 @@ from typing import Any, Final, TextIO
 from hago.cli.arguments import build_parser
 from hago.cli.console import INTERRUPTED, Console, Outcome, command_line
 from hago.errors import HagoError, HagoWarning
+from hago.garbage_collection import garbage_collection_paused
 
 __all__ = ["main"]
 
@@ -64,8 +65,9 @@ def main(argv: Sequence[str] | None = None, before_command: Callable[[], None] =
 def _run(words: Sequence[str], stdout: TextIO, before_command: Callable[[], None]) -> Outcome:
     args = build_parser().parse_args(words)
     # after the arguments have been read, and before the folder of the user can hide modules: this imports torch
-    from hago.cli.commands import COMMANDS
-    from hago.cli.output_files import check_given_paths
+    with garbage_collection_paused():
+        from hago.cli.commands import COMMANDS
+        from hago.cli.output_files import check_given_paths
 
     def tell(line: str) -> None:
         if not args.json:

@@ -1,7 +1,7 @@
 """From bits to integers: topology, search space, scales, accumulator bounds, the Plan, and the stored Strategy."""
 
 from hago.plan import dorefa_weights, feasibility, topology
-from hago.plan.clamp_fusion import fuse_clamps
+from hago.plan.clamp_fusion import fuse_clamps, redundant_clamps
 from hago.plan.document import plan_from_document, plan_to_document, user_rules
 from hago.plan.operands import Operands, ThresholdSource
 from hago.plan.placement import POLICY_PREFIX, expand_policies
@@ -46,6 +46,7 @@ __all__ = [
     "packed_bytes",
     "plan_from_document",
     "plan_to_document",
+    "redundant_clamps",
     "store_thresholds",
     "topology",
     "user_rules",

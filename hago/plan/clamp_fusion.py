@@ -1,8 +1,9 @@
-"""Fusion of clamps into the clipping of their readers, where every reader requantizes.
+"""Fusion of clamps into the clipping of their readers, where every reader requantizes, and of their operand.
 
 `round(clamp(c) * m)` is monotone in c, so it equals `round(c * m)` clamped to the requantized limits: the same
 integers, with one pass over memory less. Every `Simulator` calls `fuse_clamps`, and computes the clamps nevertheless
 where its caller watches values; `runtime.native.layouts.wire` and the model for training (`qat.model`) call it too.
+Simulators also leave out the `redundant_clamps`, whose operand was clipped to a range within their limits.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hago.arithmetic.numerics import apply_simq
+from hago.arithmetic.numerics import apply_simq, clip_range
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.graph import OUTPUT
 from hago.plan.plan import NodePlan, Plan
@@ -47,6 +48,28 @@ def fuse_clamps(plan: Plan) -> Fused:
             simqs.update({e: s for e, s in narrowed.items() if s is not None})
     shared: dict[tuple[object, ...], QParams] = {}
     return Fused(frozenset(skipped), {e: _with_shared_target(s, shared) for e, s in simqs.items()})
+
+
+def redundant_clamps(plan: Plan) -> frozenset[str]:
+    """The clamps whose limits hold every integer of their operand, so that they change none.
+
+    On chips that requantize at the output, the scale of a convolution before a relu6 is that of the relu6, whose limits
+    are then those of the integers.
+    """
+    return frozenset(n for n, node in plan.nodes.items() if _is_redundant(plan, n, node))
+
+
+def _is_redundant(plan: Plan, name: str, node: NodePlan) -> bool:
+    form, operand = plan.ops[plan.graph[name].op].integer, node.operands[0] if node.operands else None
+    if form is None or form.limits is None or operand is None or operand.key != node.out.key:
+        return False
+    if node.simqs[0] is not None or node.out_simq is not None or not node.proved:
+        return False
+    if any(e.dst == OUTPUT for e in plan.graph.out_edges[name]):
+        return False
+    (least, most), (low, high) = clip_range(operand), form.limits(node.attrs)
+    above = low is None or bool(torch.as_tensor(low <= least).all())
+    return above and (high is None or bool(torch.as_tensor(high >= most).all()))
 
 
 def _narrowed(plan: Plan, edge: Edge, node: NodePlan, limits: tuple[Any, Any]) -> SimQ | None:

@@ -155,5 +155,5 @@ def store_thresholds(plan: Plan) -> dict[str, tuple[float | tuple[float, ...], f
 
 
 def _numbers(end: Tensor) -> float | tuple[float, ...]:
-    values = [float(v) for v in end.flatten()]
+    values = end.flatten().tolist()
     return values[0] if len(values) == 1 else tuple(values)

@@ -33,7 +33,7 @@ from hago.graph import (
     nest_outputs,
 )
 from hago.graph.schedule import Schedule, Step, make_schedule, run_schedule
-from hago.plan import NodePlan, Plan, fuse_clamps
+from hago.plan import NodePlan, Plan, fuse_clamps, redundant_clamps
 from hago.serialization.summary import Summarized, Summary
 from hago.serialization.text_table import counted
 
@@ -77,7 +77,7 @@ class Simulator(Summarized, nn.Module):
         super().__init__()
         self.plan, self.watch = plan, watch
         self.carriers = carriers or Carriers()
-        self.fused = fuse_clamps(plan)
+        self.fused, self.redundant = fuse_clamps(plan), redundant_clamps(plan)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The simulated outputs, nested as those of the model."""
@@ -92,7 +92,7 @@ class Simulator(Summarized, nn.Module):
         Args:
             on_value: called with every node and its value on the carrier.
             on_edge: called with every edge of an integer node and the operand that arrives there. With neither, clamps
-                are fused into their readers, which leaves the outputs the same.
+                are fused into their readers or operands, which leaves the outputs the same.
         """
         graph = self.plan.graph
         watched = on_value is not None or on_edge is not None
@@ -146,7 +146,7 @@ class Simulator(Summarized, nn.Module):
         target, and one for every node.
 
         Args:
-            fuse: leave out clamps that the clipping of their readers replaces.
+            fuse: leave out clamps that the clipping of their readers or of their operand replaces.
             on_edge: as in `run`.
         """
         return tuple(_Stepping(self, fuse=fuse, on_edge=on_edge))
@@ -158,7 +158,7 @@ class _Stepping:
     def __init__(self, owner: Simulator, *, fuse: bool, on_edge: OnSimulatedEdge | None) -> None:
         self.plan, self.carriers, self.watch = owner.plan, owner.carriers, owner.watch
         self.on_edge = on_edge
-        self.skipped = owner.fused.skipped if fuse else frozenset()
+        self.skipped = owner.fused.skipped | owner.redundant if fuse else frozenset()
         self.simqs = {**owner.plan.edges, **(owner.fused.simqs if fuse else {})}
         self.requantized: dict[Shared, str] = {}
 

@@ -20,8 +20,8 @@ from hago.arithmetic.numerics import (
     Overflow,
     Requantize,
     RequantizeForm,
-    _in_two_products,
     _one_product,
+    _two_products,
     apply_overflow,
     apply_simq,
     clip_range,
@@ -29,6 +29,7 @@ from hago.arithmetic.numerics import (
     doubling_high_multiply,
     is_power_of_two,
     multiply_by_quantized_multiplier,
+    multiply_carrier,
     overflowed,
     power_of_two_at_least,
     quantize,
@@ -314,10 +315,31 @@ def test_products_of_62_bits_are_exact_in_float64(values: list[int], m: int, n: 
     two = rounding == "two stages"
     how = Requantize("multiplier_shift", "half_up" if two else rounding, two_stage=two)
     parts = torch.tensor(m), torch.tensor(n)
-    found = _in_two_products(c.to(torch.float64), *parts, how)
-    if found is not None:
-        assert found.to(torch.int64).tolist() == multiply_by_quantized_multiplier(c, *parts, how).tolist()
-    assert (found is None) == (n < 31 if two else n > 52 or rounding not in ("half_up", "half_away"))
+    computed = _two_products(*parts, how)
+    if computed is not None:
+        found = computed(c.to(torch.float64)).to(torch.int64)
+        assert found.tolist() == multiply_by_quantized_multiplier(c, *parts, how).tolist()
+    assert (computed is None) == (n < 31 if two else n > 52 or rounding not in ("half_up", "half_away"))
+
+
+@given(
+    st.lists(st.integers(-(2**16), 2**16), min_size=1, max_size=30),
+    st.integers(2**30, 2**31 - 1),
+    st.integers(17, 62),
+    st.integers(0, 20),
+    st.sampled_from(["half_up", "half_away", "half_even", "two stages"]),
+)
+def test_products_of_shifted_integers_are_exact_on_carriers(
+    values: list[int], m: int, n: int, left: int, rounding: str
+) -> None:
+    """`c << left` is multiplied on a carrier that holds c alone as it is in integers."""
+    two = rounding == "two stages"
+    how = Requantize("multiplier_shift", "half_up" if two else rounding, two_stage=two)
+    ties = [((k * 2**n + 2 ** (n - 1)) // m >> left) + d for k in (-3, -1, 0, 2) for d in (0, 1)]
+    c = torch.tensor([v for v in (*values, *ties) if abs(v << left) < 2**31], dtype=torch.int64)
+    parts = torch.tensor(m), torch.tensor(n)
+    found = multiply_carrier(c.to(torch.float64), *parts, how, left).to(torch.int64)
+    assert found.tolist() == multiply_by_quantized_multiplier(c << left, *parts, how).tolist()
 
 
 @pytest.mark.parametrize("rounding", [*ROUNDINGS, "two stages"])

@@ -11,7 +11,7 @@ from products import some
 
 from hago.graph.graph import Graph
 from hago.hardware.file import load_hardware
-from hago.plan.clamp_fusion import fuse_clamps
+from hago.plan.clamp_fusion import fuse_clamps, redundant_clamps
 from hago.plan.plan import Plan
 from hago.runtime.reference import IntegerModel
 from hago.simulation.simulator import Simulator
@@ -79,3 +79,36 @@ def test_outputs_are_the_same(name: str, limits: tuple[float | None, float | Non
             integer = IntegerModel(plan).run(x)
             for a, b, c in zip(unwatched, watched, integer, strict=True):
                 assert torch.equal(a, b) and torch.equal(a, c)
+
+
+def test_a_clamp_to_the_range_of_its_operand_is_left_out() -> None:
+    """The scale of the convolution is that of the clamp, so that the limits are those of its integers."""
+    plan = plan_of(clamped(0.0, 6.0, "a", "b"), "tflite")
+    assert redundant_clamps(plan) == {"cut"}
+    assert not [step for step in Simulator(plan).steps() if step.name == "cut"]
+    assert not redundant_clamps(plan_of(clamped(0.0, 6.0), "tflite"))  # an output
+    assert not redundant_clamps(plan_of(clamped(0.0, 6.0, "a", "b")))  # its operand is an accumulator
+
+
+@pytest.mark.parametrize("limits", [(0.0, None), (0.0, 6.0), (-0.4, 0.3), (None, 0.2)])
+@pytest.mark.parametrize("observed", [(-2.0, 2.0), (-0.4, 0.3), (-0.1, 0.2), (0.0, 9.0)])
+def test_what_is_left_out_changes_nothing(
+    limits: tuple[float | None, float | None], observed: tuple[float, float]
+) -> None:
+    """Whatever range the operand was clipped to: a clamp is left out if and only if no integer is beyond its limits."""
+    graph = clamped(*limits, "a", "b")
+    ranges = {
+        "x:out": (-2.0, 2.0),
+        "conv:0": (-2.0, 2.0),
+        "conv:out": observed,
+        "a:out": (-1.0, 1.0),
+        "b:out": (-3.0, 0.5),
+    }
+    resolver = fixed_resolver(graph, load_hardware("tflite"), ranges)
+    plan = resolver(resolver.space.widest())
+    x = [seeded(2, 3, 8, 8, seed=4) * 20.0]
+    values: dict[str, torch.Tensor] = {}
+    watched = Simulator(plan).run(x, lambda node, value: values.update({node.name: value}))
+    unwatched, integer = Simulator(plan).run(x), IntegerModel(plan).run(x)
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(unwatched, watched, integer, strict=True))
+    assert ("cut" in redundant_clamps(plan)) == torch.equal(values["conv"], values["cut"])

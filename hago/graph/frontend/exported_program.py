@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from hago.data import as_tensor
 from hago.errors import GraphError, as_strings
+from hago.garbage_collection import garbage_collection_paused
 from hago.graph.frontend.composites import Decompositions, any_short, decompositions
 from hago.graph.frontend.export_failure import first_line, quiet_on_failure, why_not_exported
 from hago.graph.frontend.input_diagnosis import check_runs
@@ -488,6 +489,7 @@ def as_arguments(example_inputs: ExampleInputs) -> tuple[Any, ...]:
     return (example_inputs,) if isinstance(example_inputs, (Tensor, np.ndarray)) else tuple(example_inputs)
 
 
+@garbage_collection_paused()
 def from_torch(
     model: ModelLike,
     example_inputs: ExampleInputs = (),

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.arithmetic.numerics import Requantize, multiply_by_quantized_multiplier, multiply_carrier
+from hago.arithmetic.numerics import Requantize, in_blocks, multiply_by_quantized_multiplier, multiply_carrier
 from hago.arithmetic.rounding import round_half_away
 from hago.ops._rule import Attrs, IntegerForm, Operand, Site
 from hago.ops.forms.requantizing import requantizing
@@ -40,10 +40,11 @@ def _float32_ratio(over: Tensor, *factors: Tensor) -> Tensor:
     return (product / over.to(torch.float32)).to(torch.float64).reshape(())
 
 
-def _mbqm(c: Tensor, multiplier: Multiplier, how: Requantize) -> Tensor:
-    """MBQM of int64 as int64, of float64 as float64."""
-    multiplied = multiply_carrier if c.is_floating_point() else multiply_by_quantized_multiplier
-    return multiplied(c, *multiplier, _plain(how))
+def _mbqm(c: Tensor, multiplier: Multiplier, how: Requantize, left: int = 0) -> Tensor:
+    """MBQM of `c << left`: of integers as int64, of float carriers as float64."""
+    if c.is_floating_point():
+        return multiply_carrier(c, *multiplier, _plain(how), left)
+    return multiply_by_quantized_multiplier(c.to(torch.int64) << left, *multiplier, _plain(how))
 
 
 def _wide(c: Tensor) -> Tensor:
@@ -81,10 +82,13 @@ def tflite_sum(signs: Sequence[int]) -> IntegerForm:
         }
 
     def compute(attrs: Attrs, *values: Tensor) -> Tensor:
-        left = 1 << attrs["left_shift"]
-        operands = zip(signs, values, attrs["into"], strict=True)
-        parts = [sign * _mbqm(_wide(c) * left, into, attrs["how"]) for sign, c, into in operands]
-        return _mbqm(functools.reduce(operator.add, parts), attrs["out"], attrs["how"]).to(values[0].dtype)
+        def block(*values: Tensor) -> Tensor:
+            operands = zip(signs, values, attrs["into"], strict=True)
+            parts = [(sign, _mbqm(c, into, attrs["how"], attrs["left_shift"])) for sign, c, into in operands]
+            total = functools.reduce(operator.add, (part if sign > 0 else -part for sign, part in parts))
+            return _mbqm(total, attrs["out"], attrs["how"])
+
+        return in_blocks(block, *values, dtype=values[0].dtype)
 
     def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
         parts = [o.magnitude.max() * r for o, r in zip(operands, attrs["ratios"], strict=True)]
