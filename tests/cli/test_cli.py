@@ -324,7 +324,7 @@ def test_what_a_stored_strategy_is_compared_with_is_what_its_search_was(hago: Ru
         "--log",
         "small.jsonl",
     ]
-    searched = hago(*SEARCH[:-2], *small, "--budget", "4 trials", "--json").json["answer"]
+    searched = hago(*SEARCH[:-2], *small, "--budget", "16 trials", "--json").json["answer"]
     evaluated = hago("evaluate", MODEL, "small.json", "--data", DATA, "--json").json["answer"]
     assert evaluated == searched and set(searched["weight_bytes"]) == {"float", "one shot", "found"}
     assert searched["weight_bytes"]["found"] < searched["weight_bytes"]["one shot"]
