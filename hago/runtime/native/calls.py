@@ -204,7 +204,7 @@ class QuantizeCall:
             # the last three are the strides of an image, a channel and a pixel
             sizes = (images, channels, pixels, channels * pixels, pixels, 1)
         else:
-            x = x.contiguous(memory_format=torch.channels_last if x.ndim == 4 else torch.contiguous_format)
+            x = dense(x)
             output = torch.empty_like(x, dtype=self.dtype)
             sizes = (1, 1, x.numel(), 0, 0, 1)
         code, zero = self.stored
