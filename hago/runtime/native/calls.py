@@ -7,6 +7,7 @@ several threads can run the same one at once.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from ctypes import CDLL, addressof
@@ -45,6 +46,8 @@ def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 def expand_batch(values: Sequence[Tensor]) -> Sequence[Tensor]:
     """Values whose first axis is the batch, with those of a single sample expanded to the batch of the others."""
+    if len(values) == 1:
+        return values
     sizes = {len(v) for v in values}
     if len(sizes) == 1:
         return values
@@ -60,6 +63,25 @@ def empty_channels_inner(shape: Sequence[int], axis: int, dtype: torch.dtype) ->
         return torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
     inner = [n for i, n in enumerate(shape) if i != axis] + [shape[axis]]
     return torch.empty(inner, dtype=dtype).movedim(-1, axis)
+
+
+@functools.lru_cache(maxsize=4096)
+def conv_sizes(g: Geometry, flat: bool, x: torch.Size) -> tuple[native.Shape, tuple[int, ...]]:
+    """The sizes of images of shape `x` for a convolution, which nobody changes, and the shape of its outputs.
+
+    Args:
+        flat: as in `ConvCall`.
+    """
+    if flat:
+        pixels = x.numel() // g.channels
+        return native.Shape(1, 1, pixels, 1, pixels), (*x[:-1], g.out_channels)
+    images, height, width = x[0], *(1, *x[2:])[-2:]
+    sizes = g.out_size(height, width)
+    out = (images, g.out_channels, *sizes[4 - len(x) :])
+    if g.pointwise:  # every pixel stands by itself, so all images are one row
+        pixels = images * height * width
+        return native.Shape(1, 1, pixels, 1, pixels), out
+    return native.Shape(images, height, width, *sizes), out
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +105,7 @@ class ConvCall:
         x = values[0]
         axis = x.ndim - 1 if self.flat else 1
         x = channels_inner(x, axis)
-        if self.flat:
-            images, height, width = 1, 1, x.numel() // g.channels
-        else:
-            images, height, width = x.shape[0], *(1, *x.shape[2:])[-2:]
-        sizes = g.out_size(height, width)
-        out = (*x.shape[:-1], g.out_channels) if self.flat else (images, g.out_channels, *sizes[4 - x.ndim :])
-        shape = native.Shape(images, height, width, *sizes)
-        if g.pointwise:  # every pixel stands by itself, so all images are one row
-            pixels = images * height * width
-            shape = native.Shape(1, 1, pixels, 1, pixels)
+        shape, out = conv_sizes(g, self.flat, x.shape)
         outputs = [empty_channels_inner(out, axis, dtype) for dtype in self.epilogue.dtypes]
         addend = channels_inner(values[1], axis) if len(values) > 1 else None
         epilogue = self.epilogue.bind(outputs, g.out_channels, addend)
@@ -311,10 +324,8 @@ class ConvPoolCall:
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         conv, values = self.conv, expand_batch(values)
         x, channels = channels_inner(values[0], 1), conv.geometry.out_channels
-        images, height, width = x.shape[0], *x.shape[2:]
-        inner = conv.geometry.out_size(height, width)
+        shape, (images, _, *inner) = conv_sizes(conv.geometry, False, x.shape)
         size = self.output_size(inner)
-        shape = native.Shape(images, height, width, *inner)
         window = native.Window(images, *inner, *size, channels, *self.window)
         outputs = [empty_channels_inner((images, channels, *size), 1, dtype) for dtype in self.epilogue.dtypes]
         addend = channels_inner(values[1], 1) if len(values) > 1 else None
