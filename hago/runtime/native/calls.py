@@ -392,6 +392,11 @@ class MultiplyCall:
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         a, b, addend = _operands(self.consts, values)
+        spread = None if addend is not None else _direct_spread(self.axis, a.shape, a.stride(), b.shape, b.stride())
+        if spread is not None:
+            outputs = [torch.empty_like(a, dtype=dtype) for dtype in self.epilogue.dtypes]
+            self._multiply(spread, a, b, self.formats, self.epilogue.bind(outputs, 0))
+            return outputs
         shape = broadcast_shape(a.shape, b.shape, *([] if addend is None else [addend.shape]))
         formats = self.formats
         if a.shape != shape:
@@ -405,12 +410,22 @@ class MultiplyCall:
         epilogue = self.epilogue.bind(outputs, 0, addend)
         if large.numel():
             spread, small = _broadcast_layout(small)
-            pair = [native.Operand(x.data_ptr(), *stored) for x, stored in zip((large, small), formats, strict=True)]
-            self.library.hago_multiply(
-                addressof(epilogue), *map(addressof, pair), addressof(spread), large.numel(), self.channels,
-                period(self.channels), torch.get_num_threads(),
-            )  # fmt: skip
+            self._multiply(spread, large, small.contiguous(), formats, epilogue)
         return [m.permute(_back(order)) for m in outputs]
+
+    def _multiply(
+        self,
+        spread: native.BroadcastLayout,
+        large: Tensor,
+        small: Tensor,
+        formats: tuple[StorageFormat, StorageFormat],
+        epilogue: native.EpilogueParams,
+    ) -> None:
+        pair = [native.Operand(x.data_ptr(), *stored) for x, stored in zip((large, small), formats, strict=True)]
+        self.library.hago_multiply(
+            addressof(epilogue), *map(addressof, pair), addressof(spread), large.numel(), self.channels,
+            period(self.channels), torch.get_num_threads(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,16 +466,29 @@ def _back(order: Sequence[int]) -> list[int]:
 def _broadcast_layout(x: Tensor) -> tuple[native.BroadcastLayout, Tensor]:
     """How the entries of an expanded operand repeat along those of the other one, and the entries themselves.
 
-    A `BroadcastLayout` holds one run of adjacent repeated axes. If there are several, the operand is copied in full.
+    A `BroadcastLayout` holds one run of adjacent repeated axes. If there are several, the operand is taken in full.
     """
     sizes = [size for size in x.shape if size > 1]
     varies = [stride > 0 for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
     first = varies.index(False) if False in varies else 0
     last = len(varies) - varies[::-1].index(False) if False in varies else 0
     if any(varies[first:last]) or first == last:
-        return native.BroadcastLayout(1, x.numel()), x.contiguous()
+        return native.BroadcastLayout(1, x.numel()), x
     kept = x[tuple(0 if stride == 0 else slice(None) for stride in x.stride())]
-    return native.BroadcastLayout(math.prod(sizes[first:last]), math.prod(sizes[last:])), kept.contiguous()
+    return native.BroadcastLayout(math.prod(sizes[first:last]), math.prod(sizes[last:])), kept
+
+
+@functools.lru_cache(maxsize=4096)
+def _direct_spread(
+    axis: int | None, a: torch.Size, a_strides: tuple[int, ...], b: torch.Size, b_strides: tuple[int, ...]
+) -> native.BroadcastLayout | None:
+    """How b repeats along a, which nobody changes, if the kernel can read both as they lie; else None."""
+    x, y = torch.empty_strided(a, a_strides, device="meta"), torch.empty_strided(b, b_strides, device="meta")
+    if not x.numel() or broadcast_shape(a, b) != tuple(a):
+        return None
+    order = _order(x, axis)
+    spread, small = _broadcast_layout(y.expand(a).permute(order))
+    return spread if x.permute(order).is_contiguous() and small.is_contiguous() else None
 
 
 # ---------------------------------------------------------------- matrices
