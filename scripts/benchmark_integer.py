@@ -4,8 +4,9 @@ The baseline is the imported graph, batch norms folded, run node by node with to
 activations and weights in channels_last. Beside it: the integer model with power-of-two scales and with float
 scales, and two bare sequences of calls, whose values mean nothing: the network's convolutions
 and matrix products alone, in oneDNN with requantization fused, each on bytes that are there; and the whole network
-from float images on, with residual sums fused in oneDNN, and pooling, mean and quantization by torch. Rounds are
-interleaved; a ratio is the median of the ratios of the rounds. Nothing is asserted.
+from float images on, with residual sums fused in oneDNN, and pooling, mean and quantization by torch; these of
+ResNet-18 and MobileNetV2 alone. Rounds are interleaved; a ratio is the median of the ratios of the rounds. Beside the
+ratio of an integer model stands the part of its multiply-adds that run in integers. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,13 +23,14 @@ from typing import Any
 
 import torch
 from _bare_calls import macs_alone, whole_network
-from _networks import NETWORKS, with_statistics
-from _peer_engines import peer_calls
+from _networks import ALL_NETWORKS, NETWORKS, with_statistics
+from _peer_engines import peers
 from _timing import float_forward, interleaved, ratio
 from torch import Tensor, nn
 
 from hago import from_torch
 from hago.arithmetic.equality import count_differing
+from hago.cost import plan_cost
 from hago.errors import InfeasibleBits
 from hago.plan import Plan
 from hago.runtime import IntegerModel, float_bytes, save_plan
@@ -50,7 +52,7 @@ def main() -> None:
     parser.add_argument("--hardware", default="x86_vnni", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
+    parser.add_argument("--networks", nargs="+", default=list(ALL_NETWORKS), choices=ALL_NETWORKS)
     parser.add_argument(
         "--cpu", action="store_true", help="processor time, not wall time: for a busy machine, 1 thread"
     )
@@ -84,14 +86,14 @@ class Measured:
 
     def __init__(self, name: str, options: Any) -> None:
         torch.manual_seed(0)
-        self.name, self.options = name, options
+        self.name, self.options, self.network = name, options, ALL_NETWORKS[name]
         self.clock = time.process_time if options.cpu else time.perf_counter
-        images = torch.randn(8, 3, options.size, options.size)
-        self.images, self.module = images, with_statistics(NETWORKS[name](), images)
-        self.graph = from_torch(self.module, (images[:2],))
-        chip = options.hardware
+        self.calibration = self.network.inputs(8, options.size)
+        self.module = with_statistics(self.network.make(), *self.calibration)
+        self.graph = from_torch(self.module, tuple(x[:2] for x in self.calibration))
         self.prepared = {
-            s: prepare(self.graph, chip, [images], QuantizationOptions(estimator=e)) for s, e in SCALES.items()
+            s: prepare(self.graph, options.hardware, [self.calibration], QuantizationOptions(estimator=e))
+            for s, e in SCALES.items()
         }
         self.plans = {s: p.resolver(p.space.widest()) for s, p in self.prepared.items()}
         if options.explain:
@@ -100,35 +102,40 @@ class Measured:
 
     def speed(self, batch: int, threads: int) -> None:
         """Forward passes of one batch size."""
-        images = torch.randn(batch, 3, self.options.size, self.options.size)
+        inputs = self.network.inputs(batch, self.options.size)
         models = {scales: NativeIntegerModel(plan) for scales, plan in self.plans.items()}
-        parts: dict[str, Callable[[], Any]] = {"float": float_forward(self.graph, [[images]])}
-        parts |= {scales: partial(model.run, [images]) for scales, model in models.items()}
+        shares = {scales: integer_share(plan) for scales, plan in self.plans.items()}
+        parts: dict[str, Callable[[], Any]] = {"float": float_forward(self.graph, [inputs])}
+        parts |= {scales: partial(model.run, inputs) for scales, model in models.items()}
         plan = self.plans["power-of-two scales"]
         for name, without in {"tiles": self.options.without_tiles, "conv": self.options.without_conv}.items():
             if without:
                 left = Executor(
                     plan, using=replace(exact_kernels(), **{name: Verdict(False, "left out to measure the rest")})
                 )
-                parts[f"without {name}"] = partial(left.run, [images])
-        if exact_kernels().onednn.exact:  # elsewhere its sums are others, and its kernels too
+                parts[f"without {name}"] = partial(left.run, inputs)
+        if exact_kernels().onednn.exact and self.name in NETWORKS:  # elsewhere its sums are others, and its kernels too
             parts[LAYERS] = macs_alone(plan, batch)
-            parts[WHOLE] = whole_network(plan, images)
+            parts[WHOLE] = whole_network(plan, *inputs)
         if self.options.peers:
-            parts |= peer_calls(self.module, self.images, images, threads)
+            found = peers(self.module, self.calibration, inputs, threads)
+            parts |= {name: peer.call for name, peer in found.items()}
+            shares |= {name: peer.integer_share for name, peer in found.items() if peer.integer_share is not None}
         if self.options.compile:
-            parts["compiled integer model"] = partial(torch.compile(Whole(models["power-of-two scales"])), images)
+            parts["compiled integer model"] = partial(torch.compile(Whole(models["power-of-two scales"])), *inputs)
         seconds = interleaved(parts, self.options.rounds, self.clock)
         middle = 1e3 * statistics.median(seconds["float"])
         print(f"{self.name}, batch {batch}, {threads} threads: float forward {middle:.1f} ms")
         for part in list(parts)[1:]:
             print(f"  {part:24} {ratio(seconds, part, 'float')} of float", end="")
+            if part in shares:
+                print(f", {100 * shares[part]:.1f} % in integers", end="")
             if WHOLE in parts:
                 print(f", {ratio(seconds, part, WHOLE)} of the whole network in bare calls", end="")
                 print(f", {ratio(seconds, part, LAYERS)} of oneDNN's layers alone", end="")
             print(flush=True)
         for scales, plan in self.plans.items():
-            wrong = differences(plan, models[scales], images[:COMPARED])
+            wrong = differences(plan, models[scales], [x[:COMPARED] for x in inputs])
             print(f"  {scales}: {wrong} values differ from the reference engine", flush=True)
 
     def sizes(self) -> None:
@@ -160,14 +167,20 @@ class Whole(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, images: Tensor) -> Any:
+    def forward(self, *inputs: Tensor) -> Any:
         """The outputs."""
-        return self.model.run([images])
+        return self.model.run(inputs)
 
 
-def differences(plan: Plan, model: NativeIntegerModel, images: Tensor) -> int:
+def integer_share(plan: Plan) -> float:
+    """The part of the multiply-adds that run in integers."""
+    nodes = plan_cost(plan).nodes
+    return sum(n.macs for n in nodes if n.integer) / sum(n.macs for n in nodes)
+
+
+def differences(plan: Plan, model: NativeIntegerModel, inputs: Sequence[Tensor]) -> int:
     """In how many output values both engines differ."""
-    pairs = zip(model.run([images]), IntegerModel(plan).run([images]), strict=True)
+    pairs = zip(model.run(inputs), IntegerModel(plan).run(inputs), strict=True)
     return sum(count_differing(a, b) for a, b in pairs)
 
 

@@ -5,8 +5,10 @@ Internal: no torch call means it. It stands between the two products of an atten
 """
 
 import math
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hago.ops._rule import Attrs, OpRule, Refusal
@@ -29,7 +31,19 @@ def _compute(attrs: Attrs, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x = x.masked_fill(~torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril(), -math.inf)
     if mask is not None:
         x = x.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else x + mask
+    if _lets_something_through(x):
+        return F.softmax(x, -1)
     return torch.ops.aten._safe_softmax.default(x, -1)  # type: ignore[no-any-return]
+
+
+def _lets_something_through(x: Tensor) -> bool:
+    """Whether every row is known to have an entry above -inf. The softmax alone, which takes a third of the time, then
+    has the same bits. Not asked where no values are there, or a later call may have others."""
+    untyped: Any = torch.jit
+    recorded = torch.is_grad_enabled() or untyped.is_tracing() or torch.compiler.is_compiling()
+    if recorded or type(x) is not Tensor or x.device.type != "cpu" or not x.numel():
+        return False
+    return not bool((x.amax(-1) == -math.inf).any())
 
 
 RULE = OpRule(

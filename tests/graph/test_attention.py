@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hago
+from hago.arithmetic.equality import count_differing
 from hago.errors import UnsupportedOp
 from hago.export.onnx.engines import onnxruntime
 from hago.export.onnx.export import make_onnx
@@ -26,6 +27,7 @@ from hago.graph.frontend import Attention, from_torch
 from hago.graph.graph import CONST, INPUT, Graph
 from hago.graph.passes import open_attention as attention
 from hago.hardware.hardware import Hardware, OpDesc
+from hago.ops import OPS
 from hago.runtime.exactness import compare_plan_exactly
 from hago.search.preparation import prepare
 
@@ -113,6 +115,18 @@ LEFT_WHOLE: Final[Mapping[str, tuple[Callable[[], nn.Module], Shapes]]] = {
     "a mask of shared heads": (lambda: Heads(added(1, H, L, S), enable_gqa=True), SHARED),
     "keys and values shared otherwise": (lambda: Heads(enable_gqa=True), ((H, L, E), (2, S, E), (1, S, E))),
 }
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (4, 128, 128), (3, 0), (0, 3)])
+@pytest.mark.parametrize("hidden", ["nothing", "all of a row", "a row, not a number"])
+def test_masked_softmax_has_the_bits_of_torch(shape: tuple[int, ...], hidden: str) -> None:
+    x = images(1, *shape)[0]
+    if hidden != "nothing":
+        x[..., :1, :] = -math.inf if hidden == "all of a row" else math.nan
+    expected = torch.ops.aten._safe_softmax.default(x, -1)
+    with torch.no_grad():
+        found = OPS["masked_softmax"].compute({"scale": 1.0, "is_causal": False}, x)
+    assert count_differing(found, expected) == 0
 
 
 def imported(make: Callable[[], nn.Module], shapes: Shapes) -> tuple[nn.Module, Graph]:

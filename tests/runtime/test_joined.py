@@ -1,4 +1,5 @@
-"""Concatenations run on the narrowest integers that their readers request, with equal outputs."""
+"""Concatenations, and ops that move values, run on the narrowest integers that their readers request, with equal
+outputs."""
 
 from __future__ import annotations
 
@@ -56,13 +57,26 @@ def dense() -> Graph:
     return b.graph()
 
 
+def heads() -> Graph:
+    """Products of values that linear layers make at a scale per channel, divided into heads."""
+    b = Builder()
+    x = b.call("permute", b.call("reshape", b.input(3, 6, 6, name="x"), shape=[-1, 3, 36]), axes=[0, 2, 1])
+    made = []
+    for name, axes in (("queries", [0, 2, 1, 3]), ("keys", [0, 2, 3, 1])):
+        weight = seeded(8, 3, seed=len(name)) * torch.logspace(-1, 1, 8)[:, None]
+        heads = b.call("reshape", b.call("linear", x, b.const(weight)), name=f"{name}.heads", shape=[-1, 36, 2, 4])
+        made.append(b.call("permute", heads, name=name, axes=axes))
+    b.call("matmul", *made, name="end")
+    return b.graph()
+
+
 def check(plan: Plan, x: Tensor, executor: Executor) -> None:
     for fast, exact in zip(executor.run([x]), IntegerModel(plan).run([x]), strict=True):
         assert count_differing(fast, exact) == 0, executor.explain()
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
-@pytest.mark.parametrize("made", [fires, dense])
+@pytest.mark.parametrize("made", [fires, dense, heads])
 def test_outputs_are_those_of_the_reference(name: str, made: Callable[[], Graph]) -> None:
     graph, size = made(), 8 if made is fires else 6
     x = seeded(2, 3, size, size)
@@ -100,3 +114,15 @@ def test_two_requantizations_are_merged_only_if_the_first_shifts_to_the_left() -
         c = torch.arange(-(2**20), 2**20, 4099).reshape(-1, 1, 1, 1).expand(-1, 5, 1, 1)
         steps = apply_simq(apply_simq(c, first, how), SimQ(first.target, second.target), how)
         assert apply_simq(c, both, how).equal(steps) and both.key != SimQ(first.source, second.target).key
+
+
+def test_bytes_are_moved_if_readers_read_bytes_of_sums_with_a_scale_per_channel() -> None:
+    if not exact_kernels().conv.exact:
+        pytest.skip(exact_kernels().conv.why)
+    x = seeded(2, 3, 6, 6)
+    resolver = resolver_of(heads(), SHIPPED["x86_vnni"], [x], "max_range")
+    executor = Executor(resolver(resolver.space.widest()))
+    values = executor.begin([x])
+    for step in executor.steps():
+        values.update(zip(step.outputs, step.compute([values[n] for n in step.inputs]), strict=True))
+    assert [values[name].dtype.itemsize for name in ("queries.heads", "queries", "keys.heads", "keys")] == [1, 1, 1, 1]

@@ -23,7 +23,7 @@ from hago.hardware.file import load_hardware
 from hago.ops import OPS
 from hago.plan.plan import Plan
 from hago.runtime.native import library as native
-from hago.runtime.native.calls import RowsCall
+from hago.runtime.native.calls import RowsCall, TableCall
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.kernels import KERNELS
@@ -31,6 +31,7 @@ from hago.runtime.native.onednn import requantizes_exactly
 from hago.runtime.native.requantize import FORMS, period, requantization_of
 from hago.runtime.native.self_test import NOTHING, Verdict, check_fused, check_passes, check_sums, exact_kernels
 from hago.runtime.reference import IntegerModel
+from runtime.instruction_sets import INSTRUCTION_SETS, library_for
 
 WRONG = Verdict(False, "found wrong")
 
@@ -129,13 +130,23 @@ def test_a_library_with_another_rounding_is_detected() -> None:
     assert check_passes(library.calls).exact
 
     class Lying:
+        hago_table = library.calls.hago_table
+
         def hago_rows(self, epilogue: int, *rest: object) -> None:
             library.calls.hago_rows(epilogue, *rest)
             output = native.EpilogueParams.from_address(epilogue).output[0]
             first = (native.c_int32 * 1).from_address(output.data)
             first[0] ^= 1
 
+    class LyingTable:
+        hago_rows = library.calls.hago_rows
+
+        def hago_table(self, x: int, entries: int, output: int, *rest: object) -> None:
+            library.calls.hago_table(x, entries, output, *rest)
+            (native.c_int32 * 1).from_address(output)[0] ^= 1
+
     assert not check_passes(Lying()).exact
+    assert not check_passes(LyingTable()).exact
 
 
 @pytest.mark.parametrize("how", [Requantize("float32"), Requantize("multiplier_shift")], ids=str)
@@ -242,3 +253,14 @@ def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPa
 def test_the_library_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAGO_NATIVE", "0")
     assert "HAGO_NATIVE" in native.library.__wrapped__().why
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_tables_with_other_instructions(instruction_set: str) -> None:
+    """Every byte through random entries, in numbers that fill registers and that do not."""
+    calls, generator = library_for(instruction_set).calls, torch.Generator().manual_seed(1)
+    for size in (1, 63, 256, 300, 1000, 40000):
+        entries, x = (torch.randint(0, 256, (n,), generator=generator).to(torch.uint8) for n in (256, size))
+        x[: min(size, 256)] = torch.arange(min(size, 256), dtype=torch.uint8)
+        (found,) = TableCall(calls, entries, torch.uint8)([x])
+        assert found.equal(entries[x.long()])

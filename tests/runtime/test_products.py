@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 import pytest
 import torch
@@ -11,11 +13,17 @@ from building import Builder, seeded
 from specs import EVERY
 from torch import Tensor
 
+from hago.arithmetic.numerics import Requantize, apply_simq
+from hago.arithmetic.types import INT32, UINT8, ZERO, QParams, SimQ
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.native import library as native
+from hago.runtime.native.calls import MatmulCall, MultiplyCall
+from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.executor import Executor
+from hago.runtime.native.requantize import AS_IS, requantization_of
 from hago.runtime.native.self_test import Verdict, check_products, exact_kernels
 from hago.runtime.reference import IntegerModel
+from runtime.instruction_sets import INSTRUCTION_SETS, library_for
 
 from .test_executor import check, plan_of
 
@@ -191,6 +199,54 @@ def test_results_are_equal_without_kernels() -> None:
         executor, x = Executor(plan, using=using), [seeded(2, 3, 8, 6, seed=8)]
         assert executor.run(x)[0].equal(IntegerModel(plan).run(x)[0])
         assert not {"native multiply", "native matmul"} & set(executor.explain().kernels)
+
+
+SUMS: Final = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
+
+
+BYTE: Final = QParams(torch.tensor(331.7, dtype=torch.float64), torch.tensor(7), 0, 255, UINT8)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_products_to_bytes_with_other_instructions(instruction_set: str) -> None:
+    """Products that are requantized in registers: a gate per channel, a factor per row, and a value as large."""
+    calls, generator = library_for(instruction_set).calls, torch.Generator().manual_seed(1)
+    how, simq = Requantize("float32"), SimQ(SUMS, BYTE)
+    moved = requantization_of(simq, how, 1, 2**31 - 1)
+    assert not isinstance(moved, str)
+    epilogue = Epilogue(1, [], stored=[StoredOutput("", moved, BYTE)]).build()
+    kinds = [(torch.uint8, 0), (torch.uint8, 131), (torch.int8, 0), (torch.int8, -128)]
+    for (a_dtype, a_zero), (b_dtype, b_zero) in itertools.product(kinds, kinds):
+        for shape in ((2, 40, 1, 1), (1, 1, 3, 5), (2, 40, 3, 5)):
+            a, b = _random(a_dtype, (2, 40, 3, 5), generator), _random(b_dtype, shape, generator)
+            a, b = (x.contiguous(memory_format=torch.channels_last) for x in (a, b))
+            formats = tuple((native.TYPES[str(x.dtype)[6:]], z) for x, z in ((a, a_zero), (b, b_zero)))
+            (found,) = MultiplyCall(calls, epilogue, formats, (None, None), 1, None)([a, b])
+            exact = (a.to(torch.int64) - a_zero) * (b.to(torch.int64) - b_zero)
+            assert found.equal((apply_simq(exact, simq, how) + 7).to(torch.uint8)), (formats, shape)
+
+
+def _random(dtype: torch.dtype, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    ends = torch.iinfo(dtype)
+    return torch.randint(ends.min, ends.max + 1, shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_products_of_matrices_with_other_instructions(instruction_set: str) -> None:
+    """Every type and zero point, rows and depths that fill no register, and either layout of the second operand."""
+    calls, generator = library_for(instruction_set).calls, torch.Generator().manual_seed(1)
+    kinds = [(torch.uint8, 0), (torch.uint8, 131), (torch.uint8, 128), (torch.int8, 0), (torch.int8, -3)]
+    kinds.append((torch.int16, 0))
+    for (a_dtype, a_zero), (b_dtype, b_zero), transposed in itertools.product(kinds, kinds, (False, True)):
+        for rows, depth, columns in ((1, 1, 1), (13, 5, 33), (23, 7, 16), (6, 130, 70)):
+            a = _random(a_dtype, (2, rows, depth), generator)
+            b = _random(b_dtype, (2, columns, depth) if transposed else (2, depth, columns), generator)
+            b = b.mT if transposed else b
+            formats = tuple((native.TYPES[str(x.dtype)[6:]], z) for x, z in ((a, a_zero), (b, b_zero)))
+            epilogue = Epilogue(columns, [], stored=[StoredOutput("", AS_IS, SUMS)]).build()
+            (found,) = MatmulCall(calls, epilogue, formats, (None, None), None)([a, b])
+            exact = (a.to(torch.int64) - a_zero) @ (b.to(torch.int64) - b_zero)
+            assert found.equal(exact.to(torch.int32)), (formats, rows, depth, columns, transposed)
 
 
 @pytest.mark.parametrize("name", ["hago_multiply", "hago_matmul"])

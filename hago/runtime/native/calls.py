@@ -7,6 +7,7 @@ several threads can run the same one at once.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from ctypes import CDLL, addressof
@@ -45,6 +46,8 @@ def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 def expand_batch(values: Sequence[Tensor]) -> Sequence[Tensor]:
     """Values whose first axis is the batch, with those of a single sample expanded to the batch of the others."""
+    if len(values) == 1:
+        return values
     sizes = {len(v) for v in values}
     if len(sizes) == 1:
         return values
@@ -60,6 +63,25 @@ def empty_channels_inner(shape: Sequence[int], axis: int, dtype: torch.dtype) ->
         return torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
     inner = [n for i, n in enumerate(shape) if i != axis] + [shape[axis]]
     return torch.empty(inner, dtype=dtype).movedim(-1, axis)
+
+
+@functools.lru_cache(maxsize=4096)
+def conv_sizes(g: Geometry, flat: bool, x: torch.Size) -> tuple[native.Shape, tuple[int, ...]]:
+    """The sizes of images of shape `x` for a convolution, which nobody changes, and the shape of its outputs.
+
+    Args:
+        flat: as in `ConvCall`.
+    """
+    if flat:
+        pixels = x.numel() // g.channels
+        return native.Shape(1, 1, pixels, 1, pixels), (*x[:-1], g.out_channels)
+    images, height, width = x[0], *(1, *x[2:])[-2:]
+    sizes = g.out_size(height, width)
+    out = (images, g.out_channels, *sizes[4 - len(x) :])
+    if g.pointwise:  # every pixel stands by itself, so all images are one row
+        pixels = images * height * width
+        return native.Shape(1, 1, pixels, 1, pixels), out
+    return native.Shape(images, height, width, *sizes), out
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +105,7 @@ class ConvCall:
         x = values[0]
         axis = x.ndim - 1 if self.flat else 1
         x = channels_inner(x, axis)
-        if self.flat:
-            images, height, width = 1, 1, x.numel() // g.channels
-        else:
-            images, height, width = x.shape[0], *(1, *x.shape[2:])[-2:]
-        sizes = g.out_size(height, width)
-        out = (*x.shape[:-1], g.out_channels) if self.flat else (images, g.out_channels, *sizes[4 - x.ndim :])
-        shape = native.Shape(images, height, width, *sizes)
-        if g.pointwise:  # every pixel stands by itself, so all images are one row
-            pixels = images * height * width
-            shape = native.Shape(1, 1, pixels, 1, pixels)
+        shape, out = conv_sizes(g, self.flat, x.shape)
         outputs = [empty_channels_inner(out, axis, dtype) for dtype in self.epilogue.dtypes]
         addend = channels_inner(values[1], axis) if len(values) > 1 else None
         epilogue = self.epilogue.bind(outputs, g.out_channels, addend)
@@ -204,7 +217,7 @@ class QuantizeCall:
             # the last three are the strides of an image, a channel and a pixel
             sizes = (images, channels, pixels, channels * pixels, pixels, 1)
         else:
-            x = x.contiguous(memory_format=torch.channels_last if x.ndim == 4 else torch.contiguous_format)
+            x = dense(x)
             output = torch.empty_like(x, dtype=self.dtype)
             sizes = (1, 1, x.numel(), 0, 0, 1)
         code, zero = self.stored
@@ -311,10 +324,8 @@ class ConvPoolCall:
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         conv, values = self.conv, expand_batch(values)
         x, channels = channels_inner(values[0], 1), conv.geometry.out_channels
-        images, height, width = x.shape[0], *x.shape[2:]
-        inner = conv.geometry.out_size(height, width)
+        shape, (images, _, *inner) = conv_sizes(conv.geometry, False, x.shape)
         size = self.output_size(inner)
-        shape = native.Shape(images, height, width, *inner)
         window = native.Window(images, *inner, *size, channels, *self.window)
         outputs = [empty_channels_inner((images, channels, *size), 1, dtype) for dtype in self.epilogue.dtypes]
         addend = channels_inner(values[1], 1) if len(values) > 1 else None
@@ -381,6 +392,11 @@ class MultiplyCall:
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         a, b, addend = _operands(self.consts, values)
+        spread = None if addend is not None else _direct_spread(self.axis, a.shape, a.stride(), b.shape, b.stride())
+        if spread is not None:
+            outputs = [torch.empty_like(a, dtype=dtype) for dtype in self.epilogue.dtypes]
+            self._multiply(spread, a, b, self.formats, self.epilogue.bind(outputs, 0))
+            return outputs
         shape = broadcast_shape(a.shape, b.shape, *([] if addend is None else [addend.shape]))
         formats = self.formats
         if a.shape != shape:
@@ -394,12 +410,22 @@ class MultiplyCall:
         epilogue = self.epilogue.bind(outputs, 0, addend)
         if large.numel():
             spread, small = _broadcast_layout(small)
-            pair = [native.Operand(x.data_ptr(), *stored) for x, stored in zip((large, small), formats, strict=True)]
-            self.library.hago_multiply(
-                addressof(epilogue), *map(addressof, pair), addressof(spread), large.numel(), self.channels,
-                period(self.channels), torch.get_num_threads(),
-            )  # fmt: skip
+            self._multiply(spread, large, small.contiguous(), formats, epilogue)
         return [m.permute(_back(order)) for m in outputs]
+
+    def _multiply(
+        self,
+        spread: native.BroadcastLayout,
+        large: Tensor,
+        small: Tensor,
+        formats: tuple[StorageFormat, StorageFormat],
+        epilogue: native.EpilogueParams,
+    ) -> None:
+        pair = [native.Operand(x.data_ptr(), *stored) for x, stored in zip((large, small), formats, strict=True)]
+        self.library.hago_multiply(
+            addressof(epilogue), *map(addressof, pair), addressof(spread), large.numel(), self.channels,
+            period(self.channels), torch.get_num_threads(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,16 +466,29 @@ def _back(order: Sequence[int]) -> list[int]:
 def _broadcast_layout(x: Tensor) -> tuple[native.BroadcastLayout, Tensor]:
     """How the entries of an expanded operand repeat along those of the other one, and the entries themselves.
 
-    A `BroadcastLayout` holds one run of adjacent repeated axes. If there are several, the operand is copied in full.
+    A `BroadcastLayout` holds one run of adjacent repeated axes. If there are several, the operand is taken in full.
     """
     sizes = [size for size in x.shape if size > 1]
     varies = [stride > 0 for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
     first = varies.index(False) if False in varies else 0
     last = len(varies) - varies[::-1].index(False) if False in varies else 0
     if any(varies[first:last]) or first == last:
-        return native.BroadcastLayout(1, x.numel()), x.contiguous()
+        return native.BroadcastLayout(1, x.numel()), x
     kept = x[tuple(0 if stride == 0 else slice(None) for stride in x.stride())]
-    return native.BroadcastLayout(math.prod(sizes[first:last]), math.prod(sizes[last:])), kept.contiguous()
+    return native.BroadcastLayout(math.prod(sizes[first:last]), math.prod(sizes[last:])), kept
+
+
+@functools.lru_cache(maxsize=4096)
+def _direct_spread(
+    axis: int | None, a: torch.Size, a_strides: tuple[int, ...], b: torch.Size, b_strides: tuple[int, ...]
+) -> native.BroadcastLayout | None:
+    """How b repeats along a, which nobody changes, if the kernel can read both as they lie; else None."""
+    x, y = torch.empty_strided(a, a_strides, device="meta"), torch.empty_strided(b, b_strides, device="meta")
+    if not x.numel() or broadcast_shape(a, b) != tuple(a):
+        return None
+    order = _order(x, axis)
+    spread, small = _broadcast_layout(y.expand(a).permute(order))
+    return spread if x.permute(order).is_contiguous() and small.is_contiguous() else None
 
 
 # ---------------------------------------------------------------- matrices

@@ -2,7 +2,7 @@
 
 `wire` rewrites a Plan so that it moves as few bytes as possible. Requantization is monotone, so two rewrites are exact.
 It commutes with nodes that only move values or take their maximum, so such a node runs on the narrower integers of its
-readers if all readers request the same ones; the operands of a concatenation are then requantized twice in one pass
+readers if all readers request the same ones; an operand that it had requantized is then requantized twice in one pass
 (`SimQ.via`). And a clamp before a requantization is a narrower clipping (`hago.plan.clamp_fusion`). The result is a
 Plan with the same outputs. Intermediate values differ, so the reference engine runs the original Plan when they are
 observed.
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol
 
-from hago.arithmetic.types import Edge, SimQ
+from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.graph import CONST, OUTPUT, Node
 from hago.ops import OPS
 from hago.plan import NodePlan, Plan, fuse_clamps
@@ -102,11 +102,16 @@ def _before(plan: Plan, node: Node, node_plan: NodePlan, common: SimQ) -> tuple[
         elif simq is None:
             # the very scale that readers requantized from: one object in two places means "no change of scale"
             simqs.append(replace(common, source=replace(source.out, scale=node_plan.out.scale)))
-        elif node.op in JOINERS and simq.source is not None and simq.via is None and common.via is None:
+        elif simq.source is not None and simq.via is None and common.via is None and _keeps(simq.target, node_plan.out):
             simqs.append(replace(simq, target=common.target, via=simq.target))
         else:
             return None
     return tuple(simqs)
+
+
+def _keeps(arriving: QParams | None, out: QParams) -> bool:
+    """Whether a value has the scale and the dtype in which it arrives."""
+    return arriving is not None and arriving.scale is out.scale and arriving.dtype == out.dtype
 
 
 def _joins(plan: Plan, node: Node, node_plan: NodePlan) -> bool:
@@ -116,7 +121,7 @@ def _joins(plan: Plan, node: Node, node_plan: NodePlan) -> bool:
     return (
         common
         and node_plan.proved
-        and all(q is not None and q.scale is out.scale and q.dtype == out.dtype for q in node_plan.operands)
+        and all(_keeps(q, out) for q in node_plan.operands)
     )
 
 

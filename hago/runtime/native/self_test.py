@@ -22,7 +22,7 @@ from torch import Tensor
 from hago.arithmetic.numerics import Requantize, apply_simq
 from hago.arithmetic.types import INT32, UINT8, ZERO, QParams, SimQ
 from hago.runtime.native import library as native
-from hago.runtime.native.calls import MatmulCall, MultiplyCall, RowsCall, conv_call
+from hago.runtime.native.calls import MatmulCall, MultiplyCall, RowsCall, TableCall, conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.onednn import onednn_conv, onednn_fused
 from hago.runtime.native.requantize import AS_IS, StorageFormat, period, requantization_of
@@ -214,7 +214,7 @@ def check_products(calls: Any) -> Verdict:
 
     def cases() -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
         kinds = itertools.product((torch.uint8, torch.int8, torch.int16), repeat=2)
-        for dtypes, zeros in itertools.product(kinds, ((0, 0), (3, -5))):
+        for dtypes, zeros in itertools.product(kinds, ((0, 0), (3, -5), (131, 0), (-3, 128))):
             small = torch.int16 not in dtypes or zeros == (0, 0)  # int16 must hold what is multiplied, centered
             for shapes in PRODUCTS if small else PRODUCTS[:2]:
                 pair = [_extreme(shape, dtype, generator) for shape, dtype in zip(shapes, dtypes, strict=True)]
@@ -253,7 +253,8 @@ def _product(calls: Any, pair: list[Tensor], formats: tuple[StorageFormat, Stora
 
 
 def check_passes(calls: Any) -> Verdict:
-    """Compare every form and rounding that the library has with `numerics`, on ties, extremes and random sums."""
+    """Compare every form and rounding that the library has with `numerics`, on ties, extremes and random sums, and a
+    table with torch's indexing."""
     generator = torch.Generator().manual_seed(0)
     ends = torch.tensor([0, 1, -1, 3, -3, 5, -5, 6, -6, 2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31)])
     sums = torch.cat([ends, torch.randint(-(2**31), 2**31, (300,), generator=generator), torch.arange(-700, 700)])
@@ -265,8 +266,10 @@ def check_passes(calls: Any) -> Verdict:
                 continue
             simq = SimQ(_SUMS, QParams(torch.tensor(step, dtype=torch.float64), torch.tensor(7), 0, 255, UINT8))
             yield partial(_requantized, calls, sums, simq, how), apply_simq(sums, simq, how) + 7
+        entries, x = (torch.randint(0, 256, (size,), generator=generator).to(torch.uint8) for size in (256, 1001))
+        yield lambda: TableCall(calls, entries, torch.uint8)([x])[0], entries[x.long()]
 
-    return _verdict(cases(), "requantized sums")
+    return _verdict(cases(), "requantized sums and looked up bytes")
 
 
 def _requantizations() -> Iterator[Requantize]:

@@ -4,6 +4,7 @@
 
 #include "finish.h"
 #include "pool_window.h"
+#include "table.h"
 
 namespace {
 
@@ -60,7 +61,8 @@ extern "C" void hago_sum_pool(const Window* w, const Tail* tail, int type, int z
 // Bytes through a table of 256.
 extern "C" void hago_table(const uint8_t* x, const uint8_t* entries, uint8_t* out, int64_t total, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && total > PIECE)
-  for (int64_t i = 0; i < total; ++i) out[i] = entries[x[i]];
+  for (int64_t piece = 0; piece < total; piece += PIECE)
+    look_up(x + piece, entries, out + piece, std::min(PIECE, total - piece));
 }
 
 // Pairs of bytes through a table of 256 times 256.
