@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import subprocess
@@ -18,15 +19,7 @@ from typing import Any, Final
 import torch
 
 from hago.errors import HagoWarning
-from hago.runtime.native import (
-    available_processors,
-    cache_folder,
-    exact_kernels,
-    find_compiler,
-    machine,
-    processor_flags,
-    processor_name,
-)
+from hago.runtime.native import cache_folder, exact_kernels, find_compiler, machine, processor_flags, processor_name
 from hago.serialization.text_table import table, wrapped
 from hago.version import VERSION
 
@@ -217,7 +210,7 @@ def examine_machine() -> MachineReport:
         platform=platform.platform(terse=True),
         processor=processor_name(),
         instructions={name: name in sets for name in used} if sets else {},
-        cpus=available_processors(),
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         threads=torch.get_num_threads(),
         versions={"Python": platform.python_version(), "hago": VERSION, **{name: _version(name) for name in REQUIRED}},
         compiler=None if compiler is None else (compiler, _compiler_version(compiler)),

@@ -4,7 +4,7 @@ from hago.runtime.native.executor import ENGINES, Executor, NativeIntegerModel, 
 from hago.runtime.native.instruction_sets import machine
 from hago.runtime.native.library import cache_folder, find_compiler
 from hago.runtime.native.lowering import conversion
-from hago.runtime.native.processor import available_processors, cpu_lines, processor_flags, processor_name
+from hago.runtime.native.processor import cpu_lines, processor_flags, processor_name
 from hago.runtime.native.self_test import ExactKernels, exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
 
@@ -14,7 +14,6 @@ __all__ = [
     "Executor",
     "KernelConstantCache",
     "NativeIntegerModel",
-    "available_processors",
     "cache_folder",
     "conversion",
     "cpu_lines",

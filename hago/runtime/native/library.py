@@ -26,7 +26,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ from typing import Any, Final
 
 from hago.errors import LogError, warn
 from hago.runtime.native.instruction_sets import InstructionSet, largest_set
-from hago.runtime.native.processor import available_processors, cpu_lines
+from hago.runtime.native.processor import cpu_lines
 from hago.serialization.json_text import canonical, parse_json, replace_file
 
 SOURCES: Final = Path(__file__).parent / "cpp"
@@ -319,8 +318,9 @@ def build(target: InstructionSet | None) -> Path:
             shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as place:
         built = Path(place) / "kernels.so"
-        objects = _compile([compiler, *OPTIONS, *options], Path(place))
-        _run([compiler, *OPTIONS, *options, *objects, "-o", str(built)])
+        sources = sorted(map(str, SOURCES.glob("*.cpp")))
+        command = [compiler, *OPTIONS, *options, *sources, "-o", str(built)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT)
         built.chmod(0o755)
         digest, size = _sha256(built), built.stat().st_size
         kept = folder / f"{manifest.stem}-{digest[:16]}.so"
@@ -330,26 +330,6 @@ def build(target: InstructionSet | None) -> Path:
     record = {"library": kept.name, "bytes": size, "sha256": digest}
     replace_file(manifest, canonical(record))
     return kept
-
-
-def _compile(command: Sequence[str], folder: Path) -> list[str]:
-    """Compile every source by itself, as many at once as this process has processors; the paths of the object files.
-
-    Args:
-        command: the compiler and its options.
-        folder: where to write.
-    """
-    # the largest first, since it takes as long as half of the others together
-    sources = sorted(SOURCES.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path.name))
-    objects = [str(folder / f"{path.stem}.o") for path in sources]
-    with ThreadPoolExecutor(available_processors()) as pool:
-        both = zip(sources, objects, strict=True)
-        list(pool.map(lambda pair: _run([*command, "-c", str(pair[0]), "-o", pair[1]]), both))
-    return objects
-
-
-def _run(command: Sequence[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT)
 
 
 def _kept(manifest: Path) -> Path | None:

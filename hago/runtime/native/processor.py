@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 
@@ -13,11 +12,6 @@ def cpu_lines() -> list[str]:
         return Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         return []
-
-
-def available_processors() -> int:
-    """The number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor_name() -> str:
