@@ -85,6 +85,7 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("hago.data.sources._image_files", ".glob"): "the folder that it was given",
     ("hago.data.sources._image_folder", ".iterdir"): "the folder that it was given",
     ("hago.data.sources.read_image", "PIL.Image.open"): CHECKED,
+    ("hago.ops.masked_softmax._lets_something_through", "torch.jit"): "asks whether a trace is being made",
     ("hago.runtime.native.library._kept", ".read_text"): OWN,
     ("hago.runtime.native.library._sha256", ".read_bytes"): "a file beside the manifest, of a name without a folder",
     ("hago.graph.graph.Graph.__post_init__", "getattr of self"): FIELDS,

@@ -99,6 +99,8 @@ def whole_attention() -> str:
 #: What a call makes of a value of one of its arguments, and a string to try.
 CASES: dict[str, tuple[str, Callable[[nn.Module, Path, str, Any], Any]]] = {
     "quantize.keep_float": ("fc*", lambda m, _, a, v: hago.quantize(m, CHIP, DATA, **{a: v}).strategy.to_json()),
+    "quantize.corrections": ("bias", lambda m, _, a, v: hago.quantize(m, CHIP, DATA, **{a: v}).strategy.to_json()),
+    "search_quantize_strategy.corrections": ("bias", lambda m, f, a, v: searched(m, f, **{a: v})),
     "explain.keep_float": ("fc*", lambda m, _, a, v: str(hago.explain(m, CHIP, (DATA[0][0],), **{a: v}))),
     "measure_sensitivity.keep_float": (
         "fc*",

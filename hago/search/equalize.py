@@ -28,7 +28,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from hago.arithmetic.types import Edge
@@ -171,7 +170,7 @@ class _Task:
 
         def see(node: Node, value: Any) -> None:
             numbers = self.channels.values.get(node.name)
-            if numbers is None or not isinstance(value, Tensor) or value.shape[1:] != numbers.shape[1:]:
+            if numbers is None or not isinstance(value, Tensor) or not _is_of_samples(numbers, value):
                 return
             if value.is_floating_point() and bool((numbers > FIXED).any()):
                 new = value.abs().amax(0, keepdim=True)
@@ -197,7 +196,7 @@ class _Task:
 
         def on_activation(edge: Edge, g: Tensor) -> None:
             numbers = self.channels.values.get(p.graph.source(edge))
-            if edge in wanted and numbers is not None and g.shape[1:] == numbers.shape[1:]:
+            if edge in wanted and numbers is not None and _is_of_samples(numbers, g):
                 squares = g.detach().to(torch.float64).square().sum(0, keepdim=True)
                 self.edges[edge] = self.edges.get(edge, 0.0) + squares
 
@@ -263,6 +262,11 @@ class _Task:
         return least, torch.maximum(most, least)
 
 
+def _is_of_samples(numbers: Tensor, value: Tensor) -> bool:
+    """Whether a value has the numbers of one sample in every sample; not where the model fixes the batch."""
+    return value.ndim > 0 and numbers.shape == (1, *value.shape[1:])
+
+
 def _weight_errors(node: Node, weight: Tensor, squares: Tensor, step: Tensor, scalable: Any) -> _Weight:
     axes, groups = LAYERS[node.op], node.attrs.get("groups", 1)
     variance = (step.to(torch.float64) ** 2 / 12).expand(weight.shape) if step.numel() > 1 else float(step) ** 2 / 12
@@ -281,6 +285,7 @@ def _minimize(
     errors: Sequence[_Weight | _Activation], count: int, free: Tensor, least: Tensor, most: Tensor
 ) -> tuple[Tensor, float]:
     """The logarithms of all factors, and how many dB less the expected error is with them."""
+    from scipy.optimize import minimize  # slow to import
 
     def loss(values: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
         octaves, slope = torch.zeros(2, count, dtype=torch.float64)

@@ -57,7 +57,7 @@ def room(plan: NodePlan) -> float:
 
 
 def quantized(layer: str, chip: str, seed: int) -> Plan:
-    return hago.quantize(network(layer, seed), EVERY[chip], [INPUT]).plan
+    return hago.quantize(network(layer, seed), EVERY[chip], [INPUT], corrections="none").plan
 
 
 @pytest.mark.parametrize(("chip", "layer", "seed"), some(3, sorted(EVERY), LAYERS, range(2)))

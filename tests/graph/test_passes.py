@@ -99,7 +99,7 @@ def test_every_pass_changes_what_the_hash_covers(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("place", [0, len(PASSES)])
 def test_a_new_pass_leaves_the_strategies_of_before_valid(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
-    strategy = hago.quantize(model(), CHIP, DATA).strategy
+    strategy = hago.quantize(model(), CHIP, DATA, corrections="none").strategy
     monkeypatch.setattr(passes, "PASSES", (*PASSES[:place], NEW, *PASSES[place:]))
     newest = from_torch(model(), (DATA[0],))
     if place > [p.name for p in PASSES].index(FOLDING):  # before that, a batch norm stands between the layers
@@ -111,7 +111,7 @@ def test_a_new_pass_leaves_the_strategies_of_before_valid(monkeypatch: pytest.Mo
 
 def test_a_new_pass_is_part_of_new_strategies_and_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "PASSES", (*PASSES, NEW))
-    strategy = hago.quantize(model(), CHIP, DATA).strategy
+    strategy = hago.quantize(model(), CHIP, DATA, corrections="none").strategy
     assert strategy.model_hash == from_torch(model(), (DATA[0],)).model_hash
     assert hago.create_quantizer(model(), CHIP, strategy).plan.graph.model_hash == strategy.model_hash
     choices: tuple[dict[str, Any], ...] = ({"strategy": strategy}, {"dataset": DATA})
@@ -121,7 +121,7 @@ def test_a_new_pass_is_part_of_new_strategies_and_of_training(monkeypatch: pytes
 
 
 def test_a_pass_that_says_it_was_always_there_breaks_the_strategies_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = hago.quantize(model(), CHIP, DATA).strategy
+    strategy = hago.quantize(model(), CHIP, DATA, corrections="none").strategy
     monkeypatch.setattr(passes, "PASSES", (*PASSES, replace(NEW, since=1)))
     with pytest.raises(StrategyMismatch):
         hago.create_quantizer(model(), CHIP, strategy)
@@ -148,7 +148,7 @@ def test_norms_in_training_work_with_a_pass_before_folding(monkeypatch: pytest.M
     trainable = trainable_model(norms)
     assert trainable.graph.consts["second.weight"].equal(2 * weight)
     torch.testing.assert_close(in_float(trainable), expected)
-    strategy = hago.quantize(model(), CHIP, DATA).strategy
+    strategy = hago.quantize(model(), CHIP, DATA, corrections="none").strategy
     trained = prepare_qat(model(), CHIP, strategy, norms=norms).eval()(DATA[0])
     assert trained.equal(hago.create_quantizer(model(), CHIP, strategy).simulate()(DATA[0]))
 
@@ -172,7 +172,7 @@ def test_norms_would_train_from_other_weights_without_the_refusal(monkeypatch: p
 
 
 def test_strategies_of_before_a_pass_still_train_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = hago.quantize(model(), CHIP, DATA).strategy
+    strategy = hago.quantize(model(), CHIP, DATA, corrections="none").strategy
     expected = in_float(trainable_model("tensorflow", strategy=strategy))
     monkeypatch.setattr(passes, "PASSES", (*PASSES, NEW))
     torch.testing.assert_close(in_float(trainable_model("tensorflow", strategy=strategy)), expected)

@@ -38,7 +38,7 @@ def started() -> tuple[Graph, Strategy]:
     """A small network at 4 bits."""
     graph = hago.from_torch(randomized(Small()), (data()[0],))
     fixed = {f"{n}:{s}": 4 for n in ("stem.0", "body", "fc") for s in (0, 1)}
-    return graph, hago.quantize(graph, HARDWARE, data(), fix_bits=fixed).strategy
+    return graph, hago.quantize(graph, HARDWARE, data(), fix_bits=fixed, corrections="none").strategy
 
 
 def tuned(**options: Any) -> Finetuned:

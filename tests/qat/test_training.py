@@ -79,7 +79,7 @@ def test_the_trained_model_is_the_shipped_one(seed: int) -> None:
 
 def test_the_strategy_of_a_trained_model_has_its_scheme_and_no_earlier_measures(tmp_path: Path) -> None:
     data = [torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(1))]
-    start = hago.quantize(randomized(Small()), "x86_vnni", data).strategy
+    start = hago.quantize(randomized(Small()), "x86_vnni", data, corrections="none").strategy
     start = replace(start, made_by={**start.made_by, "held_out": start.made_by["results"]})
     trained = prepare_qat(randomized(Small()), "x86_vnni", start, scheme="lsq").train()
     trained(data[0])
@@ -136,7 +136,7 @@ def test_learned_thresholds_grow_where_they_clip() -> None:
         randomized(Small()),
         [torch.randn(32, 1, 8, 8, generator=torch.Generator().manual_seed(1))],
     )
-    strategy = hago.quantize(model, "x86_vnni", data, estimator="max_range").strategy
+    strategy = hago.quantize(model, "x86_vnni", data, estimator="max_range", corrections="none").strategy
     low, high = strategy.thresholds["body:0"]
     small = {**strategy.thresholds, "body:0": (low * 0.1, high * 0.1)}
     trained = prepare_qat(model, "x86_vnni", replace(strategy, thresholds=small))
@@ -173,7 +173,7 @@ def test_the_model_is_not_touched() -> None:
 @pytest.mark.parametrize("scheme", sorted(TRAINING_SCHEMES))
 def test_a_state_dict_holds_the_whole_state_of_training(scheme: str) -> None:
     model, data = randomized(Small()), data_of()
-    strategy = hago.quantize(model, "x86_vnni", data).strategy
+    strategy = hago.quantize(model, "x86_vnni", data, corrections="none").strategy
     one, other = (prepare_qat(model, "x86_vnni", strategy, scheme=scheme).train() for _ in range(2))
     step = torch.optim.SGD(one.parameters(), 0.05)
     for _ in range(2):
@@ -220,7 +220,7 @@ def test_distributed_data_parallel_trains_as_one(tmp_path: Path) -> None:
     if not distributed.is_available() or distributed.is_initialized():
         pytest.skip("needs a process group of its own")
     model, data = randomized(Small()), data_of()
-    strategy = hago.quantize(model, "x86_vnni", data).strategy
+    strategy = hago.quantize(model, "x86_vnni", data, corrections="none").strategy
     alone, inner = (prepare_qat(model, "x86_vnni", strategy, scheme="lsq").train() for _ in range(2))
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:

@@ -27,7 +27,15 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[ParetoFront, Pat
     folder = tmp_path_factory.mktemp("front")
     paths = {"log": folder / "log", "front": folder / "front.json"}
     strategy, score = hago.search_quantize_strategy(
-        residual_block(), "vta", DATA, estimator="max_range", searcher="pareto", budget=12, progress=False, **paths
+        residual_block(),
+        "vta",
+        DATA,
+        estimator="max_range",
+        searcher="pareto",
+        budget=12,
+        progress=False,
+        corrections="none",
+        **paths,
     )
     return score.front, folder, strategy
 
