@@ -490,6 +490,11 @@ CASES: Final = (
             small(), CHIP, DATA, budget=2, progress=False, finetune={"steps": 1, "save_weights": p / "w.safetensors"}
         ),
     ),
+    Case(
+        "the strategy without equalization: corrections=['rounding', 'bias'] (--corrections rounding)",
+        lambda folder: tables_of_uneven(folder),
+        lambda folder: tables_of_uneven(folder, corrections=["rounding", "bias"]),
+    ),
     # training
     Case(
         "take it, or drop it with model.zero_grad()",
@@ -1038,6 +1043,11 @@ IN_64: Final = hago.Hardware({"conv2d": [emits("int16", "int16", "int16", "int64
 
 def onnx_of(folder: Path, hardware: Any, form: str = "qdq", **options: Any) -> object:
     return hago.quantize(graph(), hardware, DATA, **options).export_onnx(folder / "x.onnx", form=form)
+
+
+def tables_of_uneven(folder: Path, **options: Any) -> object:
+    quantizer = hago.quantize(Uneven().eval(), "vta", [images(16, 3, 8, 8)], **options)
+    return quantizer.export(folder / "x", "tpu-mlir")
 
 
 def tables_of(**options: Any) -> object:

@@ -224,6 +224,11 @@ def _check_onnx(request: ExportRequest, written: ExportResult) -> ExportCheck:
 
 # ---------------------------------------------------------------- tpu-mlir
 def _write_tpu_mlir(request: ExportRequest) -> ExportResult:
+    if request.strategy.corrections.equalization or request.strategy.made_by.get("equalized"):
+        raise HagoError(
+            "the strategy's ranges are those of an equalized model, and TPU-MLIR quantizes the model as it is; make "
+            "the strategy without equalization: corrections=['rounding', 'bias'] (--corrections rounding)"
+        )
     observed = None if request.batches is None else observed_ranges(request.plan, request.inputs())
     tables = make_tables(request.plan, request.strategy.bits, observed)
     paths = [request.path.with_name(f"{request.path.name}_{kind}") for kind in ("cali_table", "qtable")]

@@ -45,7 +45,8 @@ class Provenance:
     @staticmethod
     def of(strategy: Strategy) -> Provenance:
         """The origin of a Plan that was made from a strategy."""
-        return Provenance(strategy.model_hash, dict(strategy.bits), dict(strategy.made_by))
+        equalized = {"equalized": True} if strategy.corrections.equalization else {}
+        return Provenance(strategy.model_hash, dict(strategy.bits), {**strategy.made_by, **equalized})
 
 
 @dataclass(frozen=True, slots=True)

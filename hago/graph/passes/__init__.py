@@ -1,7 +1,8 @@
 """Passes: functions from Graph to Graph, one file each, and the table of those that every import applies.
 
 A new pass is a file of this folder and an entry at its place in `PASSES`. What depends on calibration data, such as
-factors between layers, is no pass but a correction; see `hago.correction`. `from_torch` and training read the table. Batch norms that train through the statistics of the batch
+factors between layers, is no pass but a correction; see `hago.correction`. `from_torch` and training read the table.
+Batch norms that train through the statistics of the batch
 (`hago.qat.batch_norm`) start from the graph before `fold_batch_norms`. So a pass that changes weights stands before it,
 where it finds batch norms as nodes, or `prepare_qat` refuses to train these norms unless they are frozen.
 

@@ -118,11 +118,7 @@ def _joins(plan: Plan, node: Node, node_plan: NodePlan) -> bool:
     """Whether a joiner reads all operands on the scale and in the dtype of its own value, and cannot overflow."""
     form, out = plan.ops[node.op].integer, node_plan.out
     common = node.op in JOINERS and form is not None and form.slots == ("common",) and not form.requantizes_output
-    return (
-        common
-        and node_plan.proved
-        and all(_keeps(q, out) for q in node_plan.operands)
-    )
+    return common and node_plan.proved and all(_keeps(q, out) for q in node_plan.operands)
 
 
 def _with_edges(plan: Plan, simqs: Mapping[Edge, SimQ | None]) -> Plan:
