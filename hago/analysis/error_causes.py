@@ -203,7 +203,10 @@ class NodeSplitter:
     def _const(self, slot: int) -> Tensor:
         target = self.node_plan.operands[slot]
         assert target is not None
-        return free_integers(self.plan, self.node.inputs[slot], target)
+        nearest = free_integers(self.plan, self.node.inputs[slot], target)
+        # corrected integers need not be the nearest
+        integers = self.node_plan.consts[slot].to(torch.float32)
+        return torch.where(limit(nearest, target) == integers, nearest, integers)
 
     def _const_edge(self, slot: int, free: Tensor) -> EdgeSample:
         target = self.node_plan.operands[slot]

@@ -86,6 +86,7 @@ def search_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(folder)
         assert main([*SEARCH, "--budget", "6 trials"]) == 0
         quantize = ["quantize", MODEL, "--hardware", "vta", "--data", DATA, "--keep-float", "4*"]
+        quantize += ["--corrections", "rounding", "--corrections", "bias"]
         assert main([*quantize, "--save", OTHER]) == 0
         assert main(["realize", MODEL, STRATEGY, "--data", DATA, "--save", "net.safetensors"]) == 0
         sys.modules.pop("cli_zoo")
@@ -120,7 +121,7 @@ EVERY = {
     "replay": ["replay", MODEL, LOG, "--data", DATA],
     "finetune": ["finetune", MODEL, STRATEGY, "--data", DATA, "--steps", "2"],
     "run": ["run", "net.safetensors", "--data", DATA],
-    "export": ["export", MODEL, STRATEGY, "--format", "tpu-mlir", "--data", DATA],
+    "export": ["export", MODEL, OTHER, "--format", "tpu-mlir", "--data", DATA],
     "hardware list": ["hardware", "list"],
     "hardware show": ["hardware", "show", "vta"],
     "hardware check": ["hardware", "check", "vta"],
