@@ -27,6 +27,8 @@ from hago.search.preparation import Prepared
 from hago.search.safe_bits import first_safe_bits
 from hago.study import Header
 
+#: Where operands have fewer bits, weights are also rounded without moving biases, which may then lose by that.
+FEW_BITS: Final = 7
 #: The names of corrections.
 CORRECTIONS: Final = ("equalization", "rounding", "bias")
 
@@ -128,7 +130,10 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
         return evaluator.objective.finish((contributions[used:] if samples > used else contributions).mean(0))
 
     best = point
+    few_bits = any(b < FEW_BITS for b in point.bits.values())
     for rounding, bias in attempts:
+        if best is not point and not few_bits:
+            break
         found = correct_layers(point.plan, inputs, rounding=rounding, bias=bias)
         if not found:
             continue

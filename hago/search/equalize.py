@@ -41,12 +41,12 @@ from hago.search.preparation import Prepared
 from hago.search.safe_bits import safe_bits
 
 #: Samples whose gradients weigh the factors.
-GRADIENT_SAMPLES: Final = 64
+GRADIENT_SAMPLES: Final = 32
 #: The order of the norm that stands for the largest channel.
 RANGE_NORM: Final = 8
 #: Factors are at most 2 to this power, and at least its inverse.
 MOST_OCTAVES: Final = 12.0
-ITERATIONS: Final = 60
+ITERATIONS: Final = 40
 #: A divisor in place of 0.
 TINY: Final = 1e-300
 #: An equalization is worth measuring if it is expected to gain this many dB.
