@@ -4,7 +4,7 @@ A strategy holds its `Corrections`, by which the network that it was made for be
 are found by `hago.search`.
 """
 
-from hago.correction.channels import FIXED, LAYERS, Channels, Clip, Scalable, track_channels
+from hago.correction.channels import FIXED, LAYERS, Channels, Scalable, track_channels
 from hago.correction.corrections import Corrections
 from hago.correction.equalization import STEPS_PER_OCTAVE, divide_channels, steps_by_node, weight_factors
 from hago.correction.offsets import OffsetConstants, encode_offsets
@@ -14,7 +14,6 @@ __all__ = [
     "LAYERS",
     "STEPS_PER_OCTAVE",
     "Channels",
-    "Clip",
     "Corrections",
     "OffsetConstants",
     "Scalable",

@@ -45,29 +45,15 @@ _POOLINGS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Scalable:
-    """A node whose constants can divide the channels of its value, and multiply those of its operand.
+    """The channels of a node whose constants can divide those of its value, and multiply those of its operand.
 
     Args:
-        reads: the numbers of the channels of its operand; empty for a norm or a constant.
+        reads: the numbers of the channels of its operand; empty for a norm.
         gives: the numbers of the channels of its value.
     """
 
-    node: str
     reads: Tensor
     gives: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """A clamp to [0, high] between layers.
-
-    Args:
-        channels: the numbers of the channels of its value.
-    """
-
-    node: str
-    high: float
-    channels: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +61,14 @@ class Channels:
     """The result of `track_channels`.
 
     Args:
-        scalable: layers, norms and constants, by node.
-        clips: clamps, by node.
+        scalable: layers and norms, by node.
+        clips: by node that is a clamp from 0, its upper limit.
         values: by node, the number of every entry of its value at batch 1.
         count: numbers are less than it.
     """
 
     scalable: Mapping[str, Scalable]
-    clips: Mapping[str, Clip]
+    clips: Mapping[str, float]
     values: Mapping[str, Tensor]
     count: int
 
@@ -277,8 +263,8 @@ class _Tracking:
         least = torch.tensor([self.root(n) for n in range(len(self.same))])
         values = {name: least[numbers] for name, numbers in self.values.items()}
         return Channels(
-            {n: Scalable(n, least[read], least[out]) for n, (read, out) in self.scalable.items()},
-            {n: Clip(n, high, values[n]) for n, high in self.clips.items()},
+            {n: Scalable(least[read], least[out]) for n, (read, out) in self.scalable.items()},
+            self.clips,
             values,
             len(self.same),
         )

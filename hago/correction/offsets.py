@@ -77,6 +77,10 @@ class OffsetConstants:
         offsets = {name: decode_offsets(name, text, graph.consts[name].shape) for name, text in texts.items()}
         return OffsetConstants(graph, offsets, rounding)
 
+    def encoded(self) -> dict[str, str]:
+        """The offsets as a strategy holds them."""
+        return {name: encode_offsets(offsets) for name, offsets in self._offsets.items()}
+
     def __call__(self, name: str, target: QParams) -> Tensor | None:
         """The centered integers of a constant, float64; None for one without offsets."""
         offsets = self._offsets.get(name)

@@ -17,6 +17,7 @@ from hago.graph.execute import (
     run_graph,
     run_real,
     run_without_values,
+    takes_any_batch,
 )
 from hago.graph.frontend.exported_program import (
     Attention,
@@ -65,5 +66,6 @@ __all__ = [
     "run_real",
     "run_without_values",
     "schedule",
+    "takes_any_batch",
     "warn_of_scale",
 ]

@@ -110,11 +110,14 @@ def infer_shape(node: Node, shapes: Sequence[tuple[int, ...]], ops: Ops = OPS) -
     return tuple(compute_real(node, values, ops).shape)
 
 
-def run_without_values(graph: Graph, ops: Ops = OPS, on_value: Callable[[Node, Any], None] | None = None) -> None:
-    """Run a graph at batch 1 on tensors that have a shape and a dtype, and no values.
+def run_without_values(
+    graph: Graph, ops: Ops = OPS, on_value: Callable[[Node, Any], None] | None = None, batch: int = 1
+) -> list[Any]:
+    """Run a graph on tensors that have a shape and a dtype, and no values; its outputs.
 
     Args:
         on_value: called with every input and every computed value.
+        batch: the size of the first axis of inputs where it is 1.
 
     Raises:
         GraphError: an input is of a dtype or shape that no tensor has, or a node cannot be computed; names it.
@@ -122,14 +125,27 @@ def run_without_values(graph: Graph, ops: Ops = OPS, on_value: Callable[[Node, A
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(), torch.no_grad():
-        inputs = [_without_values(graph[name]) for name in graph.inputs]
+        inputs = [_without_values(graph[name], batch) for name in graph.inputs]
         consts = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in graph.consts.items()}
-        run_graph(graph, inputs, lambda n, v: compute_real(n, v, ops), consts=consts, on_value=on_value)
+        return run_graph(graph, inputs, lambda n, v: compute_real(n, v, ops), consts=consts, on_value=on_value)
 
 
-def _without_values(node: Node) -> Tensor:
+def takes_any_batch(graph: Graph, ops: Ops = OPS) -> bool:
+    """Whether a graph computes as many samples as it is given; a program of `torch.export` may fix their number."""
+    batch = 3
+    if not all((graph[name].shape or (0,))[0] == 1 for name in graph.inputs):
+        return False
     try:
-        return torch.empty(node.shape or (), dtype=node.torch_dtype)
+        outputs = run_without_values(graph, ops, batch=batch)
+    except Exception:  # torch raises whatever it meets, without values
+        return False
+    return all(isinstance(o, Tensor) and o.ndim > 0 and o.shape[0] == batch for o in outputs)
+
+
+def _without_values(node: Node, batch: int) -> Tensor:
+    shape = node.shape or ()
+    try:
+        return torch.empty((batch, *shape[1:]) if shape[:1] == (1,) else shape, dtype=node.torch_dtype)
     except Exception as error:
         raise GraphError(f"input {node.name!r} cannot be a tensor of {node.dtype} and shape {node.shape}") from error
 

@@ -18,10 +18,11 @@ from hago.calibration import dorefa_of
 from hago.correction import Corrections
 from hago.data import Batches
 from hago.errors import InfeasibleBits, as_strings, check_choice
+from hago.graph import takes_any_batch
 from hago.plan import Bits, Plan
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
-from hago.search.layer_correction import CORRECTION_SAMPLES, correct_layers
+from hago.search.layer_correction import correct_layers, most_samples
 from hago.search.objective import named_objective
 from hago.search.preparation import Prepared
 from hago.search.safe_bits import first_safe_bits
@@ -57,7 +58,7 @@ def correct(prepared: Prepared, given: str | Sequence[str] | None = None, found:
     """The model with the equalization that helps it, calibrated anew; as it is if none does.
 
     Models with ranges of the user's, or with weights on DoReFa-Net's levels, are left as they are: both hold for the
-    values as they are.
+    values as they are. So are programs that fix the size of a batch.
 
     Args:
         given: the names of the corrections that may be made, now and once bits are chosen; by default all.
@@ -70,7 +71,9 @@ def correct(prepared: Prepared, given: str | Sequence[str] | None = None, found:
     prepared = replace(prepared, correction_names=wanted_corrections(given))
     if found is not None:
         return prepared.corrected(replace(found, offsets={})) if found.equalization else prepared
-    if "equalization" not in prepared.correction_names or _is_bound(prepared):
+    if not _is_free(prepared):
+        return replace(prepared, correction_names=())
+    if "equalization" not in prepared.correction_names:
         return prepared
     equalization = find_equalization(prepared)
     if not equalization:
@@ -94,8 +97,11 @@ def correct(prepared: Prepared, given: str | Sequence[str] | None = None, found:
     return max((prepared, prepared.corrected(equalization)), key=value)
 
 
-def _is_bound(prepared: Prepared) -> bool:
-    return prepared.calibration.given.gives_ranges or dorefa_of(prepared.estimator) is not None
+def _is_free(prepared: Prepared) -> bool:
+    """Whether anything may be corrected."""
+    if prepared.calibration.given.gives_ranges or dorefa_of(prepared.estimator) is not None:
+        return False
+    return takes_any_batch(prepared.graph, prepared.hardware.known_ops)
 
 
 # ---------------------------------------------------------------- once the bits are chosen
@@ -119,11 +125,11 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
         evaluator: what measured the point.
     """
     prepared, attempts = point.prepared, _attempts(point.prepared.correction_names)
-    if not attempts or _is_bound(prepared):
+    if not attempts:
         return point
     samples = len(point.measured.contributions[evaluator.objective.name])
-    used = min(CORRECTION_SAMPLES, samples - samples // 4)
-    inputs = _first_samples(prepared.batches, used)
+    used = min(most_samples(prepared.graph), samples - samples // 4)
+    inputs = _first_samples(evaluator.batches, used)  # in a race, samples have another order than in `prepared`
 
     def value(measured: Measurement) -> float:
         contributions = measured.contributions[evaluator.objective.name]

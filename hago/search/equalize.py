@@ -248,11 +248,12 @@ class _Task:
         count = self.channels.count
         least = torch.full((count,), -MOST_OCTAVES, dtype=torch.float64)
         most = torch.full((count,), MOST_OCTAVES, dtype=torch.float64)
-        for clip in self.channels.clips.values():
-            (source,) = self.prepared.graph[clip.node].inputs
+        for name, limit in self.channels.clips.items():
+            (source,) = self.prepared.graph[name].inputs
             if source not in self.largest:
                 continue
-            numbers, ratio = clip.channels.flatten(), self.largest[source].flatten().to(torch.float64) / clip.high
+            numbers, ratio = self.channels.values[name].flatten(), self.largest[source].flatten() / limit
+            ratio = ratio.to(torch.float64)
             top = torch.zeros(count, dtype=torch.float64).scatter_reduce_(0, numbers, ratio, "amax")
             here = torch.zeros(count, dtype=torch.bool).index_fill_(0, numbers, True)
             binds = here & (top >= 1.0)

@@ -18,16 +18,16 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hago.correction import LAYERS
-from hago.graph import Node, run_real
+from hago.graph import Graph, Node, run_real
 from hago.graph.schedule import Step, make_schedule, run_schedule
 from hago.ops import OpRule
 from hago.plan import NodePlan, Plan
@@ -35,11 +35,17 @@ from hago.simulation import Simulator
 
 #: The most samples that corrections are found on.
 CORRECTION_SAMPLES: Final = 64
-#: Samples whose windows give the second moments of a layer.
+#: The most bytes of the largest value of these samples.
+VALUE_BYTES: Final = 1 << 28
+#: Samples whose windows give the second moments of a layer; more where a sample has few windows.
 MOMENT_SAMPLES: Final = 16
 #: Windows that are seen of a layer: at least this many, and WINDOWS_PER_WEIGHT for every weight of a window.
 LEAST_WINDOWS: Final = 2048
 WINDOWS_PER_WEIGHT: Final = 4
+#: The most bytes of windows that are seen of a layer.
+WINDOW_BYTES: Final = 1 << 28
+#: The most weights of a window that make up for each other's errors: their moments are a matrix of this size.
+MOST_TOGETHER: Final = 4096
 #: Part of the mean of the diagonal that is added to the diagonal of second moments.
 DAMPING: Final = 0.01
 #: Weights that are rounded between two changes of all later ones.
@@ -55,6 +61,12 @@ def correct_layers(plan: Plan, inputs: Sequence[Tensor], *, rounding: bool, bias
     """
     with torch.no_grad():
         return _Correcting(plan, inputs, rounding=rounding, bias=bias).run()
+
+
+def most_samples(graph: Graph) -> int:
+    """The number of samples that a network is corrected on."""
+    largest = max((math.prod(node.shape or ()) for node in graph.computed), default=1)
+    return max(1, min(CORRECTION_SAMPLES, VALUE_BYTES // (4 * max(1, largest))))
 
 
 class _Correcting:
@@ -137,10 +149,15 @@ def _rounded(weight: Tensor, plan: NodePlan, rule: OpRule, x: Tensor) -> Tensor:
     def matrix(values: Tensor) -> Tensor:
         return _matrices(rule, plan, x[:1].to(torch.float64), values.expand(weight.shape))[1]
 
-    index = matrix(places).to(torch.int64)  # 0 where a window is filled up
-    solved = _with_feedback(matrix(real), _second_moments(rule, plan, x, nearest), matrix(least), matrix(most))
+    windows = _windows(rule, plan, x, nearest)
+    parts = []
+    columns = (torch.split(matrix(v), MOST_TOGETHER, 1) for v in (real, least, most))
+    for part, values, low, high in zip(torch.split(windows, MOST_TOGETHER, 2), *columns, strict=True):
+        moments = (part.transpose(1, 2) @ part).to(torch.float64) / part.shape[1]
+        parts.append(_with_feedback(values, moments, low, high))
     integers = torch.zeros(weight.numel() + 1, dtype=torch.float64)
-    integers[index.flatten()] = solved.flatten()
+    # 0 stands for what fills a window up
+    integers[matrix(places).to(torch.int64).flatten()] = torch.cat(parts, 1).flatten()
     return integers[1:].reshape(weight.shape).to(nearest.dtype)
 
 
@@ -153,17 +170,21 @@ def _matrices(rule: OpRule, plan: NodePlan, x: Tensor, weight: Tensor) -> tuple[
     return rows.transpose(0, 1).flatten(1, 2), columns
 
 
-def _second_moments(rule: OpRule, plan: NodePlan, x: Tensor, weight: Tensor) -> Tensor:
-    """The mean of X^T X over some windows of some samples, float64 (groups, K, K)."""
-    chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), MOMENT_SAMPLES)).round().astype(int)).tolist()
-    total, count = torch.zeros(()), 0
-    for number, sample in enumerate(chosen):
-        rows, _ = _matrices(rule, plan, x[sample : sample + 1], weight.to(x.dtype))
-        wanted = max(LEAST_WINDOWS, WINDOWS_PER_WEIGHT * rows.shape[2])
-        step = max(1, rows.shape[1] * len(chosen) // wanted)
-        rows = rows[:, number % step :: step]
-        total, count = total + rows.transpose(1, 2) @ rows, count + rows.shape[1]
-    return total.to(torch.float64) / count
+def _windows(rule: OpRule, plan: NodePlan, x: Tensor, weight: Tensor) -> Tensor:
+    """Some windows (groups, places, K) that a layer reads, from samples and places all over the data."""
+    weight = weight.to(x.dtype)
+    first, _ = _matrices(rule, plan, x[:1], weight)
+    groups, places, length = first.shape
+    wanted = max(LEAST_WINDOWS, WINDOWS_PER_WEIGHT * min(length, MOST_TOGETHER))
+    wanted = max(1, min(wanted, WINDOW_BYTES // (4 * groups * length)))
+    count = min(len(x), max(MOMENT_SAMPLES, math.ceil(wanted / places)))
+    step = max(1, places * count // wanted)
+    parts = []
+    for number in range(count):
+        sample = number * len(x) // count
+        rows, _ = _matrices(rule, plan, x[sample : sample + 1], weight)
+        parts.append(rows[:, number % step :: step].to(torch.float32))
+    return torch.cat(parts, 1)
 
 
 def _with_feedback(real: Tensor, moments: Tensor, least: Tensor, most: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from hago.calibration import (
     make_given_ranges,
     named_estimator,
 )
-from hago.correction import Corrections, OffsetConstants, encode_offsets
+from hago.correction import Corrections, OffsetConstants
 from hago.cost import METRICS
 from hago.data import CALIBRATION_DATA, HELD_OUT_DATA, Batches, JobProgress, warn_if_shared
 from hago.errors import DataError, as_strings
@@ -72,7 +72,7 @@ class Prepared:
         refinement_record: whether thresholds are those of refinement; where samples were kept aside to confirm them,
             the figures found on these, as JSON values.
         correction_names: of the corrections that may be made.
-        corrections: those of the graph, and of the integers of constants.
+        corrections: those of the graph; those of the integers of constants are the resolver's.
     """
 
     graph: Graph
@@ -108,8 +108,7 @@ class Prepared:
     def with_offsets(self, offsets: Mapping[str, Tensor]) -> Prepared:
         """The same with the integers of constants, by name, moved by offsets."""
         constants = OffsetConstants(self.graph, offsets, self.hardware.requantize.rounding)
-        corrections = replace(self.corrections, offsets={n: encode_offsets(of) for n, of in offsets.items()})
-        return replace(self, resolver=self.resolver.with_constants(constants), corrections=corrections)
+        return replace(self, resolver=self.resolver.with_constants(constants))
 
     def pruned(self) -> Prepared:
         """The same without the choices of bits that fit no signature of the hardware."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hago.calibration import named_estimator
+from hago.correction import OffsetConstants
 from hago.data import Batches
 from hago.errors import HagoError, StrategyMismatch
 from hago.graph import Graph, ModelLike
@@ -41,6 +43,8 @@ def make_strategy(prepared: Prepared, plan: Plan, bits: Mapping[str, int], made_
     floats = sorted(prepared.space.floats(bits))
     if floats:
         made_by = {**made_by, "keep_float": [*made_by.get("keep_float", ()), *map(glob.escape, floats)]}
+    constants = prepared.resolver.constants
+    offsets = constants.encoded() if isinstance(constants, OffsetConstants) else {}
     return Strategy(
         model_hash=prepared.graph.model_hash,
         hardware=HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware)),
@@ -48,7 +52,7 @@ def make_strategy(prepared: Prepared, plan: Plan, bits: Mapping[str, int], made_
         bits=own,
         thresholds=store_thresholds(plan),
         made_by={**made_by, "inputs": inputs_of(prepared.graph)},
-        corrections=prepared.corrections,
+        corrections=replace(prepared.corrections, offsets=offsets),
     )
 
 

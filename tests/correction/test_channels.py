@@ -20,8 +20,8 @@ def octaves(tracked: Channels, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(-3, 4, (tracked.count,), generator=generator)
     drawn[: FIXED + 1] = 0
-    for clip in tracked.clips.values():
-        drawn[clip.channels.flatten()] = 0
+    for name in tracked.clips:
+        drawn[tracked.values[name].flatten()] = 0
     return drawn
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from made_up.random_graphs import random_graph, random_inputs
 from networks import Uneven, images
+from torch import Tensor, nn
 
 import hago
 from hago.correction import Corrections, encode_offsets
@@ -20,7 +21,8 @@ from hago.correction.offsets import decode_offsets
 from hago.errors import HagoError, LogError
 from hago.plan import Strategy
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search import correct, prepare
+from hago.search import correct, correcting, prepare
+from hago.search.correcting import _first_samples as first_samples
 from hago.search.layer_correction import correct_layers
 from hago.search.safe_bits import safe_bits
 from hago.study import read_log
@@ -117,3 +119,39 @@ def test_offsets_are_read_back_and_damaged_ones_are_refused(tmp_path: Path) -> N
 def test_an_unknown_correction_is_refused() -> None:
     with pytest.raises(HagoError, match="expected one of none, equalization, rounding, bias"):
         hago.quantize(Uneven().eval(), "vta", DATA, corrections="rouding")
+
+
+class Flattening(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 36, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.fc(self.conv(x).relu().reshape(x.shape[0], -1))
+        return result
+
+
+@pytest.mark.parametrize("batch", [1, 2, 40])
+def test_a_program_of_a_fixed_batch_is_quantized_as_it_is(batch: int) -> None:
+    data = [images(batch, 3, 6, 6, seed=n) for n in range(3)]
+    program = torch.export.export(Flattening().eval(), (data[0],))
+    quantizer = hago.quantize(program, "x86_vnni", data)
+    assert not quantizer.strategy.corrections
+    assert torch.equal(quantizer.simulate()(data[0]), quantizer.realize()(data[0]))
+    assert hago.quantize(Flattening().eval(), "x86_vnni", data).strategy.corrections
+
+
+def test_a_race_tells_what_helps_on_samples_that_did_not_give_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A race draws samples in an order of its own."""
+    seen: list[Tensor] = []
+
+    def watched(plan: Any, inputs: Any, **how: Any) -> Any:
+        seen.append(inputs[0])
+        return correct_layers(plan, inputs, **how)
+
+    monkeypatch.setattr(correcting, "correct_layers", watched)
+    evaluators: list[Any] = []
+    monkeypatch.setattr(correcting, "_first_samples", lambda b, n: evaluators.append(b) or first_samples(b, n))
+    hago.search_quantize_strategy(Uneven().eval(), "vta", DATA, searcher="random", budget=2, race=True, progress=False)
+    raced = torch.cat([batch.inputs[0] for batch in evaluators[0]])
+    assert torch.equal(seen[0], raced[: len(seen[0])]) and not torch.equal(raced, torch.cat(DATA))
