@@ -403,7 +403,8 @@ def _strategy_lines(strategy: Strategy) -> list[str]:
     counts = Counter(strategy.bits.values())
     bits = ", ".join(f"{count} x {bits}" for bits, count in sorted(counts.items(), reverse=True))
     groups = f"  bits of {len(strategy.bits)} edge groups: {bits}" if bits else "  no edge has bits: all of it is float"
-    return [groups, *_estimated_lines(strategy)]
+    corrected = [f"  corrected: {strategy.corrections}"] if strategy.corrections else []
+    return [groups, *corrected, *_estimated_lines(strategy)]
 
 
 def _estimated_lines(strategy: Strategy) -> list[str]:

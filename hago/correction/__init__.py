@@ -6,8 +6,8 @@ are found by `hago.search`.
 
 from hago.correction.channels import FIXED, LAYERS, Channels, Scalable, track_channels
 from hago.correction.corrections import Corrections
-from hago.correction.equalization import STEPS_PER_OCTAVE, divide_channels, steps_by_node, weight_factors
-from hago.correction.offsets import OffsetConstants, encode_offsets
+from hago.correction.equalization import STEPS_PER_OCTAVE, steps_by_node
+from hago.correction.offsets import OffsetConstants
 
 __all__ = [
     "FIXED",
@@ -17,9 +17,6 @@ __all__ = [
     "Corrections",
     "OffsetConstants",
     "Scalable",
-    "divide_channels",
-    "encode_offsets",
     "steps_by_node",
     "track_channels",
-    "weight_factors",
 ]

@@ -10,6 +10,7 @@ from hago.correction.equalization import equalized
 from hago.correction.offsets import OffsetConstants
 from hago.graph import Graph
 from hago.ops import OPS, Ops
+from hago.serialization.text_table import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,14 @@ class Corrections:
 
     def __bool__(self) -> bool:
         return bool(self.equalization or self.offsets)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.equalization:
+            parts.append(f"channels of {counted(len(self.equalization), 'layer')} equalized")
+        if self.offsets:
+            parts.append(f"integers of {counted(len(self.offsets), 'constant')} rounded or moved for the outputs")
+        return ", ".join(parts)
 
     def apply(self, graph: Graph, ops: Ops = OPS) -> Graph:
         """The corrected network; the graph itself where there is nothing to correct.

@@ -212,6 +212,7 @@ class Strategy(Summarized):
             f"Strategy for {self._subject}",
             {
                 "bits": bits_text(self.bits.values(), "groups of edges"),
+                "corrected": str(self.corrections),
                 "weights": "" if size is None else f"{bytes_text(size)} at their bits",
                 "score": figures_text(made_by.get("results")),
                 "held out": figures_text(made_by.get("held_out")),

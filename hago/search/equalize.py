@@ -31,7 +31,16 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.types import Edge
-from hago.correction import FIXED, LAYERS, STEPS_PER_OCTAVE, Channels, Corrections, steps_by_node, track_channels
+from hago.correction import (
+    FIXED,
+    LAYERS,
+    STEPS_PER_OCTAVE,
+    Channels,
+    Corrections,
+    Scalable,
+    steps_by_node,
+    track_channels,
+)
 from hago.data import Batch
 from hago.graph import Node, run_real
 from hago.plan import Plan
@@ -268,7 +277,7 @@ def _is_of_samples(numbers: Tensor, value: Tensor) -> bool:
     return value.ndim > 0 and numbers.shape == (1, *value.shape[1:])
 
 
-def _weight_errors(node: Node, weight: Tensor, squares: Tensor, step: Tensor, scalable: Any) -> _Weight:
+def _weight_errors(node: Node, weight: Tensor, squares: Tensor, step: Tensor, scalable: Scalable) -> _Weight:
     axes, groups = LAYERS[node.op], node.attrs.get("groups", 1)
     variance = (step.to(torch.float64) ** 2 / 12).expand(weight.shape) if step.numel() > 1 else float(step) ** 2 / 12
 

@@ -7,8 +7,8 @@ import torch
 from made_up.random_graphs import random_graph, random_inputs
 from torch import Tensor
 
-from hago.correction import FIXED, STEPS_PER_OCTAVE, Channels, Corrections, channels, divide_channels, track_channels
-from hago.correction.equalization import factors_of, steps_by_node
+from hago.correction import FIXED, STEPS_PER_OCTAVE, Channels, Corrections, channels, steps_by_node, track_channels
+from hago.correction.equalization import divide_channels, factors_of
 from hago.errors import LogError
 from hago.graph import Graph, run_real
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from made_up.random_graphs import random_graph, random_inputs
-from networks import Uneven, images
+from networks import Uneven, images, randomized
 from torch import Tensor, nn
 
 import hago
-from hago.correction import Corrections, encode_offsets
-from hago.correction.offsets import decode_offsets
+from hago.correction import Corrections
+from hago.correction.offsets import decode_offsets, encode_offsets
 from hago.errors import HagoError, LogError
 from hago.plan import Strategy
 from hago.runtime.exactness import compare_plan_exactly
@@ -134,11 +134,11 @@ class Flattening(nn.Module):
 @pytest.mark.parametrize("batch", [1, 2, 40])
 def test_a_program_of_a_fixed_batch_is_quantized_as_it_is(batch: int) -> None:
     data = [images(batch, 3, 6, 6, seed=n) for n in range(3)]
-    program = torch.export.export(Flattening().eval(), (data[0],))
-    quantizer = hago.quantize(program, "x86_vnni", data)
-    assert not quantizer.strategy.corrections
+    model = randomized(Flattening())
+    quantizer = hago.quantize(torch.export.export(model, (data[0],)), "x86_vnni", data)
+    assert not quantizer.strategy.corrections and "corrections" not in quantizer.strategy.made_by
     assert torch.equal(quantizer.simulate()(data[0]), quantizer.realize()(data[0]))
-    assert hago.quantize(Flattening().eval(), "x86_vnni", data).strategy.corrections
+    assert hago.quantize(model, "x86_vnni", data).strategy.made_by["corrections"]
 
 
 def test_a_race_tells_what_helps_on_samples_that_did_not_give_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,3 +155,10 @@ def test_a_race_tells_what_helps_on_samples_that_did_not_give_it(monkeypatch: py
     hago.search_quantize_strategy(Uneven().eval(), "vta", DATA, searcher="random", budget=2, race=True, progress=False)
     raced = torch.cat([batch.inputs[0] for batch in evaluators[0]])
     assert torch.equal(seen[0], raced[: len(seen[0])]) and not torch.equal(raced, torch.cat(DATA))
+
+
+def test_what_was_corrected_is_said() -> None:
+    corrected, plain = (hago.quantize(Uneven().eval(), "vta", DATA, corrections=c) for c in (None, "none"))
+    facts = [q.strategy.summary().facts["corrected"] for q in (corrected, plain)]
+    assert facts == ["channels of 3 layers equalized, integers of 8 constants rounded or moved for the outputs", ""]
+    assert facts[0] in " ".join(repr(corrected.strategy).split())
