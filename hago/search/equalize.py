@@ -22,7 +22,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -133,7 +133,7 @@ def find_equalization(prepared: Prepared, seed: int = 0) -> Corrections:
     """The equalization with the least expected error of the outputs at the most safe bits; an empty one where no factor
     is free, or too little is expected of it.
 
-    The float model runs once over all batches, and forward and backward over GRADIENT_SAMPLES.
+    The float model runs forward and backward over GRADIENT_SAMPLES, and once over all batches if it has clamps.
     """
     graph, ops = prepared.graph, prepared.hardware.known_ops
     channels = track_channels(graph, ops)
@@ -174,7 +174,8 @@ class _Task:
     edges: dict[Edge, Tensor] = field(default_factory=dict)
 
     def measure_ranges(self) -> None:
-        """Run the float model for the largest magnitude of every channel."""
+        """Run the float model for the largest magnitude of every channel: over all batches where clamps must cut
+        nothing off, else over the samples of the gradients."""
         graph, ops = self.prepared.graph, self.prepared.hardware.known_ops
 
         def see(node: Node, value: Any) -> None:
@@ -186,17 +187,21 @@ class _Task:
                 old = self.largest.get(node.name)
                 self.largest[node.name] = new if old is None else torch.maximum(old, new)
 
-        for batch in self.prepared.batches:
+        for batch in self.prepared.batches if self.channels.clips else self.samples():
             run_real(graph, batch.inputs, see, ops)
+
+    def samples(self) -> Iterator[Batch]:
+        """The samples whose gradients weigh the factors."""
+        left = GRADIENT_SAMPLES
+        for batch in self.prepared.batches:
+            yield batch.rows(0, left)
+            left -= batch.size
+            if left <= 0:
+                return
 
     def measure_gradients(self, seed: int) -> None:
         """Run it forward and backward for the squared gradients of weights and edges."""
         p = self.prepared
-        batches: list[Batch] = []
-        for batch in p.batches:
-            batches.append(batch.rows(0, GRADIENT_SAMPLES - sum(b.size for b in batches)))
-            if sum(b.size for b in batches) >= GRADIENT_SAMPLES:
-                break
         wanted = {e for e in p.graph.edges if self._step(e) is not None}
 
         def on_constant(edge: Edge, g: Tensor) -> None:
@@ -211,7 +216,7 @@ class _Task:
 
         gradients(
             p.graph,
-            batches,
+            self.samples(),
             {},
             SQUARED_ERROR.probe,
             lambda edge: (),
