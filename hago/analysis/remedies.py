@@ -23,7 +23,7 @@ from hago.analysis.error_causes import Cause
 from hago.arithmetic.schemes import Grid
 from hago.calibration import named_estimator
 from hago.cost import amount_text, plan_cost
-from hago.data import Batch, Batches
+from hago.data import Batches
 from hago.errors import HagoError, HagoWarning, as_strings
 from hago.hardware import Hardware
 from hago.plan import (
@@ -414,17 +414,6 @@ def _as_patterns(resolver: Resolver, bits: Bits, proved: Sequence[str], fewer: M
     return patterns
 
 
-def first_samples(plan: Plan, batches: Batches, count: int = TRIED_SAMPLES) -> Batches:
-    """The first samples of the data of a Plan."""
-    kept: list[Batch] = []
-    for batch in batches:
-        kept.append(batch.rows(0, count).copy())
-        count -= kept[-1].size
-        if count <= 0:
-            break
-    return Batches(kept, plan.graph.inputs, like=batches)
-
-
 class _KeptThresholds:
     """A ThresholdSource with the thresholds of a strategy where a change leaves them, else estimated ones."""
 
@@ -447,7 +436,8 @@ class _Trials:
     def __init__(self, plan: Plan, strategy: Strategy, batches: Batches) -> None:
         self.plan, self.strategy = plan, strategy
         self.stored = stored_resolver(plan.graph, plan.hardware, strategy)
-        self.batches = first_samples(plan, batches)
+        samples = [batch.copy() for batch in batches.first(TRIED_SAMPLES)]
+        self.batches = Batches(samples, plan.graph.inputs, like=batches)
         self.evaluator = Evaluator(
             plan.graph, self.batches, named_objective("sqnr"), plan.ops, engine="float", quiet=True
         )

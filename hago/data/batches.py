@@ -193,6 +193,14 @@ class Batches:
                 "shuffle or augment (DataLoader(shuffle=False)), or pass a list"
             )
 
+    def first(self, count: int) -> Iterator[Batch]:
+        """Yield the first samples, batch by batch."""
+        for batch in self:
+            yield batch.rows(0, count)
+            count -= batch.size
+            if count <= 0:
+                return
+
     @property
     def kept(self) -> list[Batch] | None:
         """The batches if all of them are kept in memory, else None."""

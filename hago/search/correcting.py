@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from hago.calibration import dorefa_of
 from hago.correction import Corrections
-from hago.data import Batches
 from hago.errors import InfeasibleBits, as_strings, check_choice
 from hago.graph import takes_any_batch
 from hago.plan import Bits, Plan
@@ -129,7 +127,9 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
         return point
     samples = len(point.measured.contributions[evaluator.objective.name])
     used = min(most_samples(prepared.graph), samples - samples // 4)
-    inputs = _first_samples(evaluator.batches, used)  # in a race, samples have another order than in `prepared`
+    # in a race, samples have another order than in `prepared`
+    first = [batch.inputs for batch in evaluator.batches.first(used)]
+    inputs = [torch.cat(parts) for parts in zip(*first, strict=True)]
 
     def value(measured: Measurement) -> float:
         contributions = measured.contributions[evaluator.objective.name]
@@ -154,14 +154,3 @@ def _attempts(wanted: Sequence[str]) -> list[tuple[bool, bool]]:
     """Which of rounding and biases are corrected together."""
     rounding, bias = ("rounding" in wanted, "bias" in wanted)
     return [pair for pair in ((rounding, bias), (rounding, False)) if any(pair)][: 2 if rounding and bias else 1]
-
-
-def _first_samples(batches: Batches, count: int) -> list[Tensor]:
-    parts: list[tuple[Tensor, ...]] = []
-    left = count
-    for batch in batches:
-        parts.append(batch.rows(0, left).inputs)
-        left -= min(left, batch.size)
-        if not left:
-            break
-    return [torch.cat(of) for of in zip(*parts, strict=True)]

@@ -22,7 +22,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,7 +41,6 @@ from hago.correction import (
     steps_by_node,
     track_channels,
 )
-from hago.data import Batch
 from hago.graph import Node, run_real
 from hago.plan import Plan
 from hago.search.gradients import gradients
@@ -187,17 +186,8 @@ class _Task:
                 old = self.largest.get(node.name)
                 self.largest[node.name] = new if old is None else torch.maximum(old, new)
 
-        for batch in self.prepared.batches if self.channels.clips else self.samples():
+        for batch in self.prepared.batches if self.channels.clips else self.prepared.batches.first(GRADIENT_SAMPLES):
             run_real(graph, batch.inputs, see, ops)
-
-    def samples(self) -> Iterator[Batch]:
-        """The samples whose gradients weigh the factors."""
-        left = GRADIENT_SAMPLES
-        for batch in self.prepared.batches:
-            yield batch.rows(0, left)
-            left -= batch.size
-            if left <= 0:
-                return
 
     def measure_gradients(self, seed: int) -> None:
         """Run it forward and backward for the squared gradients of weights and edges."""
@@ -216,7 +206,7 @@ class _Task:
 
         gradients(
             p.graph,
-            self.samples(),
+            p.batches.first(GRADIENT_SAMPLES),
             {},
             SQUARED_ERROR.probe,
             lambda edge: (),
