@@ -144,20 +144,23 @@ def _rounded(weight: Tensor, plan: NodePlan, rule: OpRule, x: Tensor) -> Tensor:
     assert target is not None
     real = weight.to(torch.float64) / target.scale
     least, most = ((end - target.zero_point).to(torch.float64) for end in (target.qmin, target.qmax))
-    places = torch.arange(1, weight.numel() + 1, dtype=torch.float64).reshape(weight.shape)
+    # the place of every entry of the product's matrix; 0 stands for what fills a window up
+    numbers = torch.arange(1, weight.numel() + 1, dtype=torch.float64).reshape(weight.shape)
+    first, places = _matrices(rule, plan, x[:1], numbers)
+    places = places.to(torch.int64)
 
     def matrix(values: Tensor) -> Tensor:
-        return _matrices(rule, plan, x[:1].to(torch.float64), values.expand(weight.shape))[1]
+        entries = values.expand(weight.shape).flatten()
+        return torch.cat([entries.new_zeros(1), entries])[places]
 
-    windows = _windows(rule, plan, x, nearest)
+    windows = _windows(rule, plan, x, nearest, first.shape)
     parts = []
     columns = (torch.split(matrix(v), MOST_TOGETHER, 1) for v in (real, least, most))
     for part, values, low, high in zip(torch.split(windows, MOST_TOGETHER, 2), *columns, strict=True):
         moments = (part.transpose(1, 2) @ part).to(torch.float64) / part.shape[1]
         parts.append(_with_feedback(values, moments, low, high))
     integers = torch.zeros(weight.numel() + 1, dtype=torch.float64)
-    # 0 stands for what fills a window up
-    integers[matrix(places).to(torch.int64).flatten()] = torch.cat(parts, 1).flatten()
+    integers[places.flatten()] = torch.cat(parts, 1).flatten()
     return integers[1:].reshape(weight.shape).to(nearest.dtype)
 
 
@@ -170,20 +173,26 @@ def _matrices(rule: OpRule, plan: NodePlan, x: Tensor, weight: Tensor) -> tuple[
     return rows.transpose(0, 1).flatten(1, 2), columns
 
 
-def _windows(rule: OpRule, plan: NodePlan, x: Tensor, weight: Tensor) -> Tensor:
-    """Some windows (groups, places, K) that a layer reads, from samples and places all over the data."""
-    weight = weight.to(x.dtype)
-    first, _ = _matrices(rule, plan, x[:1], weight)
-    groups, places, length = first.shape
+def _windows(rule: OpRule, plan: NodePlan, x: Tensor, weight: Tensor, of_sample: Sequence[int]) -> Tensor:
+    """Some windows (groups, places, K) that a layer reads, from samples and places all over the data.
+
+    Args:
+        of_sample: the shape of the windows of one sample.
+    """
+    groups, places, length = of_sample
     wanted = max(LEAST_WINDOWS, WINDOWS_PER_WEIGHT * min(length, MOST_TOGETHER))
     wanted = max(1, min(wanted, WINDOW_BYTES // (4 * groups * length)))
     count = min(len(x), max(MOMENT_SAMPLES, math.ceil(wanted / places)))
+    chosen = x[torch.arange(count) * len(x) // count]
+    at_once = max(1, WINDOW_BYTES // (4 * groups * places * length))
     step = max(1, places * count // wanted)
-    parts = []
-    for number in range(count):
-        sample = number * len(x) // count
-        rows, _ = _matrices(rule, plan, x[sample : sample + 1], weight)
-        parts.append(rows[:, number % step :: step].to(torch.float32))
+    while step > 1 and math.gcd(step, places) > 1:  # so that samples are read at different places
+        step -= 1
+    parts, start = [], 0
+    for samples in torch.split(chosen, at_once):
+        rows, _ = _matrices(rule, plan, samples, weight.to(x.dtype))
+        parts.append(rows[:, -start % step :: step].to(torch.float32))
+        start += rows.shape[1]
     return torch.cat(parts, 1)
 
 
