@@ -41,6 +41,7 @@ from hago.search import (
     replay_strategy,
     run_search,
     sensitivity_of,
+    sqnr_evaluator,
 )
 from hago.search.objective import ObjectiveLike, named_objective
 from hago.study import Score, Searcher
@@ -224,7 +225,9 @@ def quantize(
         modes=modes,
         corrections=corrections,
     )
-    return quantize_in_one_shot(correct(prepare(model, hardware, dataset, options), corrections))
+    prepared = prepare(model, hardware, dataset, options)
+    evaluator = sqnr_evaluator(prepared)
+    return quantize_in_one_shot(correct(prepared, corrections, evaluator=evaluator), evaluator)
 
 
 def create_quantizer(

@@ -61,6 +61,7 @@ from hago.search import (
     quantize_and_measure,
     resolved_text,
     run_search,
+    sqnr_evaluator,
 )
 from hago.search.objective import named_objective
 from hago.serialization.json_text import check_distinct
@@ -476,9 +477,10 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
             saved = check_output(saved.with_name(f"{stem}.json"), STRATEGY)
         prepared = prepare(graph, hardware, batches, options, steps=steps)
         steps("correcting the model")
-        prepared = correct(prepared, options.corrections)
+        evaluator = sqnr_evaluator(prepared)
+        prepared = correct(prepared, options.corrections, evaluator=evaluator)
         steps("choosing the widest bits that do not overflow")
-        made = quantize_and_measure(prepared)
+        made = quantize_and_measure(prepared, evaluator)
         strategy = made.quantizer.strategy
         with folders_of(saved):
             strategy.save(saved)

@@ -159,6 +159,15 @@ class Graph(Summarized):
         """
         if self.corrected_from is not None:
             return self.corrected_from.model_hash
+        return self._content_hash()
+
+    @functools.cached_property
+    def correction_hash(self) -> str:
+        """The sha256 of a corrected network, by which its values differ from those of the network without corrections;
+        empty for a network as it was imported."""
+        return "" if self.corrected_from is None else self._content_hash()
+
+    def _content_hash(self) -> str:
         digest = hashlib.sha256(hashed_text(self).encode())
         for name in sorted(self.consts):
             tensor = self.consts[name].detach().cpu().contiguous()

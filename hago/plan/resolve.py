@@ -195,6 +195,8 @@ class NodeBuilder:
     ) -> bytes:
         parts = [simq.key if simq else None for simq in simqs]
         identity: tuple[Any, ...] = (str(self.desc), self.desc.form, parts, out_simq and out_simq.key, out.key)
+        if self.resolver.graph.correction_hash:
+            identity += (self.resolver.graph.correction_hash,)
         if isinstance(self.resolver.constants, OffsetConstants):
             identity += tuple(hashlib.sha256(c.numpy().tobytes()).digest() for c in consts.values())
         return hashlib.sha256(repr(identity).encode()).digest()

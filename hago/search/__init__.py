@@ -1,7 +1,7 @@
 """One search of one model on one chip: prepare, measure sensitivities, refine thresholds, evaluate, replay."""
 
 from hago.search import objective
-from hago.search.correcting import CORRECTIONS, MeasuredPoint, correct, correct_point
+from hago.search.correcting import CORRECTIONS, MeasuredPoint, correct, correct_point, sqnr_evaluator
 from hago.search.earlier_logs import LogPath, hashes_of
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures
 from hago.search.goal import GoalOptions, normalized_limits, resolved_text
@@ -58,6 +58,7 @@ __all__ = [
     "resolved_text",
     "run_search",
     "sensitivity_of",
+    "sqnr_evaluator",
     "stored_resolver",
     "wilson_interval",
 ]

@@ -21,13 +21,15 @@ from hago.plan import Bits, Plan
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.layer_correction import correct_layers, most_samples
-from hago.search.objective import named_objective
+from hago.search.objective import OBJECTIVES
 from hago.search.preparation import Prepared
 from hago.search.safe_bits import first_safe_bits
 from hago.study import Header
 
 #: Where operands have fewer bits, weights are also rounded without moving biases, which may then lose by that.
 FEW_BITS: Final = 7
+#: The objective by which corrections are kept.
+SQNR: Final = "sqnr"
 #: The names of corrections.
 CORRECTIONS: Final = ("equalization", "rounding", "bias")
 
@@ -52,7 +54,12 @@ def logged_corrections(header: Header) -> tuple[tuple[str, ...], Corrections]:
     return tuple(stored.pop("names", ())), Corrections.from_json(stored)
 
 
-def correct(prepared: Prepared, given: str | Sequence[str] | None = None, found: Corrections | None = None) -> Prepared:
+def correct(
+    prepared: Prepared,
+    given: str | Sequence[str] | None = None,
+    found: Corrections | None = None,
+    evaluator: Evaluator | None = None,
+) -> Prepared:
     """The model with the equalization that helps it, calibrated anew; as it is if none does.
 
     Models with ranges of the user's, or with weights on DoReFa-Net's levels, are left as they are: both hold for the
@@ -61,6 +68,7 @@ def correct(prepared: Prepared, given: str | Sequence[str] | None = None, found:
     Args:
         given: the names of the corrections that may be made, now and once bits are chosen; by default all.
         found: what was found before, which is applied.
+        evaluator: of the model, which measures; by default one of its own.
 
     Raises:
         HagoError: there is no such correction.
@@ -76,23 +84,21 @@ def correct(prepared: Prepared, given: str | Sequence[str] | None = None, found:
     equalization = find_equalization(prepared)
     if not equalization:
         return prepared
-    # without a cache, since equal names and scales stand for other weights
-    evaluator = Evaluator(
-        prepared.graph,
-        prepared.batches,
-        named_objective("sqnr"),
-        prepared.hardware.known_ops,
-        cache_bytes=0,
-        quiet=True,
-    )
+    measuring = evaluator or sqnr_evaluator(prepared)
 
     def value(of: Prepared) -> float:
         try:
-            return first_safe_bits(evaluator, of.resolver, of.calibration.peaks)[1].value
+            _, _, measured = first_safe_bits(measuring, of.resolver, of.calibration.peaks)
         except InfeasibleBits:
             return -math.inf
+        return OBJECTIVES[SQNR].finish(measured.contributions[SQNR].mean(0))
 
     return max((prepared, prepared.corrected(equalization)), key=value)
+
+
+def sqnr_evaluator(prepared: Prepared) -> Evaluator:
+    """An evaluator of the calibration data, for one-shot quantization and the corrections before it."""
+    return Evaluator(prepared.graph, prepared.batches, OBJECTIVES[SQNR], prepared.hardware.known_ops)
 
 
 def _is_free(prepared: Prepared) -> bool:

@@ -54,11 +54,11 @@ GRADIENT_SAMPLES: Final = 32
 RANGE_NORM: Final = 8
 #: Factors are at most 2 to this power, and at least its inverse.
 MOST_OCTAVES: Final = 12.0
-ITERATIONS: Final = 40
+ITERATIONS: Final = 24
 #: A divisor in place of 0.
 TINY: Final = 1e-300
 #: An equalization is worth measuring if it is expected to gain this many dB.
-LEAST_EXPECTED_DB: Final = 1.0
+LEAST_EXPECTED_DB: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)

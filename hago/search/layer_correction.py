@@ -37,11 +37,9 @@ from hago.simulation import Simulator
 CORRECTION_SAMPLES: Final = 64
 #: The most bytes of the largest value of these samples.
 VALUE_BYTES: Final = 1 << 28
-#: Samples whose windows give the second moments of a layer; more where a sample has few windows.
-MOMENT_SAMPLES: Final = 16
 #: Windows that are seen of a layer: at least this many, and WINDOWS_PER_WEIGHT for every weight of a window.
-LEAST_WINDOWS: Final = 2048
-WINDOWS_PER_WEIGHT: Final = 4
+LEAST_WINDOWS: Final = 512
+WINDOWS_PER_WEIGHT: Final = 8
 #: The most bytes of windows that are seen of a layer.
 WINDOW_BYTES: Final = 1 << 28
 #: The most weights of a window that make up for each other's errors: their moments are a matrix of this size.
@@ -95,7 +93,7 @@ class _Correcting:
 
         def see(node: Node, value: Any) -> None:
             if node.name in self.layers:
-                means[node.name] = _channel_means(node, value.to(torch.float64).mean(0, keepdim=True))
+                means[node.name] = _channel_means(node, value.mean(0, keepdim=True, dtype=torch.float64))
 
         run_real(self.graph, self.inputs, see, self.ops)
         return means
@@ -120,13 +118,12 @@ class _Correcting:
         """Correct a layer that reads these integers."""
         plan, rule = self.plans[node.name], self.ops[node.op]
         consts: dict[int, Tensor] = plan.consts  # type: ignore[assignment]
-        product = None if rule.integer is None else rule.integer.product
-        if self.rounding and product is not None:
-            consts[1] = _rounded(self.graph.consts[node.inputs[1]], plan, rule, x)
+        if self.rounding and LAYERS[node.op][0] == 0:
+            consts[1] = _rounded(node, self.graph.consts[node.inputs[1]], plan, rule, x)
         if self.bias and 2 in consts:
             # a layer is linear, so its mean is that of the mean of what it reads
             targets = [q for q in plan.operands if q is not None]
-            integers = [x.to(torch.float64).mean(0, keepdim=True), consts[1].to(torch.float64), consts[2]]
+            integers = [x.mean(0, keepdim=True, dtype=torch.float64), consts[1].to(torch.float64), consts[2]]
             real = [c * q.scale for c, q in zip(integers, targets, strict=True)]
             lacking = self.means[node.name] - _channel_means(node, rule.compute(node.attrs, *real))
             moved = consts[2] + torch.round(lacking / targets[2].scale.flatten()).to(torch.int64)
@@ -138,62 +135,52 @@ def _channel_means(node: Node, value: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- rounding
-def _rounded(weight: Tensor, plan: NodePlan, rule: OpRule, x: Tensor) -> Tensor:
-    """A layer's centered integer weights, rounded for the integers that it reads."""
-    target, nearest = plan.operands[1], plan.consts[1]
-    assert target is not None
-    real = weight.to(torch.float64) / target.scale
-    least, most = ((end - target.zero_point).to(torch.float64) for end in (target.qmin, target.qmax))
-    # the place of every entry of the product's matrix; 0 stands for what fills a window up
-    numbers = torch.arange(1, weight.numel() + 1, dtype=torch.float64).reshape(weight.shape)
-    first, places = _matrices(rule, plan, x[:1], numbers)
-    places = places.to(torch.int64)
-
-    def matrix(values: Tensor) -> Tensor:
-        entries = values.expand(weight.shape).flatten()
-        return torch.cat([entries.new_zeros(1), entries])[places]
-
-    windows = _windows(rule, plan, x, nearest, first.shape)
-    parts = []
-    columns = (torch.split(matrix(v), MOST_TOGETHER, 1) for v in (real, least, most))
-    for part, values, low, high in zip(torch.split(windows, MOST_TOGETHER, 2), *columns, strict=True):
-        moments = (part.transpose(1, 2) @ part).to(torch.float64) / part.shape[1]
-        parts.append(_with_feedback(values, moments, low, high))
-    integers = torch.zeros(weight.numel() + 1, dtype=torch.float64)
-    integers[places.flatten()] = torch.cat(parts, 1).flatten()
-    return integers[1:].reshape(weight.shape).to(nearest.dtype)
-
-
-def _matrices(rule: OpRule, plan: NodePlan, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Windows (groups, places, K) of samples, and weights (groups, K, outputs of a group)."""
-    assert rule.integer is not None and rule.integer.product is not None
-    rows, columns = rule.integer.product.to_matrices(plan.attrs, x, weight, 0, 0)
-    if columns.ndim == 2:
-        return rows.unsqueeze(0), columns.unsqueeze(0)
-    return rows.transpose(0, 1).flatten(1, 2), columns
-
-
-def _windows(rule: OpRule, plan: NodePlan, x: Tensor, weight: Tensor, of_sample: Sequence[int]) -> Tensor:
-    """Some windows (groups, places, K) that a layer reads, from samples and places all over the data.
+def _rounded(node: Node, weight: Tensor, plan: NodePlan, rule: OpRule, x: Tensor) -> Tensor:
+    """A layer's centered integer weights, rounded for the integers that it reads.
 
     Args:
-        of_sample: the shape of the windows of one sample.
+        weight: its real weights (outputs, channels, *kernel).
     """
-    groups, places, length = of_sample
+    target, nearest = plan.operands[1], plan.consts[1]
+    assert target is not None
+    groups, outputs = node.attrs.get("groups", 1), len(weight)
+    in_windows = weight.movedim(1, -1).shape
+
+    def matrix(values: Tensor) -> Tensor:
+        """Values of weights as (groups, K, outputs of a group), along K as windows have them."""
+        ordered = values.to(torch.float64).expand(weight.shape).movedim(1, -1)
+        return ordered.reshape(groups, outputs // groups, -1).transpose(1, 2)
+
+    windows = _windows(plan, rule, x, weight)
+    parts = []
+    columns = (
+        matrix(v) for v in (weight / target.scale, target.qmin - target.zero_point, target.qmax - target.zero_point)
+    )
+    split = (torch.split(c, MOST_TOGETHER, 1) for c in columns)
+    for part, values, low, high in zip(torch.split(windows, MOST_TOGETHER, 2), *split, strict=True):
+        moments = (part.transpose(1, 2) @ part).to(torch.float64) / part.shape[1]
+        parts.append(_with_feedback(values, moments, low, high))
+    integers = torch.cat(parts, 1).transpose(1, 2).reshape(in_windows).movedim(-1, 1)
+    return integers.contiguous().to(nearest.dtype)
+
+
+def _windows(plan: NodePlan, rule: OpRule, x: Tensor, weight: Tensor) -> Tensor:
+    """Some windows (groups, places, K) that a layer reads, from samples and places all over the data; float32."""
+    assert rule.integer is not None and rule.integer.addends is not None and rule.integer.addends.terms is not None
+    axis, groups = rule.integer.addends.bias_axis, plan.attrs.get("groups", 1)
+    length = weight[0].numel()
+    ones = torch.ones_like(weight, dtype=torch.float32)
+    terms = rule.integer.addends.terms(plan.attrs, (x.to(torch.float32), ones), "channels_inner")
+    shape = list(rule.compute(plan.attrs, x.to("meta", torch.float32), ones.to("meta")).shape)
+    del shape[axis]
+    places = math.prod(shape)
     wanted = max(LEAST_WINDOWS, WINDOWS_PER_WEIGHT * min(length, MOST_TOGETHER))
-    wanted = max(1, min(wanted, WINDOW_BYTES // (4 * groups * length)))
-    count = min(len(x), max(MOMENT_SAMPLES, math.ceil(wanted / places)))
-    chosen = x[torch.arange(count) * len(x) // count]
-    at_once = max(1, WINDOW_BYTES // (4 * groups * places * length))
-    step = max(1, places * count // wanted)
-    while step > 1 and math.gcd(step, places) > 1:  # so that samples are read at different places
-        step -= 1
-    parts, start = [], 0
-    for samples in torch.split(chosen, at_once):
-        rows, _ = _matrices(rule, plan, samples, weight.to(x.dtype))
-        parts.append(rows[:, -start % step :: step].to(torch.float32))
-        start += rows.shape[1]
-    return torch.cat(parts, 1)
+    count = max(1, min(wanted, places, WINDOW_BYTES // (4 * groups * length)))
+    chosen = torch.randperm(places, generator=torch.Generator().manual_seed(0))[:count]
+    index = [i.repeat(groups) for i in torch.unravel_index(chosen, shape)]
+    first_outputs = torch.arange(groups) * (len(weight) // groups)  # any output of a group reads its windows
+    index.insert(axis % (len(shape) + 1), first_outputs.repeat_interleave(count))
+    return terms(tuple(index)).reshape(groups, count, length)
 
 
 def _with_feedback(real: Tensor, moments: Tensor, least: Tensor, most: Tensor) -> Tensor:
@@ -211,8 +198,11 @@ def _with_feedback(real: Tensor, moments: Tensor, least: Tensor, most: Tensor) -
         index = order.unsqueeze(2 if axis == 1 else 1).expand(values.shape)
         return values.gather(axis, index)
 
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(in_order(in_order(moments, 1), 2)))
-    factor = torch.linalg.cholesky(inverse, upper=True)
+    # the upper Cholesky factor of the inverse is the inverse of the upper V with V V^T = H
+    lower = torch.linalg.cholesky(in_order(in_order(moments, 1), 2).flip(1, 2))
+    identity = torch.eye(lower.shape[1], dtype=torch.float64)
+    factor = torch.linalg.solve_triangular(lower.flip(1, 2), identity, upper=True)
+    factor = factor / factor.diagonal(dim1=1, dim2=2).unsqueeze(2)
     left, low, high = in_order(real, 1), in_order(least, 1), in_order(most, 1)
     rounded, count = torch.empty_like(left), left.shape[1]
     for start in range(0, count, BLOCK):
@@ -220,7 +210,7 @@ def _with_feedback(real: Tensor, moments: Tensor, least: Tensor, most: Tensor) -
         errors = torch.empty_like(left[:, start:end])
         for j in range(start, end):
             rounded[:, j] = left[:, j].round().clamp(low[:, j], high[:, j])
-            error = errors[:, j - start] = (left[:, j] - rounded[:, j]) / factor[:, j, j].unsqueeze(1)
-            left[:, j + 1 : end] -= factor[:, j, j + 1 : end].unsqueeze(2) * error.unsqueeze(1)
+            error = torch.sub(left[:, j], rounded[:, j], out=errors[:, j - start])
+            left[:, j + 1 : end].addcmul_(factor[:, j, j + 1 : end].unsqueeze(2), error.unsqueeze(1), value=-1)
         left[:, end:] -= factor[:, start:end, end:].transpose(1, 2) @ errors
     return torch.empty_like(rounded).scatter_(1, order.unsqueeze(2).expand(rounded.shape), rounded)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hago.search.correcting import MeasuredPoint, correct_point
+from hago.search.correcting import MeasuredPoint, correct_point, sqnr_evaluator
 from hago.search.description import made_by
 from hago.search.evaluate import Evaluator, Measurement
-from hago.search.objective import named_objective
 from hago.search.preparation import Prepared
 from hago.search.quantizer import Quantizer
 from hago.search.safe_bits import first_safe_bits
@@ -31,22 +30,24 @@ class OneShot:
     measured: Measurement
 
 
-def quantize_in_one_shot(prepared: Prepared) -> Quantizer:
+def quantize_in_one_shot(prepared: Prepared, evaluator: Evaluator | None = None) -> Quantizer:
     """Quantize to the widest bits whose accumulators do not overflow on the data, as `hago.quantize` does.
+
+    Args:
+        evaluator: what measured the corrections of the model; by default a new one.
 
     Raises:
         InfeasibleBits: accumulators overflow on the data at every width.
     """
-    return quantize_and_measure(prepared).quantizer
+    return quantize_and_measure(prepared, evaluator).quantizer
 
 
-def quantize_and_measure(prepared: Prepared) -> OneShot:
+def quantize_and_measure(prepared: Prepared, evaluator: Evaluator | None = None) -> OneShot:
     """The same, with what was measured on the way."""
-    objective = named_objective("sqnr")
-    evaluator = Evaluator(prepared.graph, prepared.batches, objective, prepared.hardware.known_ops)
+    evaluator = evaluator or sqnr_evaluator(prepared)
     bits, _, measured = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
     point = correct_point(MeasuredPoint(prepared, bits, measured), evaluator)
     results = evaluator.summary(point.measured.contributions)
-    provenance = made_by(prepared, objective.name, 0) | {"results": results}
+    provenance = made_by(prepared, evaluator.objective.name, 0) | {"results": results}
     strategy = make_strategy(point.prepared, point.plan, bits, provenance)
     return OneShot(Quantizer(point.plan, strategy), evaluator, point.measured)

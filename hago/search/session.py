@@ -267,11 +267,6 @@ def run_search(
             steps=steps,
         )
         prepared = prepare(graph, chip, batches, quantization, steps=steps)
-        steps("correcting the model")
-        names, found = (quantization.corrections, None) if logged is None else logged_corrections(logged)
-        prepared = correct(prepared, names, found)
-        calibrated, choices = prepared, prepared.space.size
-        prepared = prune_redundant_choices(prepared, costs)
         steps("running the float model")
         scorer = GoalScorer(
             goal,
@@ -281,8 +276,13 @@ def run_search(
             seed=options.seed,
             known=known_scores(options.run.reuse, prepared, goal),
         )
+        steps("correcting the model")
+        names, found = (quantization.corrections, None) if logged is None else logged_corrections(logged)
+        calibrated = correct(prepared, names, found, scorer.evaluator)
+        choices = calibrated.space.size
+        prepared = prune_redundant_choices(calibrated, costs)
         goal = resolve_limits(goal, calibrated, scorer.evaluator)
-        scorer = scorer.with_goal(goal)
+        scorer = scorer.with_prepared(prepared).with_goal(goal)
         searcher, refines = choose_searcher(options.searcher, scorer, options.quantization)
         steps("refining thresholds" if refines else "measuring sensitivities")
         check_costs_reachable(goal, prepared)

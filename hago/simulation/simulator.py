@@ -190,6 +190,7 @@ class _Stepping:
 
         inputs = tuple(map(self._origin, node.inputs))
         digest = repr((node.name, *(w.qparams.key for w in stored.values()))) if stored else node.name
+        digest += self.plan.graph.correction_hash
         return Step(inputs, (node.name,), compute, digest.encode(), spans=(None,))
 
     def _integer(self, node: Node, node_plan: NodePlan) -> Iterator[Step]:
