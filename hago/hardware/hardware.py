@@ -77,6 +77,27 @@ class Accumulator(Summarized):
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of a weight, neighbouring entries of a channel that share a scale; see `hago.arithmetic.groups`.
+
+    Args:
+        size: the number of entries of a group; the last group of a channel may be shorter.
+
+    Raises:
+        HardwareError: a group has less than two entries.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 2:
+            raise HardwareError(f"groups of {self.size} entries of a weight; expected 2 or more")
+
+    def __str__(self) -> str:
+        return f"weights in groups of {self.size}"
+
+
+@dataclass(frozen=True, slots=True)
 class FixedOut:
     """Quantization parameters of an output that are fixed by the hardware instead of calibrated.
 
@@ -109,11 +130,14 @@ class OpDesc(Summarized):
         min_bits, max_bits: the bits that a search may choose for an operand.
         form: the form of the op's arithmetic, if chips differ in it; see docs/hardware.md.
         fixed_out: the scale and zero point of the output, if the hardware fixes them.
+        groups: the groups of the weight that have scales of their own; None if its scales are those of
+            `Hardware.weight`. Only where the weight alone is an integer.
         cost: cost figures, e.g. {"macs_per_cycle": 64}.
 
     Raises:
         HardwareError: there are no dtypes, dtypes mix integers and floats (other than a float node with one integer
-            operand, its weight), or the output is fixed but not requantized at the output.
+            operand, its weight), the output is fixed but not requantized at the output, or there are groups of a
+            weight that is not the only integer operand.
     """
 
     in_dtypes: Any
@@ -125,6 +149,7 @@ class OpDesc(Summarized):
     max_bits: int = DEFAULT_MAX_BITS
     form: str | None = None
     fixed_out: FixedOut | None = None
+    groups: Groups | None = None
     cost: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,6 +172,10 @@ class OpDesc(Summarized):
         if self.fixed_out is not None and not (self.is_integer and self.requantize_at == "output"):
             raise HardwareError(
                 f"signature {self.name!r} fixes its output; expected integers requantized at the output"
+            )
+        if self.groups is not None and not self.is_weight_only:
+            raise HardwareError(
+                f"signature {self.name!r} has {self.groups}; expected floats with one integer operand, the weight"
             )
 
     @property
@@ -177,7 +206,7 @@ class OpDesc(Summarized):
     def widths(self) -> tuple[object, ...]:
         """A value that is equal for signatures that differ only in the signs of their dtypes."""
         bits = tuple(d.bits for d in self.in_dtypes)
-        return (bits, self.out_dtype.bits, self.register.dtype.bits, self.requantize_at, self.form)
+        return (bits, self.out_dtype.bits, self.register.dtype.bits, self.requantize_at, self.form, self.groups)
 
     def bias_dtype(self, slot: int) -> DType:
         """The dtype of a bias in `slot`: the listed one, else the accumulator's."""
@@ -193,7 +222,8 @@ class OpDesc(Summarized):
         at = " requantized at output" if self.requantize_at == "output" else ""
         register = self.register
         acc = "" if register == Accumulator(self.out_dtype) else f" in {register.dtype} {register.on_overflow}"
-        return f"({ins}) -> {self.out_dtype}{acc}{at}"
+        groups = "" if self.groups is None else f", {self.groups}"
+        return f"({ins}) -> {self.out_dtype}{acc}{at}{groups}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +392,7 @@ def _row(op: str, desc: OpDesc) -> SignatureRow:
         requantize=f"{desc.requantize_at}{fixed_to}" if integer else "-",
         form=desc.form or "-",
         signature=desc.name,
+        groups=str(desc.groups or ""),
     )
 
 

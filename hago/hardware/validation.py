@@ -91,6 +91,8 @@ def nan_findings(path: Path, values: Mapping[str, Any]) -> Iterator[Finding]:
 
 #: The keys of signatures that compute in integers.
 _INTEGER_KEYS: Final = ("accumulator", "requantize_at", "fixed_out")
+#: The keys of signatures whose weight alone is an integer.
+_WEIGHT_KEYS: Final = ("granularity",)
 #: The keys of signatures with integer operands.
 _BITS_KEYS: Final = ("min_bits", "max_bits")
 #: The most bits of the integer weight of a float node: float32 holds its integers, so dequantizing rounds only once.
@@ -127,7 +129,7 @@ def _float_signature(path: Path, body: Document, weight: list[DType]) -> Iterato
     Args:
         weight: the dtype of the integer operand; empty if there is none.
     """
-    refused = _INTEGER_KEYS if weight else (*_INTEGER_KEYS, *_BITS_KEYS)
+    refused = _INTEGER_KEYS if weight else (*_INTEGER_KEYS, *_BITS_KEYS, *_WEIGHT_KEYS)
     for key in (k for k in refused if k in body):
         what = "one that computes in float" if weight else "a float signature"
         yield Finding((*path, key), f"got {show(body[key])}; {what} has none: remove it")
@@ -142,6 +144,9 @@ def _integer_signature(
     path: Path, body: Document, operands: list[DType], out: DType, register: DType
 ) -> Iterator[Finding]:
     widest = max(d.bits for d in operands)
+    for key in (k for k in _WEIGHT_KEYS if k in body):
+        text = f"got {show(body[key])}; expected a signature that computes in float and whose weight alone is an integer"
+        yield Finding((*path, key), f"{text}: remove it, or give the other operands and the result as floats")
     where = (*path, "accumulator", "dtype") if "accumulator" in body else (*path, "out")
     if not register.is_int:
         yield Finding(where, f"got {show(register.name)}; expected an integer dtype, as the operands are")
@@ -383,6 +388,9 @@ def _weight_only(path: Path, op: str, signature: Document, rule: OpRule) -> Iter
     elif weight is not None and integers not in ([], [weight.slot]):
         text = f"the weight of {op} is operand {weight.slot}; got an integer as operand {comma_list(integers)}"
         yield Finding(path, f"{text} of a float signature")
+    elif weight is not None and "granularity" in signature and not weight.sums_channels:
+        text = f"got {show(signature['granularity'])}; hago knows no groups of the weight of {op}"
+        yield Finding(path, f"{text}: they are those of linear layers and of convolutions that are not transposed")
 
 
 def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how: Document) -> Iterator[Finding]:

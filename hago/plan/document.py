@@ -139,7 +139,8 @@ class ValueWriter:
         name = f"qparams.{len(self.qparams)}"
         scale = self._numbered("scales", self.scales, q.scale, lambda: self._tensor(q.scale, f"{name}.scale"))
         zero = self._tensor(q.zero_point, f"{name}.zero_point")
-        return {"scale": scale, "zero_point": zero, "qmin": q.qmin, "qmax": q.qmax, "dtype": q.dtype.name}
+        record = {"scale": scale, "zero_point": zero, "qmin": q.qmin, "qmax": q.qmax, "dtype": q.dtype.name}
+        return record if q.group is None else record | {"group": q.group}
 
     def _numbered(self, kind: str, table: list[Any], value: object, make: Callable[[], Any]) -> int:
         entry = self._numbers.get((kind, id(value)))
@@ -227,7 +228,7 @@ class ValueReader:
             scale = read_scales[_index(q["scale"], read_scales)]
             if scale.dtype != torch.float64 or not bool(((scale > 0) & scale.isfinite()).all()):
                 raise HagoError("got a scale that is not positive and finite in float64")
-            self._qparams.append(QParams(scale, zero, q["qmin"], q["qmax"], dtype))
+            self._qparams.append(QParams(scale, zero, q["qmin"], q["qmax"], dtype, q.get("group")))
 
     def qparams(self, number: int) -> QParams:
         """The qparams with a number of the table."""

@@ -173,7 +173,7 @@ class DoReFaThresholds:
         threshold = self._weights.threshold(source, grid.bits)
         if threshold is not None:
             weight = self._graph.consts[source]
-            end = threshold.expand(1 if channel_axis is None else weight.shape[channel_axis]).clone()
+            end = threshold.expand(grid.thresholds_of(weight.shape, channel_axis)).clone()
             return -end, end
         low, high = self._inner(key, source, grid, channel_axis)
         const = source in self._graph.consts

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from hago.arithmetic.groups import groups_of
 from hago.arithmetic.schemes import TWO_SIDED, Grid, make_qparams
 from hago.arithmetic.types import ZERO, DType, QParams
 from hago.graph import CONST, Graph, Node
@@ -48,11 +49,13 @@ class ThresholdSource(Protocol):
         """The threshold of the group `key`, which reads the value of node `source`.
 
         Args:
-            grid: the bits, scheme and signedness that the threshold is for.
-            channel_axis: the axis of a constant along which each channel has a threshold of its own; None for one.
+            grid: the bits, scheme, signedness and groups that the threshold is for.
+            channel_axis: the axis of a constant along which each channel has a threshold of its own; None for one. 0 if
+                the grid has groups.
 
         Returns:
-            (lo, hi), the ends of the range in real units, float64 of shape (channels,) or (1,).
+            (lo, hi), the ends of the range in real units, float64 of shape (`grid.thresholds_of(...)`,): one for each
+            group of each channel, for each channel, or one.
         """
         ...
 
@@ -248,29 +251,38 @@ class Operands:
             return source
         return self.quantized(slot, bits, dtype)
 
-    def quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
-        """The qparams of an operand that has a threshold of its own."""
+    def quantized(self, slot: int, bits: int, dtype: DType, group: int | None = None) -> QParams:
+        """The qparams of an operand that has a threshold of its own.
+
+        Args:
+            group: of a weight whose groups have scales of their own, the number of entries of a group.
+        """
         name = self.node.inputs[slot]
         hardware = self.owner.hardware
         chosen = hardware.weight if self.is_const(slot) else hardware.activation
         # an operand as wide as an accumulator has no zero point in any engine
         scheme = chosen.scheme if dtype.bits <= 16 else "hago"
         weight, axis = self.form.weight, None
-        ndim = len(self.owner.graph[name].shape or ())
-        if self.is_const(slot) and chosen.granularity == "per_channel" and weight is not None and weight.slot == slot:
+        shape = self.owner.graph[name].shape or ()
+        ndim = len(shape)
+        if group is not None:
+            axis = 0
+        elif self.is_const(slot) and chosen.granularity == "per_channel" and weight is not None and weight.slot == slot:
             axis = weight.axis % ndim
         lo, hi = self.threshold(
-            str(self.node.edges[slot]), name, bits, scheme, dtype.signed or self._is_signed(slot), axis
+            str(self.node.edges[slot]), name, bits, scheme, dtype.signed or self._is_signed(slot), axis, group
         )
         if axis is not None:
-            shape = [-1 if d == axis else 1 for d in range(ndim)]
-            lo, hi = lo.reshape(shape), hi.reshape(shape)
-        return self.qparams_of_range(scheme, lo, hi, bits, dtype)
+            like = [-1 if d == axis else 1 for d in range(ndim)] if group is None else groups_of(shape, group)
+            lo, hi = lo.reshape(like), hi.reshape(like)
+        return self.qparams_of_range(scheme, lo, hi, bits, dtype, group)
 
-    def qparams_of_range(self, scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> QParams:
+    def qparams_of_range(
+        self, scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType, group: int | None = None
+    ) -> QParams:
         """The qparams of a range, as this hardware makes them."""
         power = self.owner.hardware.requantize.power_of_two
-        return self.owner.intern(make_qparams(scheme, lo, hi, bits, dtype, power_of_two=power))
+        return self.owner.intern(make_qparams(scheme, lo, hi, bits, dtype, power_of_two=power, group=group))
 
     def _is_signed(self, slot: int) -> bool:
         """Whether an operand, or another that must share its scale, was ever negative."""
@@ -288,11 +300,11 @@ class Operands:
         return self.owner.thresholds.signed(str(self.node.edges[slot]), self.node.inputs[slot])
 
     def threshold(
-        self, key: str, name: str, bits: int, scheme: str, signed: bool, axis: int | None
+        self, key: str, name: str, bits: int, scheme: str, signed: bool, axis: int | None, group: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The threshold of a group: (lo, hi) of shape () or (channels,). It is symmetric where the scheme is and
-        `signed` is true."""
-        grid = Grid(bits, scheme, signed, self.owner.hardware.requantize.power_of_two)
+        """The thresholds of an edge: (lo, hi) of shape (), (channels,), or a vector with those of all groups of a
+        weight. They are symmetric where the scheme is and `signed` is true."""
+        grid = Grid(bits, scheme, signed, self.owner.hardware.requantize.power_of_two, group)
         lo, hi = self.owner.thresholds(key, name, grid, axis)
         self.thresholds[key] = (lo, hi)
         if axis is None:

@@ -226,7 +226,8 @@ def stored_weight(resolver: Resolver, node: Node, edge: Edge, bits: int) -> Stor
     desc = next((d for d in same_widths if d.in_dtype(edge.slot).signed or not signed), wide_enough[0])
     all_real = [None] * len(node.inputs)
     operands = Operands(resolver, node, form, all_real, all_real)
-    qparams = operands.quantized(edge.slot, bits, desc.in_dtype(edge.slot))
+    group = None if desc.groups is None else desc.groups.size
+    qparams = operands.quantized(edge.slot, bits, desc.in_dtype(edge.slot), group)
     return StoredWeight(desc, qparams, resolver.const(source, qparams), operands.thresholds[str(edge)])
 
 

@@ -18,8 +18,10 @@ class WeightSizes:
 
     Args:
         before: all constants of the float model.
-        at_bits: all constants, integers packed to their bits: the cost `weight_bytes`, which searches limit.
-        integer: constants that became integers, in their storage dtypes, in which an integer model holds them.
+        at_bits: all constants, integers packed to their bits, and the scales of groups: the cost `weight_bytes`, which
+            searches limit.
+        integer: constants that became integers, in their storage dtypes, in which an integer model holds them, and the
+            scales of groups.
         left: constants that stayed float.
     """
 
@@ -63,6 +65,16 @@ def packed_bytes(elements: int, bits: int) -> int:
     return -(-elements * bits // 8)
 
 
+def group_bytes(qparams: QParams) -> int:
+    """The bytes of what the groups of a weight have of their own: float32 scales, and zero points where these differ,
+    packed to the bits of the integers. 0 for a weight without groups, whose scales are not counted."""
+    if qparams.group is None:
+        return 0
+    zeros = qparams.zero_point.flatten()
+    differ = zeros.numel() > 1 and bool((zeros != zeros[0]).any())
+    return 4 * qparams.scale.numel() + (packed_bytes(zeros.numel(), bits_of(qparams)) if differ else 0)
+
+
 def weight_sizes(constants: Iterable[tuple[str, Tensor, QParams | None]], before: int) -> WeightSizes:
     """The sizes of constants.
 
@@ -82,6 +94,6 @@ def weight_sizes(constants: Iterable[tuple[str, Tensor, QParams | None]], before
         if target is None:
             left += elements * tensor.element_size()
         else:
-            at_bits += packed_bytes(elements, bits_of(target))
-            integer += elements * target.dtype.torch.itemsize
+            at_bits += packed_bytes(elements, bits_of(target)) + group_bytes(target)
+            integer += elements * target.dtype.torch.itemsize + group_bytes(target)
     return WeightSizes(before, at_bits + left, integer, left)

@@ -245,12 +245,12 @@ def _restored(kind: type[IntegerModel], data: bytes, rules: Mapping[str, OpRule]
 
 def store(c: Tensor, qparams: QParams) -> Tensor:
     """Convert centered integers to q in the storage dtype."""
-    return (c.to(torch.int64) + qparams.zero_point).to(qparams.dtype.torch)
+    return (c.to(torch.int64) + qparams.spread_over(c.shape).zero_point).to(qparams.dtype.torch)
 
 
 def center(q: Tensor, qparams: QParams) -> Tensor:
     """Convert stored q to centered integers in int64."""
-    return q.to(torch.int64) - qparams.zero_point
+    return q.to(torch.int64) - qparams.spread_over(q.shape).zero_point
 
 
 def real_value(simq: SimQ | None, value: Any) -> Any:

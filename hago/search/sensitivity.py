@@ -270,7 +270,8 @@ class _Losses:
         ]
 
     def _quantized(self, group: Group, grid: QParams) -> Tensor:
-        return self.prepared.resolver.const(group.source, grid).to(torch.float64) * grid.scale
+        integers = self.prepared.resolver.const(group.source, grid).to(torch.float64)
+        return integers * grid.spread_over(integers.shape).scale
 
     def of(self, group: Group, measured: Gradients, unit: float) -> dict[int, float]:
         """The losses of a group by bits, made monotonic: fewer bits never lose less.
