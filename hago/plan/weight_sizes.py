@@ -20,20 +20,21 @@ class WeightSizes:
         before: all constants of the float model.
         at_bits: all constants, integers packed to their bits, and the scales of groups: the cost `weight_bytes`, which
             searches limit.
-        integer: constants that became integers, in their storage dtypes, in which an integer model holds them, and the
-            scales of groups.
+        integer: constants that became integers, in their storage dtypes, in which an integer model holds them.
         left: constants that stayed float.
+        scales: the scales of groups, and their zero points where these differ.
     """
 
     before: int
     at_bits: int
     integer: int
     left: int
+    scales: int = 0
 
     @property
     def stored(self) -> int:
         """All constants as an integer model holds them."""
-        return self.integer + self.left
+        return self.integer + self.scales + self.left
 
     def to_json(self) -> dict[str, int]:
         """The sizes as JSON values."""
@@ -42,13 +43,15 @@ class WeightSizes:
             "at_bits": self.at_bits,
             "integer": self.integer,
             "left_float": self.left,
+            "scales": self.scales,
         }
 
     def text(self) -> str:
         """The sizes in words."""
         stored = "" if self.stored == self.at_bits else f" at their bits ({bytes_text(self.stored)} as stored)"
+        scales = f", {bytes_text(self.scales)} of them scales of groups" if self.scales else ""
         left = f", {bytes_text(self.left)} of them float" if self.left else ""
-        return f"{bytes_text(self.at_bits)}{stored}{left}; {bytes_text(self.before)} in the float model"
+        return f"{bytes_text(self.at_bits)}{stored}{scales}{left}; {bytes_text(self.before)} in the float model"
 
     def __str__(self) -> str:
         times = f", {self.before / self.at_bits:.2f} times more" if self.at_bits else ""
@@ -84,7 +87,7 @@ def weight_sizes(constants: Iterable[tuple[str, Tensor, QParams | None]], before
         before: bytes of all constants of the float model.
     """
     seen: set[tuple[str, object]] = set()
-    at_bits, integer, left = 0, 0, 0
+    at_bits, integer, left, scales = 0, 0, 0, 0
     for name, tensor, target in constants:
         key = (name, None if target is None else target.key)
         if key in seen:
@@ -94,6 +97,7 @@ def weight_sizes(constants: Iterable[tuple[str, Tensor, QParams | None]], before
         if target is None:
             left += elements * tensor.element_size()
         else:
-            at_bits += packed_bytes(elements, bits_of(target)) + group_bytes(target)
-            integer += elements * target.dtype.torch.itemsize + group_bytes(target)
-    return WeightSizes(before, at_bits + left, integer, left)
+            at_bits += packed_bytes(elements, bits_of(target))
+            integer += elements * target.dtype.torch.itemsize
+            scales += group_bytes(target)
+    return WeightSizes(before, at_bits + scales + left, integer, left, scales)
