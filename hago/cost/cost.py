@@ -21,7 +21,7 @@ from hago.errors import HagoError, did_you_mean
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops, opaque
-from hago.plan import Plan, bits_of, group_bytes, packed_bytes
+from hago.plan import Plan, bits_of, packed_bytes
 from hago.serialization.summary import Summarized, Summary
 from hago.serialization.text_table import (
     bytes_text,
@@ -54,7 +54,7 @@ class EdgeCost:
             another edge reads the same integers.
         requantized: elements that are quantized, requantized or dequantized while the model runs.
         cycles, picojoules: cost of that; None where the hardware file gives no figure.
-        group_bytes: bytes of the scales and the zero points of the constant's groups.
+        group_bytes: bytes of the scales or multipliers, and the zero points, of the constant's groups.
     """
 
     edge: str
@@ -583,7 +583,7 @@ class _Account:
         new = key not in self.counted
         self.counted.add(key)
         name = str(self.graph.consts[source].dtype).removeprefix("torch.") if target is None else target.dtype.name
-        of_groups = 0 if target is None else group_bytes(target)
+        of_groups = self.plan.group_bytes(edge)
         size = packed_bytes(elements, bits) + of_groups if new else 0
         return EdgeCost(str(edge), kind, elements, bits, name, size, group_bytes=of_groups)
 
@@ -616,11 +616,10 @@ class _Account:
         )
 
     def _read(self, edge: Edge) -> int:
-        source, target = self.graph.source(edge), self.plan.target(edge)
+        source = self.graph.source(edge)
         if self.graph[source].op != CONST:
             return packed_bytes(self._elements(source), self._stored(source).bits)
-        of_groups = 0 if target is None else group_bytes(target)
-        return packed_bytes(self._elements(source), self._const_bits(edge)) + of_groups
+        return packed_bytes(self._elements(source), self._const_bits(edge)) + self.plan.group_bytes(edge)
 
     def _compute(self, node: Node, desc: OpDesc, macs: int, elements: int, requantized: int) -> float | None:
         if macs:

@@ -73,7 +73,9 @@ def _signature(desc: OpDesc) -> dict[str, Any]:
     plain = OpDesc(desc.in_dtypes, desc.out_dtype)
     body: dict[str, Any] = {"in": [d.name for d in desc.in_dtypes], "out": desc.out_dtype.name}
     if desc.groups is not None:
+        of_sums = {"multiplier_bits": desc.groups.multiplier_bits, "partial": desc.groups.partial}
         body["granularity"] = {"group": desc.groups.size}
+        body["granularity"] |= {k: v if isinstance(v, int) else v.name for k, v in of_sums.items() if v is not None}
     if desc.register != plain.register:
         order = {"order": desc.register.order, "bias": desc.register.bias}
         body["accumulator"] = {"dtype": desc.register.dtype.name, "overflow": desc.register.overflow}
@@ -133,7 +135,7 @@ def _content(desc: OpDesc) -> list[Any]:
         [desc.out_dtype.name, register.dtype.name, register.overflow, desc.requantize_at, *order],
         [desc.min_bits, desc.max_bits, desc.form, *([] if fixed is None else [float(fixed.scale), fixed.zero_point])],
         {k: float(v) for k, v in desc.cost.items()},
-        *([] if desc.groups is None else [["groups", desc.groups.size]]),
+        *([] if desc.groups is None else [_signature(desc)["granularity"]]),
     ]
 
 
@@ -184,10 +186,15 @@ def _desc(name: str, body: Mapping[str, Any]) -> OpDesc:
         name=name,
         form=body.get("form"),
         fixed_out=fixed and FixedOut(float(fixed["scale"]), int(fixed["zero_point"])),
-        groups=granularity and Groups(int(granularity["group"])),
+        groups=granularity and _groups(granularity),
         cost={k: v for k, v in body.items() if k not in _SIGNATURE_KEYS},
         **limits,
     )
+
+
+def _groups(granularity: Mapping[str, Any]) -> Groups:
+    bits, partial = granularity.get("multiplier_bits"), granularity.get("partial")
+    return Groups(int(granularity["group"]), None if bits is None else int(bits), partial and dtype(partial))
 
 
 # ---------------------------------------------------------------- finding files

@@ -24,6 +24,8 @@ Granularity = Literal["per_tensor", "per_channel"]
 RequantizeAt = Literal["edge", "output"]
 OtherOps = Literal["float32", "reject"]
 
+#: The behaviours of accumulators that add up groups of weights.
+GROUP_OVERFLOWS: Final = ("wrap", "saturate_end")
 #: The bits that a search may choose for an operand where a signature does not say.
 DEFAULT_MIN_BITS: Final = 4
 DEFAULT_MAX_BITS: Final = 64
@@ -80,21 +82,44 @@ class Accumulator(Summarized):
 class Groups:
     """The groups of a weight, neighbouring entries of a channel that share a scale; see `hago.arithmetic.groups`.
 
+    Where weights alone are quantized, the scale of a group is a float. Where the chip multiplies integers, it is the
+    scale of the channel, or of the tensor, times an integer, by which the chip multiplies the sum of the group; see
+    `hago.plan.weight_groups`.
+
     Args:
         size: the number of entries of a group; the last group of a channel may be shorter.
+        multiplier_bits: the bits of these integers, which have no sign; None for weights alone.
+        partial: the dtype of the register in which a group is added up, which overflows as the accumulator does; None
+            if that is the accumulator itself, or for weights alone.
 
     Raises:
-        HardwareError: a group has less than two entries.
+        HardwareError: a group has less than two entries, multipliers do not have 2 to 8 bits, or there is a partial
+            register without multipliers, or one that holds no signed integers.
     """
 
     size: int
+    multiplier_bits: int | None = None
+    partial: DType | None = None
 
     def __post_init__(self) -> None:
         if self.size < 2:
             raise HardwareError(f"groups of {self.size} entries of a weight; expected 2 or more")
+        if self.multiplier_bits is not None and not 2 <= self.multiplier_bits <= 8:
+            raise HardwareError(f"multipliers of groups have {self.multiplier_bits} bits; expected 2 to 8")
+        if self.partial is not None and (self.multiplier_bits is None or self.partial.kind != "int"):
+            raise HardwareError(
+                f"partial sums of groups in {self.partial}; expected a signed integer dtype, with multiplier_bits"
+            )
+
+    def largest_multiplier(self, *, power_of_two: bool) -> int:
+        """The largest multiplier of a group, where these are powers of two or not."""
+        assert self.multiplier_bits is not None
+        return 1 << (self.multiplier_bits - 1) if power_of_two else (1 << self.multiplier_bits) - 1
 
     def __str__(self) -> str:
-        return f"weights in groups of {self.size}"
+        partial = "" if self.partial is None else f" summed in {self.partial}"
+        factor = "" if self.multiplier_bits is None else f"{partial} and multiplied by {self.multiplier_bits} bits"
+        return f"weights in groups of {self.size}{factor}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +156,14 @@ class OpDesc(Summarized):
         form: the form of the op's arithmetic, if chips differ in it; see docs/hardware.md.
         fixed_out: the scale and zero point of the output, if the hardware fixes them.
         groups: the groups of the weight that have scales of their own; None if its scales are those of
-            `Hardware.weight`. Only where the weight alone is an integer.
+            `Hardware.weight`. With multipliers where the signature computes in integers, and only there.
         cost: cost figures, e.g. {"macs_per_cycle": 64}.
 
     Raises:
         HardwareError: there are no dtypes, dtypes mix integers and floats (other than a float node with one integer
-            operand, its weight), the output is fixed but not requantized at the output, or there are groups of a
-            weight that is not the only integer operand.
+            operand, its weight), the output is fixed but not requantized at the output, or there are groups
+            without a weight, or with multipliers in a signature that computes in float, or its accumulator saturates at
+            partial sums of its own.
     """
 
     in_dtypes: Any
@@ -173,9 +199,20 @@ class OpDesc(Summarized):
             raise HardwareError(
                 f"signature {self.name!r} fixes its output; expected integers requantized at the output"
             )
-        if self.groups is not None and not self.is_weight_only:
+        if self.groups is not None:
+            self._check_groups(self.groups)
+
+    def _check_groups(self, groups: Groups) -> None:
+        integer = groups.multiplier_bits is not None
+        if integer != self.is_integer or not (integer or self.is_weight_only):
             raise HardwareError(
-                f"signature {self.name!r} has {self.groups}; expected floats with one integer operand, the weight"
+                f"signature {self.name!r} has {groups}; expected multipliers where all operands are integers, and none "
+                "where the weight alone is one"
+            )
+        if integer and self.register.overflow not in GROUP_OVERFLOWS:
+            raise HardwareError(
+                f"signature {self.name!r} has {groups} and an accumulator with {self.register.overflow}; expected "
+                f"{' or '.join(GROUP_OVERFLOWS)}"
             )
 
     @property

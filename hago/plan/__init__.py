@@ -11,7 +11,7 @@ from hago.plan.space import FLOAT, INTEGER, Bits, Group, Space, build_space, kin
 from hago.plan.strategy import Conditions, HardwareId, Strategy
 from hago.plan.threshold_sources import EstimatedThresholds, StoredThresholds, estimated_resolver, store_thresholds
 from hago.plan.topology import Topology, analyze
-from hago.plan.weight_sizes import WeightSizes, bits_of, group_bytes, packed_bytes
+from hago.plan.weight_sizes import WeightSizes, bits_of, packed_bytes
 
 __all__ = [
     "FLOAT",
@@ -42,7 +42,6 @@ __all__ = [
     "expand_policies",
     "feasibility",
     "fuse_clamps",
-    "group_bytes",
     "kind_key",
     "packed_bytes",
     "plan_from_document",

@@ -196,6 +196,17 @@ def _constants(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -
     return set(node_plan.consts) <= set(range(len(node.inputs)))
 
 
+def _groups(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bool:
+    """groups with multipliers where the signature has them, integers within their range, and sums that may overflow"""
+    groups, of_op = node_plan.groups, node_plan.desc.groups
+    if groups is None or of_op is None or form.weight is None or form.weight.slot != groups.slot:
+        return groups is None and of_op is None
+    shape, sums = plan.graph[node.inputs[groups.slot]].shape, groups.sums
+    largest = None if sums is None else sums.largest
+    holds = largest is None or (math.isfinite(largest) and largest > 0)
+    return holds and _is_within_range(groups.stored, groups.integers, shape)
+
+
 def _table(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bool:
     """a table of the output of every integer input, where the op is a table"""
     source, out, table = node_plan.operands[0], node_plan.out, node_plan.table
@@ -232,6 +243,7 @@ _RULES: Final[tuple[Callable[[Plan, Node, NodePlan, IntegerForm], bool], ...]] =
     _output,
     _accumulator,
     _constants,
+    _groups,
     _table,
     _attributes,
     _thresholds,

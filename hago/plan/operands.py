@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.groups import groups_of
-from hago.arithmetic.schemes import TWO_SIDED, Grid, make_qparams
-from hago.arithmetic.types import ZERO, DType, QParams
+from hago.arithmetic.schemes import SMALLEST_SCALE, TWO_SIDED, Grid, make_qparams
+from hago.arithmetic.types import INT8, INT16, INT32, ZERO, DType, QParams
 from hago.graph import CONST, Graph, Node
-from hago.hardware import Hardware, OpDesc
+from hago.hardware import Groups, Hardware, OpDesc
 from hago.ops import IntegerForm, Ops, Site
 from hago.plan.topology import Topology, passes_through, range_node
 
@@ -88,6 +88,7 @@ class Operands:
         sources: qparams of each producer; None where its value is real.
         thresholds: the thresholds asked for so far, by group key.
         raised: channels of the weight whose scale was raised so that the bias fits; see `_with_room_for_bias`.
+        multipliers: of the groups of the weight, int64 (channels, groups); None where groups have none.
     """
 
     owner: OperandContext
@@ -97,6 +98,7 @@ class Operands:
     sources: Sequence[QParams | None]
     thresholds: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     raised: tuple[int, ...] = ()
+    multipliers: Tensor | None = None
 
     def is_const(self, slot: int) -> bool:
         """Whether an operand is a constant."""
@@ -249,7 +251,27 @@ class Operands:
                     self.owner.hardware.activation.scheme, *quantizable_ends(source), dtype.bits, dtype
                 )
             return source
+        if desc.groups is not None and self.form.weight is not None and self.form.weight.slot == slot:
+            return self._joined(slot, bits, dtype, desc.groups)
         return self.quantized(slot, bits, dtype)
+
+    def _joined(self, slot: int, bits: int, dtype: DType, groups: Groups) -> QParams:
+        """The qparams of a weight whose integers are multiplied by those of their groups.
+
+        The largest scale of a channel, or of the tensor, is that of the largest multiplier; the others have the nearest
+        multiplier, half to even, and 1 at least.
+        """
+        of_groups, hardware = self.quantized(slot, bits, dtype, groups.size), self.owner.hardware
+        top = groups.largest_multiplier(power_of_two=hardware.requantize.power_of_two)
+        per_channel = hardware.weight.granularity == "per_channel"
+        largest = of_groups.scale.amax(1) if per_channel else of_groups.scale.max()
+        scale = (largest / top).clamp_min(SMALLEST_SCALE).to(torch.float32).to(torch.float64)
+        self.multipliers = torch.round(of_groups.scale / scale.reshape(-1, 1)).clamp(1, top).to(torch.int64)
+        shape = self.owner.graph[self.node.inputs[slot]].shape or ()
+        scale = scale.reshape(-1, *[1] * (len(shape) - 1)) if per_channel else scale
+        ends = of_groups.qmin * top, of_groups.qmax * top
+        held = next(d for d in (INT8, INT16, INT32) if d.min <= ends[0] and ends[1] <= d.max)
+        return self.owner.intern(QParams(scale, torch.zeros_like(scale, dtype=torch.int64), *ends, held))
 
     def quantized(self, slot: int, bits: int, dtype: DType, group: int | None = None) -> QParams:
         """The qparams of an operand that has a threshold of its own.

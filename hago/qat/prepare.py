@@ -211,6 +211,12 @@ def _check_no_groups(plan: Plan) -> None:
                 f"the weight on edge {str(edge)!r} has a scale for every {weight.qparams.group} entries, and only "
                 "scales per tensor and per channel are trained; train for a signature without granularity"
             )
+    for name, node in plan.nodes.items():
+        if node.groups is not None:
+            raise HagoError(
+                f"the groups of the weight of node {name!r} have multipliers, which are not trained; train for a "
+                "signature without granularity"
+            )
 
 
 def _with_integers_of(plan: Plan, names: Collection[str]) -> Graph:

@@ -56,9 +56,10 @@ def widest_safe_bits(
 
 
 def _tight(plan: NodePlan, largest: float, margin: float) -> bool:
-    """Whether an accumulator may not hold the peak. Pairs of products, whose peak is unknown, pass only at margin 1."""
-    pairs = plan.pairs is not None and margin > 1.0
-    return pairs or (not plan.proved and margin * _peak(plan, largest) > 1.0)
+    """Whether an accumulator may not hold the peak. Pairs of products and sums of groups, whose peaks are unknown, pass
+    only at margin 1."""
+    partial = (plan.pairs is not None or plan.group_sums is not None) and margin > 1.0
+    return partial or (not plan.proved and margin * _peak(plan, largest) > 1.0)
 
 
 def _peak(plan: NodePlan, largest: float) -> float:

@@ -258,7 +258,7 @@ class _Losses:
         node, resolver = self.prepared.graph[edge.dst], self.prepared.resolver
         form = resolver.ops[node.op].integer
         plan = self.choice_points.plan(0, group.key).nodes.get(node.name)
-        widest_qparams = None if plan is None else plan.operands[edge.slot]
+        widest_qparams = None if plan is None or plan.groups is not None else plan.operands[edge.slot]
         if form is None or form.weight is None or form.weight.slot != edge.slot or widest_qparams is None:
             indices = range(len(group.choices[: self.most_choices]))
             return [self._qparams(self.choice_points.plan(index, group.key), group) for index in indices]

@@ -82,8 +82,8 @@ def multiplies_groups(q: QParams) -> bool:
 
 def _packed_pairs(values: Tensor) -> Tensor:
     """Numbers of 4 bits as bytes of two neighbours of the last axis, the first in the low half."""
-    pairs = values.to(torch.uint8).unflatten(-1, (-1, 2))  # type: ignore[no-untyped-call]
-    return pairs[..., 0] | pairs[..., 1] << 4
+    pairs = values.to(torch.uint8).reshape(*values.shape[:-1], -1, 2)
+    return pairs[..., 0] | (pairs[..., 1] << 4)
 
 
 def axis_of(qparams: QParams, rank: int) -> int | None:
@@ -154,10 +154,10 @@ class QuantizationWriter:
             self.writer.constant(f"{name}:scale", q.scale.to(torch.float32)),
             self.writer.constant(f"{name}:zero", q.zero_point.numpy().astype(dtype), kind),
         ]
-        blocks = {"axis": 1, "block_size": min(q.group, rows.shape[1])}
+        size = min(q.group, rows.shape[1])
         if centered.ndim == 2:
-            return self.writer.op("DequantizeLinear", inputs, out, **blocks)
-        real = self.writer.step("DequantizeLinear", inputs, out, **blocks)
+            return self.writer.op("DequantizeLinear", inputs, out, axis=1, block_size=size)
+        real = self.writer.step("DequantizeLinear", inputs, out, axis=1, block_size=size)
         return self.writer.op("Reshape", [real, self.writer.integers(centered.shape, out)], out)
 
     def matmul_by_groups(self, x: str, name: str, centered: Tensor, q: QParams, out: str) -> str:
@@ -182,8 +182,10 @@ class QuantizationWriter:
         inputs.append(self.writer.constant(f"{name}:scale", q.scale.to(torch.float32).flatten()))
         if bool((zero != 8).any()):
             inputs.append(self.writer.constant(f"{name}:zero", _packed_pairs(in_groups(zero, 2).flatten(1)).flatten()))
-        options = {"K": entries, "N": channels, "bits": 4, "block_size": q.group, "accuracy_level": 1}
-        return self.writer.op("MatMulNBits", inputs, out, MICROSOFT, **options)
+        kind, size = "MatMulNBits", q.group
+        return self.writer.op(
+            kind, inputs, out, MICROSOFT, K=entries, N=channels, bits=4, block_size=size, accuracy_level=1
+        )
 
     def dequantize(self, value: Value, rank: int, out: str) -> str:
         """Real values of stored or centered integers  (N2)."""
