@@ -158,8 +158,7 @@ class Cost(Summarized):
 
     @functools.cached_property
     def effective_bits(self) -> float:
-        """Mean bits of a weight with the scales of its groups, biases of convolutions and linear layers aside; 0 without
-        weights."""
+        """Mean bits of a weight with the scales of its groups, biases of layers aside; 0 without weights."""
         bits = sum(e.elements * e.bits + 8 * e.group_bytes for e in self.edges if e.is_counted_weight)
         return bits / self.weights if self.weights else 0.0
 

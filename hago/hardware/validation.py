@@ -436,10 +436,10 @@ def _knows_groups(path: Path, op: str, signature: Document, weight: Weight | Non
         yield Finding(path, f"{text}: they are those of linear layers and of convolutions that are not transposed")
         return
     stored = DTYPES.get(signature["in"][min(weight.slot, len(signature["in"]) - 1)])
-    if "multiplier_bits" in signature["granularity"] and stored is not None:
-        if stored.kind != "int" or stored.bits > _WIDEST_IN_GROUPS:
-            text = f"got {show(stored.name)}; expected signed integers of at most {_WIDEST_IN_GROUPS} bits"
-            yield Finding(path, f"{text} of a weight whose groups have multipliers")
+    has_multipliers = "multiplier_bits" in signature["granularity"]
+    if has_multipliers and stored is not None and (stored.kind != "int" or stored.bits > _WIDEST_IN_GROUPS):
+        text = f"got {show(stored.name)}; expected signed integers of at most {_WIDEST_IN_GROUPS} bits"
+        yield Finding(path, f"{text} of a weight whose groups have multipliers")
 
 
 def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how: Document) -> Iterator[Finding]:

@@ -411,7 +411,8 @@ def _simq(simq: SimQ, write: ValueWriter) -> list[int | None]:
 
 def _weight(plan: Plan, edge: Edge, weight: StoredWeight, write: ValueWriter) -> dict[str, Any]:
     number, name = _desc_number(plan, edge.dst, weight.desc), plan.graph.source(edge)
-    return {"desc": number, "integers": write_value(write, weight.integers, edge.dst, name)}
+    record = {"desc": number, "integers": write_value(write, weight.integers, edge.dst, name)}
+    return record | {"digest": weight.digest.hex()} if weight.digest else record
 
 
 def _desc_number(plan: Plan, name: str, desc: OpDesc) -> int:
@@ -608,7 +609,8 @@ def _read_weight(
     simq, integers = edges[edge], read(record["integers"])
     if simq is None or simq.source is None or simq.target is not None:
         raise HagoError("got integers of a weight, and no edge that dequantizes them")
-    return StoredWeight(hardware.ops[graph[edge.dst].op][record["desc"]], simq.source, integers, None)
+    desc, digest = hardware.ops[graph[edge.dst].op][record["desc"]], bytes.fromhex(record.get("digest", ""))
+    return StoredWeight(desc, simq.source, integers, None, digest)
 
 
 def _pairs(node: Node, plan: NodePlan, ops: Ops, largest: float) -> ProductPairs:

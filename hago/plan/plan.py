@@ -170,12 +170,19 @@ class StoredWeight:
         qparams: of the integers.
         integers: centered, in their storage dtype.
         threshold: (lo, hi) from which the qparams were made; None in a model that was loaded.
+        digest: of the integers, where they need not be the nearest; else empty.
     """
 
     desc: OpDesc
     qparams: QParams
     integers: Tensor
     threshold: tuple[Tensor, Tensor] | None
+    digest: bytes = b""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """A hashable value that is equal for equal weights of one node."""
+        return (*self.qparams.key, self.digest) if self.digest else self.qparams.key
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -202,7 +209,7 @@ class Plan(Summarized):
         for name, node in self.nodes.items():
             digest.update(name.encode() + node.digest)
         for edge, weight in self.weights.items():
-            digest.update(repr((str(edge), weight.qparams.key)).encode())
+            digest.update(repr((str(edge), weight.key)).encode())
         return digest.hexdigest()
 
     @property

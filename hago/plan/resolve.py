@@ -265,7 +265,9 @@ def stored_weight(resolver: Resolver, node: Node, edge: Edge, bits: int) -> Stor
     operands = Operands(resolver, node, form, all_real, all_real)
     group = None if desc.groups is None else desc.groups.size
     qparams = operands.quantized(edge.slot, bits, desc.in_dtype(edge.slot), group)
-    return StoredWeight(desc, qparams, resolver.const(source, qparams), operands.thresholds[str(edge)])
+    integers, is_nearest = resolver.const(source, qparams), not isinstance(resolver.constants, OffsetConstants)
+    digest = b"" if is_nearest else hashlib.sha256(integers.numpy().tobytes()).digest()
+    return StoredWeight(desc, qparams, integers, operands.thresholds[str(edge)], digest)
 
 
 # ---------------------------------------------------------------- all nodes

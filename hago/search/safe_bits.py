@@ -103,7 +103,9 @@ def first_safe_bits(
     node, count = max(score.overflows.items(), key=lambda item: item[1])
     hardware, op = resolver.hardware, resolver.graph[node].op
     others = "" if len(score.overflows) == 1 else f", as do {len(score.overflows) - 1} others,"
-    register = resolver(bits).nodes[node].desc.register.dtype
+    node_plan = resolver(bits).nodes[node]
+    sums = node_plan.group_sums
+    register = f"{sums.register.dtype} for a group" if sums else str(node_plan.desc.register.dtype)
     helps = f"give {op} a signature with a wider accumulator in the hardware file"
     if all(hardware.float_descs(resolver.graph[name].op) for name in score.overflows):
         full = ", ".join(map(repr, sorted(score.overflows)))

@@ -453,7 +453,11 @@ def error_products(blocks: Iterable[ErrorBlock], sums: Tensor, squares: bool = T
 
 
 def _steps(grid: QParams, shape: Sequence[int]) -> list[Tensor]:
-    """The scale of a grid and the ends of its integers for rows (C, n), float32: (1, 1), (C, 1), or (C, n) for groups."""
+    """The scale of a grid and the ends of its integers for rows (C, n), float32.
+
+    Returns:
+        Tensors of shape (1, 1), (C, 1), or (C, n) where groups have scales.
+    """
     of_rows = grid.spread_over(shape)
     ends = (torch.as_tensor(t, dtype=torch.float32) for t in (of_rows.scale.to(torch.float32), *clip_range(of_rows)))
     return [t if grid.group is not None and t.numel() > 1 else t.reshape(-1, 1) for t in ends]
