@@ -41,7 +41,9 @@ def spread(values: Tensor, shape: Sequence[int], group: int) -> Tensor:
     """
     if values.numel() == 1:
         return values
-    return values.repeat_interleave(group, 1)[:, : math.prod(shape[1:])].reshape(tuple(shape))
+    # faster than repeat_interleave, which gathers
+    repeated = values.unsqueeze(2).expand(-1, -1, group).reshape(len(values), -1)
+    return repeated[:, : math.prod(shape[1:])].reshape(tuple(shape))
 
 
 def in_groups(rows: Tensor, group: int) -> Tensor:

@@ -203,7 +203,7 @@ def _groups(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> b
         return groups is None and of_op is None
     shape, sums = plan.graph[node.inputs[groups.slot]].shape, groups.sums
     largest = None if sums is None else sums.largest
-    holds = largest is None or (math.isfinite(largest) and largest > 0)
+    holds = largest is None or (math.isfinite(largest) and largest > 0 and bool(groups.integers.any()))
     return holds and _is_within_range(groups.stored, groups.integers, shape)
 
 

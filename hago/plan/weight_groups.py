@@ -98,36 +98,49 @@ class GroupSums:
     def lost(self, operands: Sequence[Tensor]) -> Lost:
         """The change of every accumulator by its partial sums: `sum over g of m * (cut(P) - P)`.
 
+        Only the groups of channels whose sums some data can make leave the register are added up.
+
         Args:
             operands: centered integers in any carrier; of these, the data is read.
         """
         carrier = torch.float32 if self.largest < EXACT_FLOAT32 else torch.float64
         x, dtype = operands[0].to(carrier), self.register.dtype
-        cut = OVERFLOWS[self.register.overflow].of_sum
-        amount: Tensor | None = None
-        peak, was_cut = 0.0, torch.zeros(())
-        for group in range(self.multipliers.shape[1]):
-            partial = self._partial(x, group, carrier)
+        cut, magnitudes = OVERFLOWS[self.register.overflow].of_sum, magnitudes_of_groups(self.integers, self.size)
+        bounds = magnitudes * (self.largest / float(magnitudes.max()))
+        may_leave = bounds > dtype.max * (1.0 - 2.0**-40)  # the quotient is rounded
+        shape = self.compute(self.attrs, x.to("meta"), self.integers.to("meta", carrier)).shape
+        amount, was_cut, peak = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.bool), 0.0
+        for group in torch.nonzero(may_leave.any(0)).flatten().tolist():
+            channels = torch.arange(len(self.integers))
+            if self.attrs.get("groups", 1) == 1:
+                channels = torch.nonzero(may_leave[:, group]).flatten()
+            partial = self._partial(x, group, channels, carrier)
             change = (cut(partial, dtype) - partial).to(torch.int64)
             peak = max(peak, float(partial.max()) / dtype.max, float(partial.min()) / dtype.min)
-            factor = self.multipliers[:, group].reshape(-1, *[1] * ((-self.channel_axis - 1) % change.ndim))
-            amount = change * factor if amount is None else amount.addcmul_(change, factor)
-            was_cut = (change != 0) | was_cut.to(torch.bool)
-        assert amount is not None
+            factor = self.multipliers[channels, group].reshape(-1, *[1] * ((-self.channel_axis - 1) % change.ndim))
+            amount.index_add_(self.channel_axis, channels, change * factor)
+            was_cut.index_copy_(
+                self.channel_axis, channels, was_cut.index_select(self.channel_axis, channels) | (change != 0)
+            )
         return Lost(amount, was_cut, peak)
 
-    def _partial(self, x: Tensor, group: int, carrier: torch.dtype) -> Tensor:
-        """The sums of the products of one group, for every output."""
+    def _partial(self, x: Tensor, group: int, channels: Tensor, carrier: torch.dtype) -> Tensor:
+        """The sums of the products of one group, for every output of some channels."""
         shape = self.integers.shape
         places, entries = math.prod(shape[2:]), math.prod(shape[1:])
         start, end = group * self.size, min((group + 1) * self.size, entries)
-        weight = torch.zeros(len(self.integers), entries, dtype=carrier)
-        weight[:, start:end] = self.integers.flatten(1)[:, start:end].to(carrier)
-        weight = weight.reshape(shape)
+        weight = torch.zeros(len(channels), entries, dtype=carrier)
+        weight[:, start:end] = self.integers.flatten(1)[channels, start:end].to(carrier)
+        weight = weight.reshape(len(channels), *shape[1:])
         if self.attrs.get("groups", 1) == 1:  # input channels without a product in the group are left out
             first, last = start // places, -(-end // places)
             x, weight = x.narrow(self.channel_axis, first, last - first), weight[:, first:last]
         return self.compute(self.attrs, x, weight)
+
+
+def magnitudes_of_groups(integers: Tensor, size: int) -> Tensor:
+    """The sum of the magnitudes of the integers of every group of a weight, float64 (channels, groups)."""
+    return in_groups(integers.flatten(1).to(torch.int64).abs(), size).sum(2).to(torch.float64)
 
 
 def group_sums_of(
@@ -153,13 +166,11 @@ def group_sums_of(
         is as wide: sums modulo 2**bits are then the same, whatever wraps in between.
     """
     partial = register.dtype if groups.partial is None else groups.partial
-    rows = in_groups(integers.flatten(1).to(torch.int64).abs(), groups.size)
-    largest = float(rows.sum(2).max()) * largest_data if rows.numel() else 0.0
-    return (
-        group_sums(rule, attrs, groups, integers, multipliers, register, largest)
-        if (largest > partial.max and not (register.overflow == "wrap" and partial.bits >= register.dtype.bits))
-        else None
-    )
+    largest = float(magnitudes_of_groups(integers, groups.size).max()) * largest_data if integers.numel() else 0.0
+    wraps_anyway = register.overflow == "wrap" and partial.bits >= register.dtype.bits
+    if largest <= partial.max or wraps_anyway:
+        return None
+    return group_sums(rule, attrs, groups, integers, multipliers, register, largest)
 
 
 def group_sums(

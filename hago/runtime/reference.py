@@ -169,7 +169,8 @@ def compute_float(
     """The value of a float node from the stored values of its inputs.
 
     Args:
-        constant: returns the q of a weight that is stored in integers, by node and slot.
+        constant: returns the q of a weight that is stored in integers, by node and slot, or its real values if the
+            conversion of its edge is None.
         simqs: the conversions of the node's edges; None for values that are real already.
     """
     edges = zip(node.edges, values, strict=True)

@@ -277,7 +277,7 @@ def test_a_register_that_wraps_may_wrap_in_between() -> None:
 def test_the_law_of_partial_sums_bites(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the sums of other groups, integers differ from those by hand."""
     honest = GroupSums._partial
-    monkeypatch.setattr(GroupSums, "_partial", lambda self, x, group, carrier: honest(self, x, 0, carrier))
+    monkeypatch.setattr(GroupSums, "_partial", lambda self, x, group, *more: honest(self, x, 0, *more))
     with pytest.raises(AssertionError):
         test_windows({})
 
