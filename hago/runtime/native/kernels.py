@@ -10,6 +10,7 @@ arithmetic always does, so every node has a kernel.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -801,8 +802,8 @@ def _emit_float(state: LoweringState, node: Node) -> Call | str:
     # values that a step before dequantized arrive as the node reads them, and so do weights
     simqs = {e: plan.edges[e] if layouts.is_own(e) and e not in weights else None for e in node.edges}
 
+    @functools.cache
     def real_weight(name: str, slot: int) -> Tensor:
-        # in every run: its float values would take several times the memory of its integers
         return dequantize(stored[slot].integers, stored[slot].qparams)
 
     def run(values: Sequence[Any]) -> Sequence[Any]:
