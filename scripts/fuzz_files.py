@@ -45,11 +45,13 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 import hago
+from hago.arithmetic.types import dtype
 from hago.calibration import make_given_ranges
 from hago.data import ImageShape, load_data
 from hago.data.sources import read_image
 from hago.errors import HagoError, HagoWarning
 from hago.graph.model_source import read_weights
+from hago.hardware import Groups, OpDesc, TensorScheme
 from hago.qat import run as checkpoint
 from hago.qat.run import Checkpoint
 from hago.runtime.native import library as native
@@ -88,6 +90,14 @@ def _data() -> list[torch.Tensor]:
     return [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))]
 
 
+def _groups() -> hago.Hardware:
+    """Convolutions that multiply groups of weights, and linear layers with weights in groups alone."""
+    product = OpDesc(["int8", "int8", "int32"], "int32", groups=Groups(4, 4, dtype("int16")))
+    alone = OpDesc(["float32", "int4"], "float32", groups=Groups(16))
+    symmetric = TensorScheme("symmetric")
+    return hago.Hardware({"conv2d": product, "linear": alone}, activation=symmetric, weight=symmetric)
+
+
 def originals(folder: Path) -> dict[str, bytes]:
     """A valid file of every kind."""
     model, data = _network(), _data()
@@ -97,6 +107,7 @@ def originals(folder: Path) -> dict[str, bytes]:
         save=paths["strategy"], front=paths["front"], log=paths["log"],
     )  # fmt: skip
     hago.create_quantizer(model, "x86_vnni", paths["strategy"], data).realize().save(paths["model"])
+    hago.quantize(model, _groups(), data).realize().save(paths["groups"])
     hago.search_quantize_strategy(
         model, "x86_vnni", data, searcher="gradient", budget=3, progress=False, log=paths["replay"],
         keep_float=["4"], fix_bits={"0:1": 8}, thresholds={"0": (-2.0, 2.0)},
@@ -339,6 +350,7 @@ READERS: Final[dict[str, Callable[[Path], object]]] = {
     "log": lambda path: read_log(path, lambda text: None),
     "npz": _load_npz,
     "model": _load_model,
+    "groups": _load_model,
     "rfc": read_rfc_log,
     "weights": read_weights,
     "safetensors": read_weights,
@@ -354,7 +366,7 @@ READERS: Final[dict[str, Callable[[Path], object]]] = {
 ENDINGS: Final = dict.fromkeys(("hardware", "strategy", "front", "quantizer", "kernels"), ".json") | {
     "npz": ".npz", "image": ".png", "weights": ".pt", "replay": ".jsonl",
 }  # fmt: skip
-SEALED: Final = {"model": KIND, "checkpoint": checkpoint._KIND, "training": checkpoint._KIND}
+SEALED: Final = {"model": KIND, "groups": KIND, "checkpoint": checkpoint._KIND, "training": checkpoint._KIND}
 _SETTINGS: Final = {"steps": 5, "rate": 0.1, "graph": "abc"}
 _LIBRARY: Final = ("kernels-0123.so", b"not a library")
 _RANGES: Final = {"0": (-2.0, 2.0)}

@@ -728,7 +728,22 @@ CASES: Final = (
     Case(
         "quantize table has no mode that quantizes weights alone. Keep the weights float: keep_float={}",
         lambda _: tables_of(),
-        lambda _: tables_of(keep_float=advised_edges()),
+        lambda _: tables_of(keep_float=advised_names()),
+    ),
+    Case(
+        "tables have no mode for. Keep such nodes float: keep_float={}",
+        lambda _: tables_of(PRODUCTS),
+        lambda _: tables_of(PRODUCTS, keep_float=advised_names(PRODUCTS)),
+    ),
+    Case(
+        "scales per tensor and per channel are trained; train for a signature without granularity",
+        lambda _: trained_on(replace(ALONE, groups=hago.hardware.Groups(32))),
+        lambda _: trained_on(ALONE),
+    ),
+    Case(
+        "have multipliers, which are not trained; train for a signature without granularity",
+        lambda _: trained_on(PRODUCTS),
+        lambda _: trained_on(replace(PRODUCTS, groups=None)),
     ),
     # nesting
     Case(
@@ -1050,17 +1065,26 @@ def tables_of_uneven(folder: Path, **options: Any) -> object:
     return quantizer.export(folder / "x", "tpu-mlir")
 
 
-def tables_of(**options: Any) -> object:
-    weights_alone = hago.Hardware({"conv2d": [OpDesc(["float32", "int4"], "float32"), FLOAT]}, name="weights")
-    quantizer = hago.quantize(graph(), weights_alone, DATA, **options)
+ALONE: Final = OpDesc(["float32", "int4"], "float32")
+PRODUCTS: Final = OpDesc(["int8", "int4", "int32"], "int32", groups=hago.hardware.Groups(32, 4))
+
+
+def tables_of(conv: OpDesc = ALONE, **options: Any) -> object:
+    hardware = hago.Hardware({"conv2d": [conv, FLOAT]}, name="weights", activation=SYMMETRIC, weight=SYMMETRIC)
+    quantizer = hago.quantize(graph(), hardware, DATA, **options)
     return make_tables(quantizer.plan, quantizer.strategy.bits)
 
 
-def advised_edges() -> list[str]:
+def advised_names(conv: OpDesc = ALONE) -> list[str]:
     with pytest.raises(HagoError) as caught:
-        tables_of()
-    edges: list[str] = ast.literal_eval(str(caught.value).rpartition("keep_float=")[2])
-    return edges
+        tables_of(conv)
+    names: list[str] = ast.literal_eval(str(caught.value).rpartition("keep_float=")[2])
+    return names
+
+
+def trained_on(conv: OpDesc) -> object:
+    hardware = hago.Hardware({"conv2d": [conv, FLOAT]}, name="weights", activation=SYMMETRIC, weight=SYMMETRIC)
+    return hago.prepare_qat(small(), hardware, dataset=DATA)
 
 
 class Key(enum.Enum):

@@ -69,6 +69,9 @@ def test_random_hardware_is_sound(tmp_path: Path) -> None:
         seen |= {d.register.overflow for descs in chip.ops.values() for d in descs}
         seen |= {chip.requantize.form, chip.requantize.search}
         seen |= {"weight only" for descs in chip.ops.values() if descs[0].is_weight_only}
+        groups = [d.groups for descs in chip.ops.values() for d in descs if d.groups]
+        seen |= {"groups" if g.multiplier_bits is None else "groups with multipliers" for g in groups}
+        seen |= {"partial sums" for g in groups if g.partial}
         outs = [{d.out_dtype for d in descs if d.requantize_at == "output"} for descs in chip.ops.values()]
         seen |= {"outputs of two widths" for dtypes in outs if len(dtypes) > 1}
     assert seen >= {
@@ -82,6 +85,9 @@ def test_random_hardware_is_sound(tmp_path: Path) -> None:
         "least_error",
         "weight only",
         "outputs of two widths",
+        "groups",
+        "groups with multipliers",
+        "partial sums",
     }
     save_hardware(chip, tmp_path / "chip.json")
     assert load_hardware(tmp_path / "chip.json") == chip == random_hardware(seed)

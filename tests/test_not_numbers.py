@@ -51,4 +51,5 @@ def test_engines_agree(chip: str) -> None:
     Simulator(plan).run([data[0]], lambda node, value: made.__setitem__(node.op, value))
     assert compare_plan_exactly(plan, data[:1]).same
     assert quantizer.simulate()(data[0]).isfinite().all()
-    assert made["div"].isnan().any()
+    # where no value is quantized, no divisor is rounded to 0
+    assert made["div"].isnan().any() == bool(plan.nodes)

@@ -279,7 +279,7 @@ class NodeSplitter:
 
 def limit(c: Tensor, target: QParams) -> Tensor:
     """Centered integers clipped to the range of `target`."""
-    low, high = (torch.as_tensor(v, dtype=c.dtype) for v in clip_range(target))
+    low, high = (torch.as_tensor(v, dtype=c.dtype) for v in clip_range(target.spread_over(c.shape)))
     return torch.minimum(torch.maximum(c, low), high)
 
 

@@ -308,6 +308,8 @@ def _fits(graph: Graph, node: Node, descs: Sequence[OpDesc], bits: Sequence[int]
         for slot, b in enumerate(bits):
             uses_all_levels = affine or not desc.in_dtype(slot).signed
             largest = torch.tensor(float((1 << b) - 1 if uses_all_levels else (1 << (b - 1)) - 1), dtype=torch.float64)
+            if desc.groups is not None and form.weight is not None and form.weight.slot == slot:
+                largest = largest * desc.groups.largest_multiplier(power_of_two=False)
             operands.append(Operand(None, largest, graph[node.inputs[slot]].shape or ()))
         if float(form.bound(node.attrs, operands).max()) > desc.register.dtype.max:
             return False

@@ -269,7 +269,8 @@ def _verdict(node_plan: NodePlan | None, tally: Tally) -> Verdict:
 def _bound(node_plan: NodePlan) -> float:
     """The largest accumulator that any input can cause, over the maximum of its register."""
     ratio = node_plan.largest_sum / node_plan.desc.register.dtype.max
-    return ratio if node_plan.pairs is None else max(ratio, node_plan.pairs.over)
+    partial = node_plan.group_sums if node_plan.pairs is None else node_plan.pairs
+    return ratio if partial is None else max(ratio, partial.over)
 
 
 def _edges(splitter: NodeSplitter, tally: Tally) -> tuple[EdgeStatistic, ...]:
@@ -285,7 +286,8 @@ def _edges(splitter: NodeSplitter, tally: Tally) -> tuple[EdgeStatistic, ...]:
         in_node_units = form.slot(slot) in ("bias", "common")
         statistic: EdgeStatistic
         if slot in splitter.consts:
-            statistic = _unchanged(edge, source, "constant", qparams)
+            stored = splitter.plan.target(Edge(node.name, slot))
+            statistic = _unchanged(edge, source, "constant", qparams if stored is None else stored)
             statistic = _with_error(statistic, splitter.const_edges[slot], None if in_node_units else power)
             channels, narrow = _channels(splitter.plan, Edge(node.name, slot), splitter.consts[slot])
             statistic = replace(statistic, channels=channels, narrow_channels=narrow)
@@ -348,7 +350,8 @@ def _channels(plan: Plan, edge: Edge, free: Tensor) -> tuple[int, int]:
     Args:
         free: its centered integers without limits.
     """
-    form, target = plan.ops[plan.graph[edge.dst].op].integer, plan.target(edge)
+    form, node_plan = plan.ops[plan.graph[edge.dst].op].integer, plan.nodes.get(edge.dst)
+    target = plan.target(edge) if node_plan is None else node_plan.operands[edge.slot]
     if form is None or form.weight is None or form.weight.slot != edge.slot or target is None:
         return 0, 0
     peaks = _per_channel(limit(free, target), form.weight.axis)

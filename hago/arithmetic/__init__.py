@@ -3,6 +3,7 @@
 from hago.arithmetic import (
     convolution,
     equality,
+    groups,
     multipliers,
     numerics,
     packing,
@@ -15,6 +16,7 @@ from hago.arithmetic import (
 __all__ = [
     "convolution",
     "equality",
+    "groups",
     "multipliers",
     "numerics",
     "packing",

@@ -18,6 +18,7 @@ from typing import Final, Literal, get_args
 import torch
 from torch import Tensor
 
+from hago.arithmetic.groups import spread
 from hago.arithmetic.multipliers import MULTIPLIERS
 from hago.arithmetic.rounding import ROUNDINGS, rounding_shift
 from hago.arithmetic.types import INT16, DType, QParams, SimQ
@@ -282,13 +283,15 @@ def quantize(x: Tensor, target: QParams, rounding: str = "half_even") -> Tensor:
     Returns:
         A new tensor of `x`'s dtype holding integers.
     """
+    target = target.spread_over(x.shape)
     rounded = ROUNDINGS[rounding](x / _number(target.scale.to(x.dtype)))
     return _clip(rounded.nan_to_num_(-math.inf, math.inf, -math.inf), target)
 
 
 def dequantize(c: Tensor, source: QParams) -> Tensor:
     """Dequantize centered integers to float32: `float32(c) * float32(scale)`  (N2)."""
-    return c.to(torch.float32) * _number(source.scale.to(torch.float32))
+    scale = source.scale.to(torch.float32)
+    return c.to(torch.float32) * _number(scale if source.group is None else spread(scale, c.shape, source.group))
 
 
 def ratio(source: QParams, target: QParams) -> Tensor:

@@ -6,13 +6,15 @@ rounds the scale to float32, in which engines store it. The numbered equations a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from hago.arithmetic.groups import groups_of
 from hago.arithmetic.numerics import power_of_two_at_least
 from hago.arithmetic.types import DTYPES, DType, QParams
 from hago.errors import HagoError, did_you_mean
@@ -134,15 +136,18 @@ class Grid:
             cover [0, hi]; else 2**bits - 1 cover [-t, t] (symmetric), or 2**bits cover [lo, hi]
             (affine).
         power_of_two: whether the threshold must be a power of two.
+        group: of a weight, the number of neighbouring entries of a channel that have a threshold of their own; None if
+            a channel, or the tensor, has one. See `hago.arithmetic.groups`.
 
     Raises:
-        HagoError: the scheme is unknown, or the bits are not 2 to 64 (63 if unsigned).
+        HagoError: the scheme is unknown, the bits are not 2 to 64 (63 if unsigned), or the group is empty.
     """
 
     bits: int
     scheme: str = "hago"
     signed: bool = True
     power_of_two: bool = False
+    group: int | None = None
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
@@ -152,17 +157,34 @@ class Grid:
         most = 64 if self.signed else 63
         if not 2 <= self.bits <= most:
             raise HagoError(f"a grid of {self.bits} bits; expected 2 to {most}")
+        if self.group is not None and self.group < 1:
+            raise HagoError(f"a grid with groups of {self.group} entries; expected 1 or more")
+
+    def thresholds_of(self, shape: Sequence[int], channel_axis: int | None) -> int:
+        """The number of thresholds of a constant of this shape: one for the tensor, for each channel along an axis, or
+        for each group of each channel, those of the first channel first."""
+        if self.group is not None:
+            return math.prod(groups_of(shape, self.group))
+        return 1 if channel_axis is None else shape[channel_axis]
 
 
 def make_qparams(
-    scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType, *, power_of_two: bool = False
+    scheme: str,
+    lo: Tensor,
+    hi: Tensor,
+    bits: int,
+    dtype: DType,
+    *,
+    power_of_two: bool = False,
+    group: int | None = None,
 ) -> QParams:
     """Make the quantization parameters of real values in `[lo, hi]`.
 
     Args:
         scheme: a name in SCHEMES.
-        lo, hi: float64, same shape, broadcasting against the value.
+        lo, hi: float64, same shape, broadcasting against the value; (channels, groups) if `group` is given.
         bits: the number of bits, sign included; at most `dtype.bits`.
+        group: the number of entries of a weight that have a scale of their own.
         power_of_two: whether to round the threshold up so that the scale is a power of two, in the `hago` scheme
             (zero point 0, or the middle of the dtype).
 
@@ -180,7 +202,7 @@ def make_qparams(
     empty = (lo == 0) & (hi == 0)
     scale = torch.where(empty, torch.ones_like(scale), scale.clamp_min(SMALLEST_SCALE))
     scale = scale.to(torch.float32).to(torch.float64)
-    return QParams(scale, zero.to(torch.int64), qmin, qmax, dtype)
+    return QParams(scale, zero.to(torch.int64), qmin, qmax, dtype, group)
 
 
 # ---------------------------------------------------------------- quantizable range

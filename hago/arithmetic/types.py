@@ -7,14 +7,15 @@ are exact in float32, so that products of two are exact in float64; `real = (q -
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
+from hago.arithmetic.groups import spread
 from hago.errors import HagoError, did_you_mean, shortened
 
 Kind = Literal["int", "uint", "float"]
@@ -152,6 +153,8 @@ class QParams:
         zero_point: int64, broadcasts against the value; the q of real zero.
         qmin, qmax: the range that q may take (after clipping), inside `dtype`.
         dtype: the storage type of q.
+        group: of a weight whose groups have scales of their own, the number of entries of a group. Scale and zero point
+            are then (channels, groups), see `hago.arithmetic.groups`, and broadcast after `spread_over`.
     """
 
     scale: Tensor
@@ -159,6 +162,7 @@ class QParams:
     qmin: int
     qmax: int
     dtype: DType
+    group: int | None = None
 
     @property
     def per_channel(self) -> bool:
@@ -174,13 +178,23 @@ class QParams:
             self.qmin,
             self.qmax,
             self.dtype.name,
+            *(() if self.group is None else (self.group,)),
         )
+
+    def spread_over(self, shape: Sequence[int]) -> QParams:
+        """The parameters with a scale and a zero point that broadcast against a value of this shape: those of groups
+        are repeated for every entry."""
+        if self.group is None:
+            return self
+        scale, zero = (spread(t, shape, self.group) for t in (self.scale, self.zero_point))
+        return replace(self, scale=scale, zero_point=zero, group=None)
 
     def __str__(self) -> str:
         low, high = float(self.scale.min()), float(self.scale.max())
         scale = f"{low:.6g}" if low == high else f"{low:.6g}..{high:.6g}"
         zero = int(self.zero_point.flatten()[0])
-        return f"{self.dtype}[{self.qmin},{self.qmax}] scale {scale} zero {zero}"
+        groups = "" if self.group is None else f" in groups of {self.group}"
+        return f"{self.dtype}[{self.qmin},{self.qmax}] scale {scale} zero {zero}{groups}"
 
 
 ZERO: Final[Tensor] = torch.zeros((), dtype=torch.int64)

@@ -76,27 +76,27 @@ def _scaled(piece: Tensor, per_value: Tensor) -> Tensor:
     return (carrier * _INSIDE).to(torch.float64).mul_(per_value.view(-1, 1))
 
 
-def _count(cells: Tensor, limit: Tensor) -> Tensor:
-    """The number of values of each channel in each bin: int64 (C, BINS)."""
+def _count(cells: Tensor, limit: Tensor, bins: int) -> Tensor:
+    """The number of values of each channel in each bin: int64 (C, bins)."""
     channels = cells.shape[1]
-    per_value = (BINS // 2) / limit
-    first: int | Tensor = BINS // 2
+    per_value = (bins // 2) / limit
+    first: int | Tensor = bins // 2
     index, size = torch.int16, _CHUNK
     if channels > 1:
-        index = torch.int32 if channels * BINS < 1 << 31 else torch.int64
-        first = torch.arange(channels, dtype=index).mul_(BINS).add_(BINS // 2).view(-1, 1)
+        index = torch.int32 if channels * bins < 1 << 31 else torch.int64
+        first = torch.arange(channels, dtype=index).mul_(bins).add_(bins // 2).view(-1, 1)
         # Each bincount makes a table of its own, so a piece is at least half as long as the table.
-        size = max(_CHUNK, channels * BINS // 2)
+        size = max(_CHUNK, channels * bins // 2)
     total = torch.zeros(0, dtype=torch.int64)
     for piece in _pieces(cells, size):
-        bins = _scaled(piece, per_value).floor_().to(index).add_(first)
-        counts = torch.bincount(bins.reshape(-1), minlength=channels * BINS)
+        numbers = _scaled(piece, per_value).floor_().to(index).add_(first)
+        counts = torch.bincount(numbers.reshape(-1), minlength=channels * bins)
         total = total.add_(counts) if len(total) else counts
-    return total.view(channels, BINS)
+    return total.view(channels, bins)
 
 
 def rebin(histogram: Tensor, limit: Tensor, wider: Tensor) -> Tensor:
-    """Convert a histogram (C, BINS) over [-limit, limit] to one over [-wider, wider] by merging neighbouring bins.
+    """Convert a histogram (C, bins) over [-limit, limit] to one over [-wider, wider] by merging neighbouring bins.
 
     Args:
         limit, wider: float64 (C,), powers of two, limit <= wider.
@@ -104,7 +104,8 @@ def rebin(histogram: Tensor, limit: Tensor, wider: Tensor) -> Tensor:
     if bool((limit == wider).all()):
         return histogram
     halvings = torch.frexp(wider / limit)[1].to(torch.int64).sub_(1).clamp_max(62).view(-1, 1)
-    target = (torch.arange(BINS).sub_(BINS // 2) >> halvings).add_(BINS // 2)
+    bins = histogram.shape[1]
+    target = (torch.arange(bins).sub_(bins // 2) >> halvings).add_(bins // 2)
     return torch.zeros_like(histogram).scatter_add_(1, target, histogram)
 
 
@@ -115,13 +116,14 @@ class Observer:
 
     Args:
         channel_axis: the axis along which statistics are kept per channel (negative values count from the end); None
-            for statistics of the whole tensor. With C channels the memory is 8 * C * BINS bytes.
+            for statistics of the whole tensor. With C channels the memory is 8 * C * bins bytes.
         name: the name of the node, for errors.
+        bins: of the histogram of a channel; even.
     """
 
-    def __init__(self, channel_axis: int | None = None, name: str = "tensor") -> None:
+    def __init__(self, channel_axis: int | None = None, name: str = "tensor", bins: int = BINS) -> None:
         self._axis = channel_axis
-        self._name = name
+        self._name, self._bins = name, bins
         self._batches = self._count = 0
 
     def update(self, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +153,7 @@ class Observer:
         else:
             self._minimum, self._maximum, self._limit = low, high, limit
             self._sum_minimum, self._sum_maximum = low, high
-            self._histogram = _count(cells, limit).to(torch.float64)
+            self._histogram = _count(cells, limit, self._bins).to(torch.float64)
         self._batches += 1
         self._count += cells.numel() // cells.shape[1]
         return low, high
@@ -175,7 +177,7 @@ class Observer:
 
     def _merge(self, cells: Tensor, low: Tensor, high: Tensor, limit: Tensor) -> None:
         wider = torch.maximum(self._limit, limit)
-        self._histogram = rebin(self._histogram, self._limit, wider).add_(_count(cells, wider))
+        self._histogram = rebin(self._histogram, self._limit, wider).add_(_count(cells, wider, self._bins))
         self._limit = wider
         self._minimum = torch.minimum(self._minimum, low)
         self._maximum = torch.maximum(self._maximum, high)
@@ -209,15 +211,18 @@ class Observer:
         )
 
 
-def constant_statistics(tensor: Tensor, channel_axis: int | None = None, name: str = "constant") -> TensorStatistics:
+def constant_statistics(
+    tensor: Tensor, channel_axis: int | None = None, name: str = "constant", bins: int = BINS
+) -> TensorStatistics:
     """Statistics of a constant, such as a weight, observed as one batch.
 
     Args:
         tensor: float, any shape.
-        channel_axis: the axis of the channels (8 * C * BINS bytes); None for statistics of the whole tensor.
+        channel_axis: the axis of the channels (8 * C * bins bytes); None for statistics of the whole tensor.
         name: the name of the node, for errors.
+        bins: of the histogram of a channel; even.
 
     Raises:
         DataError: the tensor is empty, not float or not finite, or has no such axis.
     """
-    return Observer(channel_axis, name).finish_at_once(tensor)
+    return Observer(channel_axis, name, bins).finish_at_once(tensor)

@@ -26,8 +26,9 @@ class TensorStatistics:
         count: the number of observed values per channel.
         minimum, maximum: float64 (C,).
         mean_minimum, mean_maximum: float64 (C,), the batch minima and maxima averaged over batches.
-        histogram: float64 (C, BINS), counts of values over [-limit, limit]; a positive value on an
-            edge belongs to the bin below it, a negative one to the bin above, zero to bin BINS / 2.
+        histogram: float64 (C, bins), counts of values over [-limit, limit]; a positive value on an
+            edge belongs to the bin below it, a negative one to the bin above, zero to bin bins / 2. There are BINS
+            bins, or fewer where channels have few values.
         limit: float64 (C,), a power of two at least max(|minimum|, |maximum|).
         derived: values that estimators derive from the statistics and keep for further grids; see `derive`.
     """

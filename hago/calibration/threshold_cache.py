@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -10,11 +11,14 @@ from torch import Tensor
 from hago.arithmetic.schemes import Grid
 from hago.caching import LRU
 from hago.calibration.observer import constant_statistics
-from hago.calibration.statistics import Estimator, TensorStatistics, stack
+from hago.calibration.statistics import BINS, Estimator, TensorStatistics, stack
 from hago.errors import DataError, HagoError, did_you_mean
 
 #: The number of channels of a constant that are estimated at a time: their histograms take 8 MiB.
 _BLOCK = 256
+#: The number of groups of a constant that are estimated at a time, and the bins of their histograms: a group has few
+#: values, and a constant many groups.
+_GROUPS, _GROUP_BINS = 2048, 512
 #: The number of observed nodes that are estimated at a time.
 _TOGETHER = 64
 #: The bytes of statistics of constants' channels that are kept, since a search asks for one grid after another.
@@ -31,7 +35,7 @@ class ThresholdCache:
     Made by `plan.threshold_sources.EstimatedThresholds`, which calls it whenever a Plan is resolved. The statistics
     of a constant are computed when they are first needed. Those of whole tensors are kept. Those per channel (8 * BINS
     bytes per channel, far more than the weight itself) are computed in blocks, of which the most recently used are
-    kept.
+    kept. So are those per group, each of which is estimated as a channel with coarser bins.
 
     Args:
         statistics: statistics of the observed nodes, by name.
@@ -50,7 +54,7 @@ class ThresholdCache:
         self._constants = constants
         self._whole: dict[str, TensorStatistics] = {}  # of constants
         self._stacked: dict[str, tuple[tuple[str, ...], TensorStatistics]] = {}
-        self._blocks: LRU[tuple[str, int, int], TensorStatistics] = LRU(_BYTES, TensorStatistics.bytes_at_most)
+        self._blocks: LRU[tuple[str, int, int, int], TensorStatistics] = LRU(_BYTES, TensorStatistics.bytes_at_most)
         self._ranges: dict[_Key, tuple[RangeOfNode, TensorStatistics | None]] = {}
 
     def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> ThresholdCache:
@@ -66,9 +70,10 @@ class ThresholdCache:
             node: an observed node or a constant.
             grid: the integers that represent its value.
             channel_axis: the axis of a constant along which each channel gets thresholds of its own; None for one pair.
+                0 if the grid has groups.
 
         Returns:
-            float64 tensors of shape (C,), or (1,) without a channel axis; the caller may change them.
+            float64 tensors of shape (C,), (C * groups,), or (1,) without a channel axis; the caller may change them.
 
         Raises:
             HagoError: there is no such node, or the estimator broke its contract.
@@ -110,20 +115,36 @@ class ThresholdCache:
     def _estimate(self, node: str, grid: Grid, channel_axis: int | None) -> RangeOfNode:
         if channel_axis is None:
             return self._checked(node, self._whole_tensor(node), grid)
-        channels = self._constants[node].shape[channel_axis]
+        channels = self._constants[node].movedim(channel_axis, 0)
+        if grid.group is None:
+            return self._rows(node, channels, grid, (node, channel_axis, 0))
+        # the last group of a channel may be shorter, so those of all channels are estimated apart from the others
+        rows, size = channels.flatten(1), grid.group
+        whole = rows.shape[1] // size * size
+        parts = [rows[:, :whole].reshape(len(rows), -1, size)] if whole else []
+        parts += [rows[:, whole:].unsqueeze(1)] if whole < rows.shape[1] else []
+        found = [self._rows(node, p.flatten(0, 1), grid, (node, 0, p.shape[2])) for p in parts]
+        ends = (torch.cat([end.view(len(rows), -1) for end in of_parts], 1) for of_parts in zip(*found, strict=True))
+        lo, hi = (end.flatten() for end in ends)
+        return lo, hi
+
+    def _rows(self, node: str, rows: Tensor, grid: Grid, key: tuple[str, int, int]) -> RangeOfNode:
+        """The thresholds of every row of a constant, (rows, ...), in blocks.
+
+        Args:
+            key: of the cached statistics, equal for equal rows: the node, the axis of its channels, and the size of
+                groups or 0.
+        """
+        at_once, bins = (_BLOCK, BINS) if grid.group is None else (_GROUPS, _GROUP_BINS)
+
+        def statistics(start: int) -> TensorStatistics:
+            return constant_statistics(rows[start : start + at_once], 0, node, bins)
+
         ranges = [
-            self._checked(node, self._channels(node, channel_axis, start), grid)
-            for start in range(0, max(1, channels), _BLOCK)
+            self._checked(node, self._blocks.get_or_make((*key, start), functools.partial(statistics, start)), grid)
+            for start in range(0, max(1, len(rows)), at_once)
         ]
         return torch.cat([lo for lo, _ in ranges]), torch.cat([hi for _, hi in ranges])
-
-    def _channels(self, node: str, axis: int, start: int) -> TensorStatistics:
-        """The statistics of the block of a constant's channels that begins at `start`."""
-
-        def make() -> TensorStatistics:
-            return constant_statistics(self._constants[node].movedim(axis, 0)[start : start + _BLOCK], 0, node)
-
-        return self._blocks.get_or_make((node, axis, start), make)
 
     def _estimate_together(self, node: str, grid: Grid) -> None:
         """Estimate a node, and others that will probably be asked for on the same grid, as channels of one tensor."""

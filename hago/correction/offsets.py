@@ -87,5 +87,6 @@ class OffsetConstants:
         if offsets is None:
             return None
         nearest = quantize(self._graph.consts[name].to(torch.float64), target, self._rounding)
-        low, high = (end - target.zero_point for end in (target.qmin, target.qmax))
+        zero = target.spread_over(nearest.shape).zero_point
+        low, high = target.qmin - zero, target.qmax - zero
         return torch.maximum(torch.minimum(nearest + offsets, high.to(nearest)), low.to(nearest))

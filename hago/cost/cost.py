@@ -50,9 +50,11 @@ class EdgeCost:
         elements: number of values on the edge.
         bits: bits that each of them uses.
         dtype: dtype in which the reader takes them.
-        weight_bytes: bytes of a constant, packed to its bits; 0 where another edge reads the same integers.
+        weight_bytes: bytes of a constant, packed to its bits, and of the scales of its groups, if it has any; 0 where
+            another edge reads the same integers.
         requantized: elements that are quantized, requantized or dequantized while the model runs.
         cycles, picojoules: cost of that; None where the hardware file gives no figure.
+        group_bytes: bytes of the scales or multipliers, and the zero points, of the constant's groups.
     """
 
     edge: str
@@ -64,6 +66,7 @@ class EdgeCost:
     requantized: int = 0
     cycles: float | None = None
     picojoules: float | None = None
+    group_bytes: int = 0
 
     @property
     def is_counted_weight(self) -> bool:
@@ -143,7 +146,8 @@ class Cost(Summarized):
         packed to their bits."""
         counted = (e for e in self.edges if e.weight_bytes)
         return sum(
-            packed_bytes(e.elements, DTYPES[e.dtype].bits) if e.dtype in DTYPES else e.weight_bytes for e in counted
+            packed_bytes(e.elements, DTYPES[e.dtype].bits) + e.group_bytes if e.dtype in DTYPES else e.weight_bytes
+            for e in counted
         )
 
     @functools.cached_property
@@ -154,8 +158,8 @@ class Cost(Summarized):
 
     @functools.cached_property
     def effective_bits(self) -> float:
-        """Mean bits of a weight, biases of convolutions and linear layers aside; 0 without weights."""
-        bits = sum(e.elements * e.bits for e in self.edges if e.is_counted_weight)
+        """Mean bits of a weight with the scales of its groups, biases of layers aside; 0 without weights."""
+        bits = sum(e.elements * e.bits + 8 * e.group_bytes for e in self.edges if e.is_counted_weight)
         return bits / self.weights if self.weights else 0.0
 
     @functools.cached_property
@@ -310,7 +314,7 @@ def _of_edges(part: Callable[[EdgeCost, Cost], float]) -> Part:
 
 
 def _mean_bits(edge: EdgeCost, cost: Cost) -> float:
-    return edge.elements * edge.bits / cost.weights if edge.is_counted_weight else 0.0
+    return (edge.elements * edge.bits + 8 * edge.group_bytes) / cost.weights if edge.is_counted_weight else 0.0
 
 
 def _seconds(row: Row, cost: Cost) -> float | None:
@@ -578,7 +582,9 @@ class _Account:
         new = key not in self.counted
         self.counted.add(key)
         name = str(self.graph.consts[source].dtype).removeprefix("torch.") if target is None else target.dtype.name
-        return EdgeCost(str(edge), kind, elements, bits, name, packed_bytes(elements, bits) if new else 0)
+        of_groups = self.plan.group_bytes(edge)
+        size = packed_bytes(elements, bits) + of_groups if new else 0
+        return EdgeCost(str(edge), kind, elements, bits, name, size, group_bytes=of_groups)
 
     # ------------------------------------------------------------ nodes
     def _node(self, node: Node) -> NodeCost:
@@ -610,8 +616,9 @@ class _Account:
 
     def _read(self, edge: Edge) -> int:
         source = self.graph.source(edge)
-        is_const = self.graph[source].op == CONST
-        return packed_bytes(self._elements(source), self._const_bits(edge) if is_const else self._stored(source).bits)
+        if self.graph[source].op != CONST:
+            return packed_bytes(self._elements(source), self._stored(source).bits)
+        return packed_bytes(self._elements(source), self._const_bits(edge)) + self.plan.group_bytes(edge)
 
     def _compute(self, node: Node, desc: OpDesc, macs: int, elements: int, requantized: int) -> float | None:
         if macs:

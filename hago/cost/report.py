@@ -35,9 +35,9 @@ class MadeUpThresholds:
 
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
         """The group's range, for every channel."""
-        channels = 1 if channel_axis is None else self._graph.consts[source].shape[channel_axis]
+        shape = () if channel_axis is None else self._graph.consts[source].shape
         power = self._powers.setdefault(key, len(self._powers) % 32)
-        end = torch.full((channels,), 2.0**power, dtype=torch.float64)
+        end = torch.full((grid.thresholds_of(shape, channel_axis),), 2.0**power, dtype=torch.float64)
         return (-end if grid.signed else 0.0 * end), end
 
 

@@ -57,13 +57,20 @@ def make_tables(plan: Plan, bits: Mapping[str, int], observed: Mapping[str, Rang
         observed: (minimum, maximum) by node, used for nodes that no edge quantizes, e.g. the last layer.
 
     Raises:
-        HagoError: the Plan quantizes the weight of a float node, for which the tables have no mode.
+        HagoError: the Plan quantizes the weight of a float node, or one in groups with multipliers, for which the
+            tables have no mode.
     """
     if plan.weights:
         raise HagoError(
             f"node {next(iter(plan.weights)).dst!r} computes in float with its weight as integers; TPU-MLIR's "
             "quantize table has no mode that quantizes weights alone. Keep the weights float: "
             f"keep_float={list(map(str, plan.weights))}"
+        )
+    grouped = [name for name, node in plan.nodes.items() if node.groups is not None]
+    if grouped:
+        raise HagoError(
+            f"the weight of node {grouped[0]!r} has a multiplier for every group, which TPU-MLIR's tables have no mode "
+            f"for. Keep such nodes float: keep_float={grouped}"
         )
     ranges = _Ranges(plan, bits)
     rows = {name: _widest(pairs) for name, pairs in ranges.all.items()}

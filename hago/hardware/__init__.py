@@ -10,7 +10,7 @@ from hago.hardware.file import (
     load_hardware,
     save_hardware,
 )
-from hago.hardware.hardware import Accumulator, FixedOut, Hardware, OpDesc, TensorScheme, create_sample_hardware
+from hago.hardware.hardware import Accumulator, FixedOut, Groups, Hardware, OpDesc, TensorScheme, create_sample_hardware
 from hago.hardware.start import start_hardware
 from hago.hardware.table import HardwareTable
 from hago.hardware.validation import check_hardware_document
@@ -19,6 +19,7 @@ __all__ = [
     "COMMON_OPS",
     "Accumulator",
     "FixedOut",
+    "Groups",
     "Hardware",
     "HardwareTable",
     "MissingOps",

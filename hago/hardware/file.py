@@ -18,7 +18,7 @@ from typing import Any, Final
 from hago.arithmetic.numerics import Requantize
 from hago.arithmetic.types import dtype
 from hago.errors import HardwareError, LogError, did_you_mean
-from hago.hardware.hardware import Accumulator, FixedOut, Hardware, OpDesc, TensorScheme
+from hago.hardware.hardware import Accumulator, FixedOut, Groups, Hardware, OpDesc, TensorScheme
 from hago.hardware.validation import Finding, check_hardware_document
 from hago.ops import OPS, Ops
 from hago.serialization.json_text import read_file, replace_file
@@ -27,7 +27,9 @@ from hago.shipped_hardware import shipped_hardware
 HARDWARE_VERSION: Final = 1
 _SCHEMA: Final = "../hago/serialization/schemas/hardware.schema.json"
 #: The keys of a signature that are not cost figures.
-_SIGNATURE_KEYS: Final = ("in", "out", "accumulator", "requantize_at", "min_bits", "max_bits", "form", "fixed_out")
+_SIGNATURE_KEYS: Final = (
+    "in", "out", "granularity", "accumulator", "requantize_at", "min_bits", "max_bits", "form", "fixed_out"
+)  # fmt: skip
 
 
 def hardware_to_document(hardware: Hardware) -> dict[str, Any]:
@@ -70,6 +72,10 @@ def _scheme(scheme: TensorScheme) -> dict[str, str]:
 def _signature(desc: OpDesc) -> dict[str, Any]:
     plain = OpDesc(desc.in_dtypes, desc.out_dtype)
     body: dict[str, Any] = {"in": [d.name for d in desc.in_dtypes], "out": desc.out_dtype.name}
+    if desc.groups is not None:
+        of_sums = {"multiplier_bits": desc.groups.multiplier_bits, "partial": desc.groups.partial}
+        body["granularity"] = {"group": desc.groups.size}
+        body["granularity"] |= {k: v if isinstance(v, int) else v.name for k, v in of_sums.items() if v is not None}
     if desc.register != plain.register:
         order = {"order": desc.register.order, "bias": desc.register.bias}
         body["accumulator"] = {"dtype": desc.register.dtype.name, "overflow": desc.register.overflow}
@@ -85,7 +91,8 @@ def _signature(desc: OpDesc) -> dict[str, Any]:
 def _name(signatures: dict[str, dict[str, Any]], desc: OpDesc) -> str:
     """The name of a signature in `signatures`, to which the signature is added if it is new."""
     body = _signature(desc)
-    wanted = desc.name or "_".join([*body["in"], "to", body["out"]])
+    size = [] if desc.groups is None else [f"g{desc.groups.size}"]
+    wanted = desc.name or "_".join([*body["in"], *size, "to", body["out"]])
     number, name = 1, wanted
     while signatures.setdefault(name, body) != body:
         number += 1
@@ -128,6 +135,7 @@ def _content(desc: OpDesc) -> list[Any]:
         [desc.out_dtype.name, register.dtype.name, register.overflow, desc.requantize_at, *order],
         [desc.min_bits, desc.max_bits, desc.form, *([] if fixed is None else [float(fixed.scale), fixed.zero_point])],
         {k: float(v) for k, v in desc.cost.items()},
+        *([] if desc.groups is None else [_signature(desc)["granularity"]]),
     ]
 
 
@@ -165,7 +173,7 @@ def _requantize(document: Mapping[str, Any]) -> Requantize:
 
 
 def _desc(name: str, body: Mapping[str, Any]) -> OpDesc:
-    register, fixed = body.get("accumulator"), body.get("fixed_out")
+    register, fixed, granularity = body.get("accumulator"), body.get("fixed_out"), body.get("granularity")
     limits = {k: int(body[k]) for k in ("min_bits", "max_bits") if k in body}
     return OpDesc(
         in_dtypes=body["in"],
@@ -178,9 +186,15 @@ def _desc(name: str, body: Mapping[str, Any]) -> OpDesc:
         name=name,
         form=body.get("form"),
         fixed_out=fixed and FixedOut(float(fixed["scale"]), int(fixed["zero_point"])),
+        groups=granularity and _groups(granularity),
         cost={k: v for k, v in body.items() if k not in _SIGNATURE_KEYS},
         **limits,
     )
+
+
+def _groups(granularity: Mapping[str, Any]) -> Groups:
+    bits, partial = granularity.get("multiplier_bits"), granularity.get("partial")
+    return Groups(int(granularity["group"]), None if bits is None else int(bits), partial and dtype(partial))
 
 
 # ---------------------------------------------------------------- finding files

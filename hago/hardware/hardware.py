@@ -24,6 +24,8 @@ Granularity = Literal["per_tensor", "per_channel"]
 RequantizeAt = Literal["edge", "output"]
 OtherOps = Literal["float32", "reject"]
 
+#: The behaviours of accumulators that add up groups of weights.
+GROUP_OVERFLOWS: Final = ("wrap", "saturate_end")
 #: The bits that a search may choose for an operand where a signature does not say.
 DEFAULT_MIN_BITS: Final = 4
 DEFAULT_MAX_BITS: Final = 64
@@ -77,6 +79,50 @@ class Accumulator(Summarized):
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of a weight, neighbouring entries of a channel that share a scale; see `hago.arithmetic.groups`.
+
+    Where weights alone are quantized, the scale of a group is a float. Where the chip multiplies integers, it is the
+    scale of the channel, or of the tensor, times an integer, by which the chip multiplies the sum of the group; see
+    `hago.plan.weight_groups`.
+
+    Args:
+        size: the number of entries of a group; the last group of a channel may be shorter.
+        multiplier_bits: the bits of these integers, which have no sign; None for weights alone.
+        partial: the dtype of the register in which a group is added up, which overflows as the accumulator does; None
+            if that is the accumulator itself, or for weights alone.
+
+    Raises:
+        HardwareError: a group has less than two entries, multipliers do not have 2 to 8 bits, or there is a partial
+            register without multipliers, or one that holds no signed integers.
+    """
+
+    size: int
+    multiplier_bits: int | None = None
+    partial: DType | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 2:
+            raise HardwareError(f"groups of {self.size} entries of a weight; expected 2 or more")
+        if self.multiplier_bits is not None and not 2 <= self.multiplier_bits <= 8:
+            raise HardwareError(f"multipliers of groups have {self.multiplier_bits} bits; expected 2 to 8")
+        if self.partial is not None and (self.multiplier_bits is None or self.partial.kind != "int"):
+            raise HardwareError(
+                f"partial sums of groups in {self.partial}; expected a signed integer dtype, with multiplier_bits"
+            )
+
+    def largest_multiplier(self, *, power_of_two: bool) -> int:
+        """The largest multiplier of a group, where these are powers of two or not."""
+        assert self.multiplier_bits is not None
+        return 1 << (self.multiplier_bits - 1) if power_of_two else (1 << self.multiplier_bits) - 1
+
+    def __str__(self) -> str:
+        partial = "" if self.partial is None else f" summed in {self.partial}"
+        factor = "" if self.multiplier_bits is None else f"{partial} and multiplied by {self.multiplier_bits} bits"
+        return f"weights in groups of {self.size}{factor}"
+
+
+@dataclass(frozen=True, slots=True)
 class FixedOut:
     """Quantization parameters of an output that are fixed by the hardware instead of calibrated.
 
@@ -109,11 +155,15 @@ class OpDesc(Summarized):
         min_bits, max_bits: the bits that a search may choose for an operand.
         form: the form of the op's arithmetic, if chips differ in it; see docs/hardware.md.
         fixed_out: the scale and zero point of the output, if the hardware fixes them.
+        groups: the groups of the weight that have scales of their own; None if its scales are those of
+            `Hardware.weight`. With multipliers where the signature computes in integers, and only there.
         cost: cost figures, e.g. {"macs_per_cycle": 64}.
 
     Raises:
         HardwareError: there are no dtypes, dtypes mix integers and floats (other than a float node with one integer
-            operand, its weight), or the output is fixed but not requantized at the output.
+            operand, its weight), the output is fixed but not requantized at the output, or there are groups
+            without a weight, or with multipliers in a signature that computes in float, or its accumulator saturates at
+            partial sums of its own.
     """
 
     in_dtypes: Any
@@ -125,6 +175,7 @@ class OpDesc(Summarized):
     max_bits: int = DEFAULT_MAX_BITS
     form: str | None = None
     fixed_out: FixedOut | None = None
+    groups: Groups | None = None
     cost: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,6 +198,21 @@ class OpDesc(Summarized):
         if self.fixed_out is not None and not (self.is_integer and self.requantize_at == "output"):
             raise HardwareError(
                 f"signature {self.name!r} fixes its output; expected integers requantized at the output"
+            )
+        if self.groups is not None:
+            self._check_groups(self.groups)
+
+    def _check_groups(self, groups: Groups) -> None:
+        integer = groups.multiplier_bits is not None
+        if integer != self.is_integer or not (integer or self.is_weight_only):
+            raise HardwareError(
+                f"signature {self.name!r} has {groups}; expected multipliers where all operands are integers, and none "
+                "where the weight alone is one"
+            )
+        if integer and self.register.overflow not in GROUP_OVERFLOWS:
+            raise HardwareError(
+                f"signature {self.name!r} has {groups} and an accumulator with {self.register.overflow}; expected "
+                f"{' or '.join(GROUP_OVERFLOWS)}"
             )
 
     @property
@@ -177,7 +243,7 @@ class OpDesc(Summarized):
     def widths(self) -> tuple[object, ...]:
         """A value that is equal for signatures that differ only in the signs of their dtypes."""
         bits = tuple(d.bits for d in self.in_dtypes)
-        return (bits, self.out_dtype.bits, self.register.dtype.bits, self.requantize_at, self.form)
+        return (bits, self.out_dtype.bits, self.register.dtype.bits, self.requantize_at, self.form, self.groups)
 
     def bias_dtype(self, slot: int) -> DType:
         """The dtype of a bias in `slot`: the listed one, else the accumulator's."""
@@ -193,7 +259,8 @@ class OpDesc(Summarized):
         at = " requantized at output" if self.requantize_at == "output" else ""
         register = self.register
         acc = "" if register == Accumulator(self.out_dtype) else f" in {register.dtype} {register.on_overflow}"
-        return f"({ins}) -> {self.out_dtype}{acc}{at}"
+        groups = "" if self.groups is None else f", {self.groups}"
+        return f"({ins}) -> {self.out_dtype}{acc}{at}{groups}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +429,7 @@ def _row(op: str, desc: OpDesc) -> SignatureRow:
         requantize=f"{desc.requantize_at}{fixed_to}" if integer else "-",
         form=desc.form or "-",
         signature=desc.name,
+        groups=str(desc.groups or ""),
     )
 
 

@@ -19,6 +19,7 @@ class SignatureRow:
     Args:
         requantize: where its values are requantized: `edge` or `output`.
         signature: its name in the hardware file; empty if it has none.
+        groups: the groups of its weight in words; empty if it has none.
     """
 
     op: str
@@ -29,6 +30,7 @@ class SignatureRow:
     requantize: str
     form: str
     signature: str
+    groups: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class HardwareTable:
                 "form": r.form,
                 "source": f"{self.origin}: {r.signature}" if r.signature else self.origin,
             }
+            | ({"groups": r.groups} if r.groups else {})
             for r in self.rows
         ]
         return {"head": self.head, "rows": rows}
@@ -67,7 +70,7 @@ class HardwareTable:
     def __str__(self) -> str:
         columns = {
             "op": [r.op for r in self.rows],
-            "operands": [" ".join(r.operands) for r in self.rows],
+            "operands": [" ".join(r.operands) + (f", {r.groups}" if r.groups else "") for r in self.rows],
             "result": [r.result for r in self.rows],
             "register": [r.register if r.register == "-" else f"{r.register} {r.overflow}" for r in self.rows],
             "requantize": [r.requantize for r in self.rows],

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from hago.arithmetic.multipliers import MULTIPLIERS
 from hago.arithmetic.numerics import OVERFLOWS, BiasAt, Order
 from hago.arithmetic.rounding import ROUNDINGS
-from hago.arithmetic.schemes import SCHEMES, SMALLEST_SCALE
+from hago.arithmetic.schemes import SCHEMES, SMALLEST_SCALE, TWO_SIDED
 from hago.arithmetic.types import DTYPES, DType
 from hago.errors import did_you_mean
 from hago.hardware.common_ops import foreign_op
-from hago.hardware.hardware import DEFAULT_MAX_BITS, DEFAULT_MIN_BITS
-from hago.ops import IntegerForm, OpRule, Ops, aliases
+from hago.hardware.hardware import DEFAULT_MAX_BITS, DEFAULT_MIN_BITS, GROUP_OVERFLOWS
+from hago.ops import IntegerForm, OpRule, Ops, Weight, aliases
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
@@ -91,6 +91,10 @@ def nan_findings(path: Path, values: Mapping[str, Any]) -> Iterator[Finding]:
 
 #: The keys of signatures that compute in integers.
 _INTEGER_KEYS: Final = ("accumulator", "requantize_at", "fixed_out")
+#: The keys of signatures with an integer weight.
+_WEIGHT_KEYS: Final = ("granularity",)
+#: The most bits of a weight whose groups have multipliers.
+_WIDEST_IN_GROUPS: Final = 8
 #: The keys of signatures with integer operands.
 _BITS_KEYS: Final = ("min_bits", "max_bits")
 #: The most bits of the integer weight of a float node: float32 holds its integers, so dequantizing rounds only once.
@@ -127,7 +131,7 @@ def _float_signature(path: Path, body: Document, weight: list[DType]) -> Iterato
     Args:
         weight: the dtype of the integer operand; empty if there is none.
     """
-    refused = _INTEGER_KEYS if weight else (*_INTEGER_KEYS, *_BITS_KEYS)
+    refused = _INTEGER_KEYS if weight else (*_INTEGER_KEYS, *_BITS_KEYS, *_WEIGHT_KEYS)
     for key in (k for k in refused if k in body):
         what = "one that computes in float" if weight else "a float signature"
         yield Finding((*path, key), f"got {show(body[key])}; {what} has none: remove it")
@@ -136,12 +140,18 @@ def _float_signature(path: Path, body: Document, weight: list[DType]) -> Iterato
             text = f"got {show(dtype.name)}; expected at most {_WIDEST_WEIGHT} bits of a weight whose node is float"
             yield Finding((*path, "in", body["in"].index(dtype.name)), text)
         yield from _limits(path, body, [dtype])
+        for key in (k for k in ("multiplier_bits", "partial") if k in body.get("granularity", {})):
+            text = (
+                f"got {show(body['granularity'][key])}; the scales of groups are floats where the op computes in float"
+            )
+            yield Finding((*path, "granularity", key), f"{text}: remove it")
 
 
 def _integer_signature(
     path: Path, body: Document, operands: list[DType], out: DType, register: DType
 ) -> Iterator[Finding]:
     widest = max(d.bits for d in operands)
+    yield from _groups(path, body, operands, register)
     where = (*path, "accumulator", "dtype") if "accumulator" in body else (*path, "out")
     if not register.is_int:
         yield Finding(where, f"got {show(register.name)}; expected an integer dtype, as the operands are")
@@ -155,6 +165,27 @@ def _integer_signature(
     yield from _order((*path, "accumulator"), body.get("accumulator", {}))
     yield from _fixed_out((*path, "fixed_out"), body, out)
     yield from _limits(path, body, operands)
+
+
+def _groups(path: Path, body: Document, operands: list[DType], register: DType) -> Iterator[Finding]:
+    """The mistakes in the groups of a weight that is multiplied as integers."""
+    if "granularity" not in body:
+        return
+    granularity, where = body["granularity"], (*path, "granularity")
+    if "multiplier_bits" not in granularity:
+        text = "the key is missing; the sum of a group of integers is multiplied by an integer of so many bits"
+        yield Finding((*where, "multiplier_bits"), text)
+    overflow = body.get("accumulator", {}).get("overflow", "wrap")
+    if overflow not in GROUP_OVERFLOWS:
+        text = f"got {show(overflow)}; expected {' or '.join(GROUP_OVERFLOWS)} with groups of weights"
+        yield Finding((*path, "accumulator", "overflow"), text)
+    if "partial" in granularity:
+        unknown = [*known_name((*where, "partial"), granularity["partial"], DTYPES, "dtype")]
+        yield from unknown
+        partial = None if unknown else DTYPES[granularity["partial"]]
+        if partial is not None and (partial.kind != "int" or (register.is_int and partial.bits > register.bits)):
+            text = f"got {show(partial.name)}; expected a signed integer dtype of at most the bits of {register}"
+            yield Finding((*where, "partial"), text)
 
 
 def _name_of(operands: list[DType], bits: int) -> str:
@@ -298,6 +329,14 @@ def _meaning(document: Document) -> Iterator[Finding]:
     yield from nan_findings(("cost",), document.get("cost", {}))
     for name, body in document.get("signatures", {}).items():
         yield from check_signature(("signatures", name), body)
+    scheme = document.get("weight", {}).get("scheme")
+    if scheme in TWO_SIDED and any("multiplier_bits" in s.get("granularity", {}) for s in _signatures(document)):
+        text = f"got {show(scheme)}; expected a scheme without zero points where groups of weights have multipliers"
+        yield Finding(("weight", "scheme"), text)
+
+
+def _signatures(document: Document) -> Iterator[Document]:
+    yield from document.get("signatures", {}).values()
 
 
 def _requantize(document: Document) -> Iterator[Finding]:
@@ -372,6 +411,7 @@ def _op_takes(path: Path, op: str, signature: Document, known_ops: Ops, how: Doc
         yield Finding(path, f"{op} has no form {show(named)}; {known}.{did_you_mean(named or '', rule.forms)}")
     elif (form := rule.integer if named is None else rule.forms[named]) is not None:
         yield from _form_takes(path, op, signature, form, how)
+        yield from _knows_groups(path, op, signature, form.weight)
 
 
 def _weight_only(path: Path, op: str, signature: Document, rule: OpRule) -> Iterator[Finding]:
@@ -383,6 +423,23 @@ def _weight_only(path: Path, op: str, signature: Document, rule: OpRule) -> Iter
     elif weight is not None and integers not in ([], [weight.slot]):
         text = f"the weight of {op} is operand {weight.slot}; got an integer as operand {comma_list(integers)}"
         yield Finding(path, f"{text} of a float signature")
+    else:
+        yield from _knows_groups(path, op, signature, weight)
+
+
+def _knows_groups(path: Path, op: str, signature: Document, weight: Weight | None) -> Iterator[Finding]:
+    """The groups of a signature must be those of a weight that an op sums over."""
+    if "granularity" not in signature:
+        return
+    if weight is None or not weight.sums_channels:
+        text = f"got {show(signature['granularity'])}; hago knows no groups of the weight of {op}"
+        yield Finding(path, f"{text}: they are those of linear layers and of convolutions that are not transposed")
+        return
+    stored = DTYPES.get(signature["in"][min(weight.slot, len(signature["in"]) - 1)])
+    has_multipliers = "multiplier_bits" in signature["granularity"]
+    if has_multipliers and stored is not None and (stored.kind != "int" or stored.bits > _WIDEST_IN_GROUPS):
+        text = f"got {show(stored.name)}; expected signed integers of at most {_WIDEST_IN_GROUPS} bits"
+        yield Finding(path, f"{text} of a weight whose groups have multipliers")
 
 
 def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how: Document) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from hago.ops._rule import Addends, Attrs, IntegerForm, MatrixProduct, Operand, 
 from hago.ops._shared import arguments, mac_bound, split_k
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_WEIGHT = Weight(slot=1, axis=0)
+_WEIGHT = Weight(slot=1, axis=0, sums_channels=True)
 
 
 def _compute(dims: int) -> Callable[..., Tensor]:

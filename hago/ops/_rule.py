@@ -50,10 +50,16 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The slot that may have a scale per output channel, and the axis of it along which output channels lie."""
+    """The slot that may have a scale per output channel, and the axis of it along which output channels lie.
+
+    Args:
+        sums_channels: whether an output adds up the products of all entries of its channel and of no other, and
+            channels lie along axis 0, so that the entries of a channel may be cut into groups.
+    """
 
     slot: int
     axis: int
+    sums_channels: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from hago.arithmetic.numerics import Order
 from hago.ops._rule import Addends, Attrs, IntegerForm, MatrixProduct, Operand, OpRule, Refusal, Sample, TermsAt, Weight
 from hago.ops._shared import arguments, mac_bound, split_k
 
-_WEIGHT = Weight(slot=1, axis=0)
+_WEIGHT = Weight(slot=1, axis=0, sums_channels=True)
 
 
 def _compute(attrs: Attrs, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:

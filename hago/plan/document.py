@@ -24,6 +24,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from hago.arithmetic.groups import groups_of
 from hago.arithmetic.numerics import OVERFLOWS, Requantize
 from hago.arithmetic.packing import Packed, pack, unpack
 from hago.arithmetic.types import DType, Edge, QParams, SimQ
@@ -42,6 +43,7 @@ from hago.ops import ATTRIBUTE_RECORDS, OPS, OpRule, Ops, opaque
 from hago.plan.accumulators import ProductPairs, additions_of
 from hago.plan.document_checks import check_plan
 from hago.plan.plan import NodePlan, Plan, StoredWeight
+from hago.plan.weight_groups import WeightGroups, group_sums
 from hago.serialization.tensor_file import RESERVED, dtype_name, storable, storable_dtype
 
 #: Tensors of at most so many elements are written into the JSON itself.
@@ -51,7 +53,7 @@ _RECORDS: Final = {kind.__name__: kind for kind in ATTRIBUTE_RECORDS}
 _TAG: Final = "hago"
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
 #: Fields of a NodePlan that `_node_plan` and `_read_node` write and read each in its own form.
-_SPECIAL_FIELDS: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs", "additions", "raised")
+_SPECIAL_FIELDS: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs", "additions", "raised", "groups")
 #: The key of each other field; formats keep the key of a field that was renamed.
 _PLAIN_FIELDS: Final = {
     f.name: {"keeps_input_dtype": "within_hull"}.get(f.name, f.name)
@@ -139,7 +141,8 @@ class ValueWriter:
         name = f"qparams.{len(self.qparams)}"
         scale = self._numbered("scales", self.scales, q.scale, lambda: self._tensor(q.scale, f"{name}.scale"))
         zero = self._tensor(q.zero_point, f"{name}.zero_point")
-        return {"scale": scale, "zero_point": zero, "qmin": q.qmin, "qmax": q.qmax, "dtype": q.dtype.name}
+        record = {"scale": scale, "zero_point": zero, "qmin": q.qmin, "qmax": q.qmax, "dtype": q.dtype.name}
+        return record if q.group is None else record | {"group": q.group}
 
     def _numbered(self, kind: str, table: list[Any], value: object, make: Callable[[], Any]) -> int:
         entry = self._numbers.get((kind, id(value)))
@@ -227,7 +230,7 @@ class ValueReader:
             scale = read_scales[_index(q["scale"], read_scales)]
             if scale.dtype != torch.float64 or not bool(((scale > 0) & scale.isfinite()).all()):
                 raise HagoError("got a scale that is not positive and finite in float64")
-            self._qparams.append(QParams(scale, zero, q["qmin"], q["qmax"], dtype))
+            self._qparams.append(QParams(scale, zero, q["qmin"], q["qmax"], dtype, q.get("group")))
 
     def qparams(self, number: int) -> QParams:
         """The qparams with a number of the table."""
@@ -408,7 +411,8 @@ def _simq(simq: SimQ, write: ValueWriter) -> list[int | None]:
 
 def _weight(plan: Plan, edge: Edge, weight: StoredWeight, write: ValueWriter) -> dict[str, Any]:
     number, name = _desc_number(plan, edge.dst, weight.desc), plan.graph.source(edge)
-    return {"desc": number, "integers": write_value(write, weight.integers, edge.dst, name)}
+    record = {"desc": number, "integers": write_value(write, weight.integers, edge.dst, name)}
+    return record | {"digest": weight.digest.hex()} if weight.digest else record
 
 
 def _desc_number(plan: Plan, name: str, desc: OpDesc) -> int:
@@ -425,12 +429,27 @@ def _node_plan(plan: Plan, name: str, write: ValueWriter) -> dict[str, Any]:
         key: write_value(write, getattr(node_plan, field), name, f"{name}.{field}")
         for field, key in _PLAIN_FIELDS.items()
     }
+    groups = node_plan.groups
+    if groups is not None:
+        record["groups"] = _groups(node.inputs[groups.slot], name, groups, write)
+    # the joined integers follow from those of the groups
+    consts = {s: c for s, c in node_plan.consts.items() if groups is None or s != groups.slot}
     return record | {
         "desc": _desc_number(plan, name, node_plan.desc),
-        "consts": {str(s): write_value(write, c, name, node.inputs[s]) for s, c in node_plan.consts.items()},
+        "consts": {str(s): write_value(write, c, name, node.inputs[s]) for s, c in consts.items()},
         "thresholds": {k: write_value(write, v, name, f"{name}.thresholds") for k, v in activations.items()},
         "digest": node_plan.digest.hex(),
         "largest_pair": None if node_plan.pairs is None else node_plan.pairs.largest,
+    }
+
+
+def _groups(weight: str, name: str, groups: WeightGroups, write: ValueWriter) -> dict[str, Any]:
+    """The groups of the weight of a node, whose qparams follow from those of the operand."""
+    return {
+        "slot": groups.slot,
+        "integers": write_value(write, groups.integers, name, weight),
+        "multipliers": write_value(write, groups.multipliers, name, f"{weight}.multipliers"),
+        "largest_sum": None if groups.sums is None else groups.sums.largest,
     }
 
 
@@ -544,9 +563,39 @@ def _read_node(
         digest=bytes.fromhex(record["digest"]),
     )
     plan = replace(plan, additions=additions_of(ops[node.op], plan.attrs, plan.desc.register, plan.bound))
+    if "groups" in record:
+        groups = _read_groups(node, plan, record["groups"], read, hardware, ops)
+        consts = {**plan.consts, groups.slot: groups.joined()}
+        plan = replace(plan, groups=groups, consts=dict(sorted(consts.items())))
     if record["largest_pair"] is not None:
         plan = replace(plan, pairs=_pairs(node, plan, ops, record["largest_pair"]))
     return plan
+
+
+def _read_groups(
+    node: Node, plan: NodePlan, record: Mapping[str, Any], read: ValueReader, hardware: Hardware, ops: Ops
+) -> WeightGroups:
+    """The groups of the weight of a node; the plan lacks them and the joined integers."""
+    slot, integers, multipliers = record["slot"], read(record["integers"]), read(record["multipliers"])
+    form, of_op, joined = ops[node.op].integer, plan.desc.groups, plan.operands[record["slot"]]
+    if form is None or form.weight is None or form.weight.slot != slot or of_op is None or joined is None:
+        raise HagoError(f"node {node.name!r} has groups with multipliers, but its signature or its op has none")
+    top = of_op.largest_multiplier(power_of_two=hardware.requantize.power_of_two)
+    is_integer = not (integers.is_floating_point() or integers.dtype == torch.bool) and multipliers.dtype == torch.int64
+    shape = groups_of(integers.shape, of_op.size) if integers.ndim > 1 else None
+    if not is_integer or multipliers.shape != shape or not bool(((multipliers > 0) & (multipliers <= top)).all()):
+        raise HagoError(
+            f"got {integers.dtype} integers of shape {tuple(integers.shape)} in groups with {multipliers.dtype} "
+            f"multipliers of shape {tuple(multipliers.shape)}; expected one from 1 to {top} for every group"
+        )
+    scale = joined.scale.reshape(-1, 1) * multipliers
+    zero, ends = torch.zeros_like(multipliers), (joined.qmin // top, joined.qmax // top)
+    stored = QParams(scale, zero, *ends, plan.desc.in_dtype(slot), of_op.size)
+    sums = None
+    if record["largest_sum"] is not None:
+        register, largest = plan.desc.register, float(record["largest_sum"])
+        sums = group_sums(ops[node.op], plan.attrs, of_op, integers, multipliers, register, largest)
+    return WeightGroups(slot, stored, integers, multipliers, sums)
 
 
 def _read_weight(
@@ -560,7 +609,8 @@ def _read_weight(
     simq, integers = edges[edge], read(record["integers"])
     if simq is None or simq.source is None or simq.target is not None:
         raise HagoError("got integers of a weight, and no edge that dequantizes them")
-    return StoredWeight(hardware.ops[graph[edge.dst].op][record["desc"]], simq.source, integers, None)
+    desc, digest = hardware.ops[graph[edge.dst].op][record["desc"]], bytes.fromhex(record.get("digest", ""))
+    return StoredWeight(desc, simq.source, integers, None, digest)
 
 
 def _pairs(node: Node, plan: NodePlan, ops: Ops, largest: float) -> ProductPairs:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from hago.arithmetic.groups import groups_of
 from hago.arithmetic.types import TORCH_DTYPES, Edge, QParams
 from hago.errors import HagoError
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node, infer_shape, read_tree, run_without_values
@@ -123,7 +124,8 @@ def _check_weight(plan: Plan, edge: Edge) -> None:
     weight, source = plan.weights[edge], plan.graph[plan.graph.source(edge)]
     q, desc = weight.qparams, weight.desc
     fits = desc.is_weight_only and desc.in_dtype(edge.slot) == q.dtype and edge.dst not in plan.nodes
-    if not (fits and source.op == CONST and source.shape is not None and _broadcasts(q, source.shape)):
+    fits = fits and q.group == (None if desc.groups is None else desc.groups.size)
+    if not (fits and source.op == CONST and source.shape is not None and _stands_along(q, source.shape)):
         raise HagoError(f"edge {edge} has integers that its signature or its constant do not allow")
     if not _is_within_range(q, weight.integers, source.shape):
         raise HagoError(f"edge {edge} has integers outside of its range, or of another shape than its constant")
@@ -131,9 +133,10 @@ def _check_weight(plan: Plan, edge: Edge) -> None:
 
 def _is_within_range(q: QParams, values: Tensor, shape: tuple[int, ...] | None) -> bool:
     """Whether centered integers have a shape and are within the range of qparams."""
-    c = values.to(torch.int64)
-    low, high = q.qmin - q.zero_point, q.qmax - q.zero_point
-    return values.shape == shape and bool(((c >= low) & (c <= high)).all())
+    if values.shape != shape:
+        return False
+    c, zero = values.to(torch.int64), q.spread_over(values.shape).zero_point
+    return bool(((c >= q.qmin - zero) & (c <= q.qmax - zero)).all())
 
 
 # ---------------------------------------------------------------- integer nodes
@@ -193,6 +196,17 @@ def _constants(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -
     return set(node_plan.consts) <= set(range(len(node.inputs)))
 
 
+def _groups(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bool:
+    """groups with multipliers where the signature has them, integers within their range, and sums that may overflow"""
+    groups, of_op = node_plan.groups, node_plan.desc.groups
+    if groups is None or of_op is None or form.weight is None or form.weight.slot != groups.slot:
+        return groups is None and of_op is None
+    shape, sums = plan.graph[node.inputs[groups.slot]].shape, groups.sums
+    largest = None if sums is None else sums.largest
+    holds = largest is None or (math.isfinite(largest) and largest > 0 and bool(groups.integers.any()))
+    return holds and _is_within_range(groups.stored, groups.integers, shape)
+
+
 def _table(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bool:
     """a table of the output of every integer input, where the op is a table"""
     source, out, table = node_plan.operands[0], node_plan.out, node_plan.table
@@ -229,15 +243,23 @@ _RULES: Final[tuple[Callable[[Plan, Node, NodePlan, IntegerForm], bool], ...]] =
     _output,
     _accumulator,
     _constants,
+    _groups,
     _table,
     _attributes,
     _thresholds,
 )
 
 
+def _stands_along(q: QParams, shape: tuple[int, ...]) -> bool:
+    """Whether the qparams of a weight are those of its groups, if it has groups, and else broadcast against it."""
+    if q.group is None:
+        return _broadcasts(q, shape)
+    return len(shape) > 1 and q.scale.shape == q.zero_point.shape == groups_of(shape, q.group)
+
+
 def _broadcasts(q: QParams, shape: tuple[int, ...]) -> bool:
-    """Whether qparams broadcast against a value without changing its shape."""
-    return all(
+    """Whether qparams, without groups, broadcast against a value without changing its shape."""
+    return q.group is None and all(
         t.ndim <= len(shape) and all(n in (1, size) for n, size in zip(t.shape[::-1], shape[::-1], strict=False))
         for t in (q.scale, q.zero_point)
     )

@@ -108,6 +108,8 @@ def check_dorefa_hardware(hardware: Hardware, target: QParams | None = None) -> 
         HagoError: it cannot.
     """
     signed = target is None or target.dtype.signed
+    if any(d.groups for descs in hardware.ops.values() for d in descs):
+        raise HagoError(f"{hardware.name} has scales for groups of weights; DoReFa's weights have one for the tensor")
     if hardware.weight.scheme in TWO_SIDED or hardware.requantize.power_of_two or not signed:
         raise HagoError(
             f"{hardware.name} cannot hold DoReFa's weights: they need a symmetric scheme, signed integers and "
@@ -173,7 +175,7 @@ class DoReFaThresholds:
         threshold = self._weights.threshold(source, grid.bits)
         if threshold is not None:
             weight = self._graph.consts[source]
-            end = threshold.expand(1 if channel_axis is None else weight.shape[channel_axis]).clone()
+            end = threshold.expand(grid.thresholds_of(weight.shape, channel_axis)).clone()
             return -end, end
         low, high = self._inner(key, source, grid, channel_axis)
         const = source in self._graph.consts

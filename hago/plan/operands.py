@@ -22,10 +22,11 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from hago.arithmetic.schemes import TWO_SIDED, Grid, make_qparams
-from hago.arithmetic.types import ZERO, DType, QParams
+from hago.arithmetic.groups import groups_of
+from hago.arithmetic.schemes import SMALLEST_SCALE, TWO_SIDED, Grid, make_qparams
+from hago.arithmetic.types import INT8, INT16, INT32, ZERO, DType, QParams
 from hago.graph import CONST, Graph, Node
-from hago.hardware import Hardware, OpDesc
+from hago.hardware import Groups, Hardware, OpDesc
 from hago.ops import IntegerForm, Ops, Site
 from hago.plan.topology import Topology, passes_through, range_node
 
@@ -48,11 +49,13 @@ class ThresholdSource(Protocol):
         """The threshold of the group `key`, which reads the value of node `source`.
 
         Args:
-            grid: the bits, scheme and signedness that the threshold is for.
-            channel_axis: the axis of a constant along which each channel has a threshold of its own; None for one.
+            grid: the bits, scheme, signedness and groups that the threshold is for.
+            channel_axis: the axis of a constant along which each channel has a threshold of its own; None for one. 0 if
+                the grid has groups.
 
         Returns:
-            (lo, hi), the ends of the range in real units, float64 of shape (channels,) or (1,).
+            (lo, hi), the ends of the range in real units, float64 of shape (`grid.thresholds_of(...)`,): one for each
+            group of each channel, for each channel, or one.
         """
         ...
 
@@ -85,6 +88,7 @@ class Operands:
         sources: qparams of each producer; None where its value is real.
         thresholds: the thresholds asked for so far, by group key.
         raised: channels of the weight whose scale was raised so that the bias fits; see `_with_room_for_bias`.
+        multipliers: of the groups of the weight, int64 (channels, groups); None where groups have none.
     """
 
     owner: OperandContext
@@ -94,6 +98,7 @@ class Operands:
     sources: Sequence[QParams | None]
     thresholds: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     raised: tuple[int, ...] = ()
+    multipliers: Tensor | None = None
 
     def is_const(self, slot: int) -> bool:
         """Whether an operand is a constant."""
@@ -246,31 +251,60 @@ class Operands:
                     self.owner.hardware.activation.scheme, *quantizable_ends(source), dtype.bits, dtype
                 )
             return source
+        if desc.groups is not None and self.form.weight is not None and self.form.weight.slot == slot:
+            return self._joined(slot, bits, dtype, desc.groups)
         return self.quantized(slot, bits, dtype)
 
-    def quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
-        """The qparams of an operand that has a threshold of its own."""
+    def _joined(self, slot: int, bits: int, dtype: DType, groups: Groups) -> QParams:
+        """The qparams of a weight whose integers are multiplied by those of their groups.
+
+        The largest scale of a channel, or of the tensor, is that of the largest multiplier; the others have the nearest
+        multiplier, half to even, and 1 at least.
+        """
+        of_groups, hardware = self.quantized(slot, bits, dtype, groups.size), self.owner.hardware
+        top = groups.largest_multiplier(power_of_two=hardware.requantize.power_of_two)
+        per_channel = hardware.weight.granularity == "per_channel"
+        largest = of_groups.scale.amax(1) if per_channel else of_groups.scale.max()
+        scale = (largest / top).clamp_min(SMALLEST_SCALE).to(torch.float32).to(torch.float64)
+        self.multipliers = torch.round(of_groups.scale / scale.reshape(-1, 1)).clamp(1, top).to(torch.int64)
+        shape = self.owner.graph[self.node.inputs[slot]].shape or ()
+        scale = scale.reshape(-1, *[1] * (len(shape) - 1)) if per_channel else scale
+        ends = of_groups.qmin * top, of_groups.qmax * top
+        held = next(d for d in (INT8, INT16, INT32) if d.min <= ends[0] and ends[1] <= d.max)
+        return self.owner.intern(QParams(scale, torch.zeros_like(scale, dtype=torch.int64), *ends, held))
+
+    def quantized(self, slot: int, bits: int, dtype: DType, group: int | None = None) -> QParams:
+        """The qparams of an operand that has a threshold of its own.
+
+        Args:
+            group: of a weight whose groups have scales of their own, the number of entries of a group.
+        """
         name = self.node.inputs[slot]
         hardware = self.owner.hardware
         chosen = hardware.weight if self.is_const(slot) else hardware.activation
         # an operand as wide as an accumulator has no zero point in any engine
         scheme = chosen.scheme if dtype.bits <= 16 else "hago"
         weight, axis = self.form.weight, None
-        ndim = len(self.owner.graph[name].shape or ())
-        if self.is_const(slot) and chosen.granularity == "per_channel" and weight is not None and weight.slot == slot:
+        shape = self.owner.graph[name].shape or ()
+        ndim = len(shape)
+        if group is not None:
+            axis = 0
+        elif self.is_const(slot) and chosen.granularity == "per_channel" and weight is not None and weight.slot == slot:
             axis = weight.axis % ndim
         lo, hi = self.threshold(
-            str(self.node.edges[slot]), name, bits, scheme, dtype.signed or self._is_signed(slot), axis
+            str(self.node.edges[slot]), name, bits, scheme, dtype.signed or self._is_signed(slot), axis, group
         )
         if axis is not None:
-            shape = [-1 if d == axis else 1 for d in range(ndim)]
-            lo, hi = lo.reshape(shape), hi.reshape(shape)
-        return self.qparams_of_range(scheme, lo, hi, bits, dtype)
+            like = [-1 if d == axis else 1 for d in range(ndim)] if group is None else groups_of(shape, group)
+            lo, hi = lo.reshape(like), hi.reshape(like)
+        return self.qparams_of_range(scheme, lo, hi, bits, dtype, group)
 
-    def qparams_of_range(self, scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> QParams:
+    def qparams_of_range(
+        self, scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType, group: int | None = None
+    ) -> QParams:
         """The qparams of a range, as this hardware makes them."""
         power = self.owner.hardware.requantize.power_of_two
-        return self.owner.intern(make_qparams(scheme, lo, hi, bits, dtype, power_of_two=power))
+        return self.owner.intern(make_qparams(scheme, lo, hi, bits, dtype, power_of_two=power, group=group))
 
     def _is_signed(self, slot: int) -> bool:
         """Whether an operand, or another that must share its scale, was ever negative."""
@@ -288,11 +322,11 @@ class Operands:
         return self.owner.thresholds.signed(str(self.node.edges[slot]), self.node.inputs[slot])
 
     def threshold(
-        self, key: str, name: str, bits: int, scheme: str, signed: bool, axis: int | None
+        self, key: str, name: str, bits: int, scheme: str, signed: bool, axis: int | None, group: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The threshold of a group: (lo, hi) of shape () or (channels,). It is symmetric where the scheme is and
-        `signed` is true."""
-        grid = Grid(bits, scheme, signed, self.owner.hardware.requantize.power_of_two)
+        """The thresholds of an edge: (lo, hi) of shape (), (channels,), or a vector with those of all groups of a
+        weight. They are symmetric where the scheme is and `signed` is true."""
+        grid = Grid(bits, scheme, signed, self.owner.hardware.requantize.power_of_two, group)
         lo, hi = self.owner.thresholds(key, name, grid, axis)
         self.thresholds[key] = (lo, hi)
         if axis is None:

@@ -23,7 +23,8 @@ from hago.graph import CONST, OUTPUT, Graph
 from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops
 from hago.plan.accumulators import ClampedAdditions, ProductPairs
-from hago.plan.weight_sizes import WeightSizes, bits_of, weight_sizes
+from hago.plan.weight_groups import GroupSums, WeightGroups
+from hago.plan.weight_sizes import WeightSizes, bits_of, group_bytes, weight_sizes
 from hago.serialization.summary import (
     Summarized,
     Summary,
@@ -65,6 +66,8 @@ class NodePlan:
             addition; None where the chip's do not, or no partial sum can leave them.
         raised: channels of the weight whose scale was raised so that their biases fit the accumulator; 0 stands for
             the whole weight where it has one scale. Not kept in stored models, whose qparams hold it.
+        groups: of a weight whose groups have multipliers: `consts` has the joined integers, and `operands` their
+            qparams. None where groups have none.
     """
 
     desc: OpDesc
@@ -86,16 +89,22 @@ class NodePlan:
     pairs: ProductPairs | None = None
     additions: ClampedAdditions | None = None
     raised: tuple[int, ...] = ()
+    groups: WeightGroups | None = None
 
     @property
     def proved(self) -> bool:
         """Whether no input can make the accumulator leave its register."""
         if self.keeps_input_dtype or self.table is not None:
             return True
-        if self.pairs is not None:
+        if self.pairs is not None or self.group_sums is not None:
             return False
         # the accumulator has zero point 0, so an unsigned one holds no negative sum
         return self.desc.register.dtype.signed and self.largest_sum <= self.desc.register.dtype.max
+
+    @property
+    def group_sums(self) -> GroupSums | None:
+        """The partial sums of groups that may overflow; None where none can."""
+        return None if self.groups is None else self.groups.sums
 
     @property
     def verdict(self) -> Verdict:
@@ -124,7 +133,8 @@ class NodePlan:
         passed to `apply_register`."""
         if self.additions is not None:
             return self.additions.lost(operands)
-        return None if self.pairs is None else self.pairs.lost(operands)
+        sums = self.group_sums if self.pairs is None else self.pairs
+        return None if sums is None else sums.lost(operands)
 
     def apply_register(self, c: Tensor, lost: Lost | None = None) -> Tensor:
         """Apply the overflow of the register to exact sums.
@@ -160,12 +170,19 @@ class StoredWeight:
         qparams: of the integers.
         integers: centered, in their storage dtype.
         threshold: (lo, hi) from which the qparams were made; None in a model that was loaded.
+        digest: of the integers, where they need not be the nearest; else empty.
     """
 
     desc: OpDesc
     qparams: QParams
     integers: Tensor
     threshold: tuple[Tensor, Tensor] | None
+    digest: bytes = b""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """A hashable value that is equal for equal weights of one node."""
+        return (*self.qparams.key, self.digest) if self.digest else self.qparams.key
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -192,7 +209,7 @@ class Plan(Summarized):
         for name, node in self.nodes.items():
             digest.update(name.encode() + node.digest)
         for edge, weight in self.weights.items():
-            digest.update(repr((str(edge), weight.qparams.key)).encode())
+            digest.update(repr((str(edge), weight.key)).encode())
         return digest.hexdigest()
 
     @property
@@ -202,12 +219,22 @@ class Plan(Summarized):
         return thresholds | {str(edge): w.threshold for edge, w in self.weights.items() if w.threshold is not None}
 
     def target(self, edge: Edge) -> QParams | None:
-        """The qparams in which an integer node reads an edge, or a float node's weight is stored; None for real
-        values."""
+        """The qparams in which an integer node reads an edge, or in which a float node's weight, or one whose groups
+        have multipliers, is stored; None for real values."""
         if edge in self.weights:
             return self.weights[edge].qparams
         node = self.nodes.get(edge.dst)
+        if node is not None and node.groups is not None and node.groups.slot == edge.slot:
+            return node.groups.stored
         return None if node is None else node.operands[edge.slot]
+
+    def group_bytes(self, edge: Edge) -> int:
+        """The bytes of the scales or multipliers, and the zero points, of the groups of a constant on an edge."""
+        target, node = self.target(edge), self.nodes.get(edge.dst)
+        if target is None or target.group is None:
+            return 0
+        of_node = None if node is None else node.desc.groups
+        return group_bytes(target, None if of_node is None else of_node.multiplier_bits)
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
@@ -219,7 +246,9 @@ class Plan(Summarized):
         """The bytes of the constants."""
         graph = self.graph
         reads = [(source, edge) for edge in graph.edges if graph[source := graph.source(edge)].op == CONST]
-        constants = ((source, graph.consts[source], self.target(edge)) for source, edge in reads)
+        constants = (
+            (source, graph.consts[source], self.target(edge), self.group_bytes(edge)) for source, edge in reads
+        )
         return weight_sizes(constants, sum(t.numel() * t.element_size() for t in graph.consts.values()))
 
     def summary(self) -> Summary:

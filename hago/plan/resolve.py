@@ -19,7 +19,7 @@ from __future__ import annotations
 import glob
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -38,6 +38,7 @@ from hago.plan.operands import Operands, ThresholdSource
 from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.plan.space import Bits, Group, Space, build_space
 from hago.plan.topology import Topology, analyze, fitting_descs, weight_only_descs
+from hago.plan.weight_groups import GroupSums, WeightGroups, group_sums_of, smallest_integers
 
 #: The most node plans, and the most bytes of integer constants, that the Resolvers of one graph cache.
 CACHED_NODE_PLANS: Final = 1 << 16
@@ -89,9 +90,10 @@ class NodeBuilder:
         simqs = tuple(self._simq(slot, t) for slot, t in enumerate(targets))
         output = self._output_qparams()
         site = Site(tuple(targets), output, self.resolver.hardware.requantize)
+        groups, slots = self._groups(targets), enumerate(targets)
         consts = {
-            s: self.resolver.const(self.node.inputs[s], t)
-            for s, t in enumerate(targets)
+            s: groups.joined() if groups and groups.slot == s else self.resolver.const(self.node.inputs[s], t)
+            for s, t in slots
             if t and self.operands.is_const(s)
         }
         register = self.operands.register(site, self.desc)
@@ -117,11 +119,39 @@ class NodeBuilder:
             table=table,
             thresholds=self.operands.thresholds,
             saturated_biases=self._saturated_biases(targets),
-            digest=self._digest(simqs, out_simq, out, consts),
+            digest=self._digest(simqs, out_simq, out, consts, groups),
             pairs=pairs_of(self.form, self.node.attrs, targets, consts.get(1), shapes, self.desc.register.overflow),
             additions=additions_of(self.resolver.ops[self.node.op], attrs, self.desc.register, bounds.centered),
             raised=self.operands.raised,
+            groups=groups and replace(groups, sums=self._group_sums(groups, attrs, targets)),
         )
+
+    # ------------------------------------------------------------ groups of the weight
+    def _groups(self, targets: Sequence[QParams | None]) -> WeightGroups | None:
+        """The groups of the weight, if they have multipliers; without their partial sums."""
+        multipliers, of_op, weight = self.operands.multipliers, self.desc.groups, self.form.weight
+        if multipliers is None or of_op is None or weight is None:
+            return None
+        joined, bits = targets[weight.slot], self.bits[weight.slot]
+        assert joined is not None and bits is not None
+        per_row = joined.scale.reshape(-1, 1)
+        # the range of the integers is that of the joined ones over the largest multiplier
+        top = of_op.largest_multiplier(power_of_two=self.resolver.hardware.requantize.power_of_two)
+        dtype = self.desc.in_dtype(weight.slot)
+        zero = torch.zeros_like(multipliers)
+        stored = self.resolver.intern(
+            QParams(per_row * multipliers, zero, joined.qmin // top, joined.qmax // top, dtype, of_op.size)
+        )
+        integers = self.resolver.const(self.node.inputs[weight.slot], stored)
+        return WeightGroups(weight.slot, stored, integers, multipliers, None)
+
+    def _group_sums(
+        self, groups: WeightGroups, attrs: Mapping[str, Any], targets: Sequence[QParams | None]
+    ) -> GroupSums | None:
+        rule, of_op = self.resolver.ops[self.node.op], self.desc.groups
+        assert of_op is not None
+        largest = self._limits(targets)[0]
+        return group_sums_of(rule, attrs, of_op, groups.integers, groups.multipliers, self.desc.register, largest)
 
     # ------------------------------------------------------------ signature
     def _select_signature(self) -> OpDesc:
@@ -191,7 +221,12 @@ class NodeBuilder:
         return count
 
     def _digest(
-        self, simqs: Sequence[SimQ | None], out_simq: SimQ | None, out: QParams, consts: Mapping[int, Tensor]
+        self,
+        simqs: Sequence[SimQ | None],
+        out_simq: SimQ | None,
+        out: QParams,
+        consts: Mapping[int, Tensor],
+        groups: WeightGroups | None,
     ) -> bytes:
         parts = [simq.key if simq else None for simq in simqs]
         identity: tuple[Any, ...] = (str(self.desc), self.desc.form, parts, out_simq and out_simq.key, out.key)
@@ -199,6 +234,8 @@ class NodeBuilder:
             identity += (self.resolver.graph.correction_hash,)
         if isinstance(self.resolver.constants, OffsetConstants):
             identity += tuple(hashlib.sha256(c.numpy().tobytes()).digest() for c in consts.values())
+        if groups is not None:
+            identity += (hashlib.sha256(groups.multipliers.numpy().tobytes()).digest(),)
         return hashlib.sha256(repr(identity).encode()).digest()
 
 
@@ -228,8 +265,11 @@ def stored_weight(resolver: Resolver, node: Node, edge: Edge, bits: int) -> Stor
     desc = next((d for d in same_widths if d.in_dtype(edge.slot).signed or not signed), wide_enough[0])
     all_real = [None] * len(node.inputs)
     operands = Operands(resolver, node, form, all_real, all_real)
-    qparams = operands.quantized(edge.slot, bits, desc.in_dtype(edge.slot))
-    return StoredWeight(desc, qparams, resolver.const(source, qparams), operands.thresholds[str(edge)])
+    group = None if desc.groups is None else desc.groups.size
+    qparams = operands.quantized(edge.slot, bits, desc.in_dtype(edge.slot), group)
+    integers, is_nearest = resolver.const(source, qparams), not isinstance(resolver.constants, OffsetConstants)
+    digest = b"" if is_nearest else hashlib.sha256(integers.numpy().tobytes()).digest()
+    return StoredWeight(desc, qparams, integers, operands.thresholds[str(edge)], digest)
 
 
 # ---------------------------------------------------------------- all nodes
@@ -381,9 +421,7 @@ class Resolver:
         key = (name, id(target))
         integers = self._cache.consts.get(key)
         if integers is None:
-            exact = self._quantized_constant(name, target)
-            largest = float(exact.abs().max()) if exact.numel() else 0.0
-            integers = exact.to(torch.int8 if largest < 128 else torch.int16 if largest < 32768 else torch.int64)
+            integers = smallest_integers(self._quantized_constant(name, target))
             self._cache.consts.put(key, integers)
         return integers
 

@@ -131,11 +131,13 @@ class StoredThresholds:
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
         """The stored pair."""
         lo, hi = self._pair(key)
-        channels = 1 if channel_axis is None else self._graph.consts[source].shape[channel_axis]
-        if lo.numel() != channels:
+        of_const = () if channel_axis is None else self._graph.consts[source].shape
+        count = grid.thresholds_of(of_const, channel_axis)
+        if lo.numel() != count:
+            parts = "channels" if grid.group is None else f"groups of {grid.group} entries"
             raise StrategyMismatch(
-                f"the strategy holds thresholds of {lo.numel()} channels for edge {key!r}; this model on this hardware "
-                f"has {channels} there; it was edited, or made for another model"
+                f"the strategy holds thresholds of {lo.numel()} {parts} for edge {key!r}; this model on this hardware "
+                f"has {count} there; it was edited, or made for another model"
             )
         return lo, hi
 

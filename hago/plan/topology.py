@@ -76,7 +76,10 @@ def check_patterns(patterns: Sequence[str], names: Sequence[str], what: str) -> 
 
 def fitting_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> tuple[OpDesc, ...]:
     """The integer signatures that the node's attributes and operands fit, in the hardware's order of preference."""
-    return () if why_not_integer(graph, node, hardware, ops) else hardware.integer_descs(node.op)
+    if why_not_integer(graph, node, hardware, ops):
+        return ()
+    is_constant = _has_constant_weight(graph, node, ops)
+    return tuple(d for d in hardware.integer_descs(node.op) if d.groups is None or is_constant)
 
 
 def weight_only_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> tuple[OpDesc, ...]:
@@ -86,6 +89,11 @@ def weight_only_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = O
     if edge is None or graph[graph.source(edge)].op != CONST:
         return ()
     return tuple(d for d in hardware.ops.get(node.op, ()) if d.is_weight_only and d.in_dtype(edge.slot).is_int)
+
+
+def _has_constant_weight(graph: Graph, node: Node, ops: Ops) -> bool:
+    edge = weight_edge(node, ops)
+    return edge is not None and graph[graph.source(edge)].op == CONST
 
 
 def weight_edge(node: Node, ops: Ops = OPS) -> Edge | None:
@@ -106,6 +114,8 @@ def why_not_integer(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS
         return f"{hardware.name} lists no integer signature for {node.op}"
     if node.shape is None or any(graph[s].shape is None for s in node.inputs):
         return "an operand is not a tensor"
+    if all(d.groups for d in hardware.integer_descs(node.op)) and not _has_constant_weight(graph, node, ops):
+        return "its weight is computed, and the hardware multiplies groups of constant weights"
     if rule.integer.table and hardware.integer_descs(node.op)[0].requantize_at != "output":
         return f"{node.op} needs a signature that requantizes at the output"
     if rule.integer.table and any(graph[s].op != CONST for s in node.inputs[1:]):

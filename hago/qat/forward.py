@@ -86,7 +86,8 @@ class LiveOperands(Operands):
     def bias(self, slot: int) -> Tensor | None:
         return self.biases.get(slot)
 
-    def quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
+    def quantized(self, slot: int, bits: int, dtype: DType, group: int | None = None) -> QParams:
+        assert group is None, "scales of groups are not trained"
         key = (id(self.ranges[slot]), bits, dtype.name, dtype.signed or self._is_signed(slot))
         qparams = self.shared.get(key)
         if qparams is None:
@@ -113,7 +114,9 @@ class LiveOperands(Operands):
         same_range = (register.qmin, register.qmax) == (first.qmin, first.qmax)
         return first if same_range and register.zero_point is first.zero_point else register
 
-    def qparams_of_range(self, scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> QParams:
+    def qparams_of_range(
+        self, scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType, group: int | None = None
+    ) -> QParams:
         power = self.owner.hardware.requantize.power_of_two
         qparams = make_qparams(scheme, lo.detach(), hi.detach(), bits, dtype, power_of_two=power)
         if not (lo.requires_grad or hi.requires_grad):

@@ -172,6 +172,7 @@ def make_trainable(
 
     Raises:
         StrategyMismatch: the strategy is for another model or hardware.
+        HagoError: a weight has scales of its groups, which are not trained.
     """
     resolver = stored_resolver(graph, hardware, strategy)
     if strategy.corrections.offsets:
@@ -180,6 +181,7 @@ def make_trainable(
         thresholds, ops = StoredThresholds(graph, strategy), resolver.ops
         resolver = Resolver(graph, hardware, resolver.topology, resolver.space, thresholds, ops)
     plan, graph = resolver(strategy.bits), resolver.graph
+    _check_no_groups(plan)
     consts = [n.name for n in graph if n.op == CONST and graph.consts[n.name].is_floating_point()]
     norms = norms or {}
     folded = {name for norm in norms.values() for name in norm.site.folded}
@@ -195,6 +197,26 @@ def make_trainable(
         norms,
         schedule or Schedule(),
     )
+
+
+def _check_no_groups(plan: Plan) -> None:
+    """Refuse weights whose groups have scales of their own.
+
+    Raises:
+        HagoError: names the first such edge.
+    """
+    for edge, weight in plan.weights.items():
+        if weight.qparams.group is not None:
+            raise HagoError(
+                f"the weight on edge {str(edge)!r} has a scale for every {weight.qparams.group} entries, and only "
+                "scales per tensor and per channel are trained; train for a signature without granularity"
+            )
+    for name, node in plan.nodes.items():
+        if node.groups is not None:
+            raise HagoError(
+                f"the groups of the weight of node {name!r} have multipliers, which are not trained; train for a "
+                "signature without granularity"
+            )
 
 
 def _with_integers_of(plan: Plan, names: Collection[str]) -> Graph:

@@ -169,7 +169,8 @@ def compute_float(
     """The value of a float node from the stored values of its inputs.
 
     Args:
-        constant: returns the q of a weight that is stored in integers, by node and slot.
+        constant: returns the q of a weight that is stored in integers, by node and slot, or its real values if the
+            conversion of its edge is None.
         simqs: the conversions of the node's edges; None for values that are real already.
     """
     edges = zip(node.edges, values, strict=True)
@@ -245,12 +246,12 @@ def _restored(kind: type[IntegerModel], data: bytes, rules: Mapping[str, OpRule]
 
 def store(c: Tensor, qparams: QParams) -> Tensor:
     """Convert centered integers to q in the storage dtype."""
-    return (c.to(torch.int64) + qparams.zero_point).to(qparams.dtype.torch)
+    return (c.to(torch.int64) + qparams.spread_over(c.shape).zero_point).to(qparams.dtype.torch)
 
 
 def center(q: Tensor, qparams: QParams) -> Tensor:
     """Convert stored q to centered integers in int64."""
-    return q.to(torch.int64) - qparams.zero_point
+    return q.to(torch.int64) - qparams.spread_over(q.shape).zero_point
 
 
 def real_value(simq: SimQ | None, value: Any) -> Any:

@@ -128,7 +128,8 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
     Args:
         evaluator: what measured the point.
     """
-    prepared, attempts = point.prepared, _attempts(point.prepared.correction_names)
+    prepared, names = point.prepared, point.prepared.correction_names
+    attempts = _attempts([n for n in names if n != "bias" or point.plan.nodes])  # biases of float layers are floats
     if not attempts:
         return point
     samples = len(point.measured.contributions[evaluator.objective.name])

@@ -219,7 +219,9 @@ class _Task:
     def _step(self, edge: Edge) -> Tensor | None:
         """The scale at which the plan rounds the values of an edge; None where it does not."""
         target = self.plan.target(edge)
-        return None if target is None or target.qmax - target.qmin > 1 << 16 else target.scale
+        if target is None or target.qmax - target.qmin > 1 << 16:
+            return None
+        return target.spread_over(self.prepared.graph[self.prepared.graph.source(edge)].shape or ()).scale
 
     def errors(self) -> list[_Weight | _Activation]:
         """The errors of all weights and edges that factors change."""

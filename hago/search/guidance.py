@@ -144,7 +144,7 @@ def _constants(prepared: Prepared, part: Part) -> tuple[list[Term], float]:
     for key, group in groups.items():
         if key in rows[0] and rows[0][key].kind == "weight":
             table: dict[tuple[int, ...], float] = {(b,): size(rows[r][key]) for r, b in enumerate(group.choices)}
-            in_float = size(replace(rows[0][key], bits=32, weight_bytes=4 * rows[0][key].elements))
+            in_float = size(replace(rows[0][key], bits=32, weight_bytes=4 * rows[0][key].elements, group_bytes=0))
             terms.append(_with_kind(prepared, key.rpartition(":")[0], Term((key,), table), in_float))
     chosen = {t.keys[0] for t in terms}
     rest = math.fsum(size(e) for key, e in rows[0].items() if key not in chosen)

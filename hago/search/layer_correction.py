@@ -4,14 +4,19 @@ A layer's output is a sum over K products, so the errors of its rounded weights 
 can take away. Rounding goes through the K weights of all outputs one by one, and changes those that are still to be
 rounded so that they make up for the error, as seen on the integers that the layer reads in the simulation: with the
 second moments H = X^T X of its windows, a rounding error e of weight j changes the others by -e * U[j, :] / U[j, j],
-where U is the Cholesky factor of the inverse of H. A bias takes the difference of the means of a channel in the float
-model and in the simulation.
+where U is the Cholesky factor of the inverse of H. What layers before it have lost, weights can partly give back:
+before they are rounded, they change by H^-1 X^T (X_float - X) w, the least squares for the output of the float model. A
+bias takes the difference of the means of a channel in the float model and in the simulation.
 
 Layers are corrected in the order in which they run, one simulation in all: each reads what the corrected ones before
-it give. Integers change by whole offsets, which are stored; scales stay.
+it give. Integers change by whole offsets, which are stored; scales stay. The weight of a layer that computes in float
+is rounded in the same way, by the second moments of the real values that the layer reads. Where groups of weights have
+scales of their own, errors are passed on in units of the largest scale of the channel.
 
 References:
     E. Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", ICLR 2023;
+    Y. Li et al., "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration", ICML 2025, round for the
+    output of the float model;
     M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019 (section 4.2,
     the empirical correction).
 """
@@ -19,19 +24,20 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from hago.arithmetic.types import QParams
 from hago.correction import LAYERS
-from hago.graph import Graph, Node, run_real
+from hago.graph import Graph, Node, compute_real
 from hago.graph.schedule import Step, make_schedule, run_schedule
-from hago.ops import OpRule
-from hago.plan import NodePlan, Plan
-from hago.simulation import Simulator
+from hago.ops import Attrs, OpRule
+from hago.plan import Plan
+from hago.simulation import Simulator, carrier_to_real
 
 #: The most samples that corrections are found on.
 CORRECTION_SAMPLES: Final = 64
@@ -46,6 +52,10 @@ WINDOW_BYTES: Final = 1 << 28
 MOST_TOGETHER: Final = 4096
 #: Part of the mean of the diagonal that is added to the diagonal of second moments.
 DAMPING: Final = 0.01
+#: The same for the change of weights that gives back what layers before have lost: few windows show it well.
+CHANGE_DAMPING: Final = 0.3
+#: The least scale that weights are divided by.
+TINY: Final = 1e-300
 #: Weights that are rounded between two changes of all later ones.
 BLOCK: Final = 64
 
@@ -73,59 +83,99 @@ class _Correcting:
     def __init__(self, plan: Plan, inputs: Sequence[Tensor], *, rounding: bool, bias: bool) -> None:
         self.graph, self.ops, self.rounding, self.bias, self.inputs = plan.graph, plan.ops, rounding, bias, inputs
         self.plans = {name: replace(p, consts=dict(p.consts)) for name, p in plan.nodes.items()}
-        self.simulator = Simulator(replace(plan, nodes=self.plans))
-        self.before = plan.nodes
+        self.weights = dict(plan.weights)
+        self.simulator = Simulator(replace(plan, nodes=self.plans, weights=self.weights))
+        self.before = plan
+        self.grouped: dict[str, Tensor] = {}
         self.layers = {node.name for node in plan.graph if self._is_layer(node)}
-        self.means = self._float_means() if bias else {}
+        self.float_layers = self._run_float_layers()
 
     def _is_layer(self, node: Node) -> bool:
-        """Whether constants that no other node reads are the weight, and the bias, of an integer layer."""
+        """Whether constants that no other node reads are the weight, and the bias, of an integer layer, or such a
+        constant is the integer weight of a float layer."""
         plan = self.plans.get(node.name)
-        if node.op not in LAYERS or plan is None or 1 not in plan.consts or plan.operands[1] is None:
+        if node.op not in LAYERS:
+            return False
+        if plan is None:
+            is_stored = node.edges[1] in self.weights
+            return is_stored and self.rounding and len(self.graph.out_edges[node.inputs[1]]) == 1
+        if 1 not in plan.consts or plan.operands[1] is None:
             return False
         return all(len(self.graph.out_edges[s]) == 1 for s in node.inputs[1:]) and set(plan.consts) == {
             *range(1, len(node.inputs))
         }
 
-    def _float_means(self) -> dict[str, Tensor]:
-        """The mean of every channel of the layers in the float model."""
-        means: dict[str, Tensor] = {}
-
-        def see(node: Node, value: Any) -> None:
-            if node.name in self.layers:
-                means[node.name] = _channel_means(node, value.mean(0, keepdim=True, dtype=torch.float64))
-
-        run_real(self.graph, self.inputs, see, self.ops)
-        return means
+    def _run_float_layers(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Run the float model from layer to layer: what each reads and gives."""
+        values: dict[str, Any] = {**self.graph.consts, **dict(zip(self.graph.inputs, self.inputs, strict=True))}
+        for entry in self.graph.schedule:
+            read = [values[name] for name in entry.inputs]
+            given = compute_real(entry.step, read, self.ops)
+            run_schedule((entry,), values, lambda *_, given=given: (given,))
+            if entry.step.name in self.layers:
+                yield read[0], given
 
     def run(self) -> dict[str, Tensor]:
         def compute(step: Step, read: Sequence[Any]) -> Sequence[Any]:
             if step.name in self.layers:
-                self._correct(self.graph[step.name], read[0])
+                self._correct(self.graph[step.name], read[0], *next(self.float_layers))
             return step.run(read)
 
         simulator = self.simulator
         run_schedule(make_schedule(simulator.steps(), simulator.ends), simulator.begin(self.inputs), compute)
         offsets = {}
         for node in (n for n in self.graph if n.name in self.layers):
-            for slot, integers in self.plans[node.name].consts.items():
-                offset = integers.to(torch.int64) - self.before[node.name].consts[slot].to(torch.int64)
+            for slot, (integers, nearest) in self._changed(node).items():
+                offset = integers.to(torch.int64) - nearest.to(torch.int64)
                 if bool(offset.any()):
                     offsets[node.inputs[slot]] = offset
         return offsets
 
-    def _correct(self, node: Node, x: Tensor) -> None:
-        """Correct a layer that reads these integers."""
-        plan, rule = self.plans[node.name], self.ops[node.op]
+    def _changed(self, node: Node) -> dict[int, tuple[Tensor, Tensor]]:
+        """By slot, the integers of a layer's constants as they are stored, after and before."""
+        if node.name not in self.plans:
+            edge = node.edges[1]
+            return {1: (self.weights[edge].integers, self.before.weights[edge].integers)}
+        before = self.before.nodes[node.name]
+        changed = {s: (c, before.consts[s]) for s, c in self.plans[node.name].consts.items()}
+        if before.groups is not None:
+            nearest = before.groups.integers
+            changed[before.groups.slot] = self.grouped.get(node.name, nearest), nearest
+        return changed
+
+    def _correct(self, node: Node, x: Tensor, real: Tensor, given: Tensor) -> None:
+        """Correct a layer.
+
+        Args:
+            x: what it reads in the simulation, integers on a carrier where their producer emits integers.
+            real, given: what it reads and gives in the float model.
+        """
+        rule, weight = self.ops[node.op], self.graph.consts[node.inputs[1]]
+        rounds = self.rounding and LAYERS[node.op][0] == 0
+        if node.name not in self.plans:
+            if rounds:
+                edge = node.edges[1]
+                stored, seen = self.weights[edge], carrier_to_real(self.before.edges[node.edges[0]], x)
+                rounded = _rounded(weight, stored.qparams, stored.integers, node.attrs, rule, (seen, real))
+                self.weights[edge] = replace(stored, integers=rounded)
+            return
+        plan = self.plans[node.name]
+        targets = [q for q in plan.operands if q is not None]
         consts: dict[int, Tensor] = plan.consts  # type: ignore[assignment]
-        if self.rounding and LAYERS[node.op][0] == 0:
-            consts[1] = _rounded(node, self.graph.consts[node.inputs[1]], plan, rule, x)
+        if rounds:
+            pair = (x, real / targets[0].scale.to(real.dtype))
+            if plan.groups is None:
+                consts[1] = _rounded(weight, targets[1], consts[1], plan.attrs, rule, pair)
+            else:
+                groups = plan.groups
+                self.grouped[node.name] = _rounded(weight, groups.stored, groups.integers, plan.attrs, rule, pair)
+                consts[1] = replace(groups, integers=self.grouped[node.name]).joined()
         if self.bias and 2 in consts:
             # a layer is linear, so its mean is that of the mean of what it reads
-            targets = [q for q in plan.operands if q is not None]
             integers = [x.mean(0, keepdim=True, dtype=torch.float64), consts[1].to(torch.float64), consts[2]]
-            real = [c * q.scale for c, q in zip(integers, targets, strict=True)]
-            lacking = self.means[node.name] - _channel_means(node, rule.compute(node.attrs, *real))
+            of_mean = [c * q.scale for c, q in zip(integers, targets, strict=True)]
+            wanted = _channel_means(node, given.mean(0, keepdim=True, dtype=torch.float64))
+            lacking = wanted - _channel_means(node, rule.compute(node.attrs, *of_mean))
             moved = consts[2] + torch.round(lacking / targets[2].scale.flatten()).to(torch.int64)
             consts[2] = moved.clamp(targets[2].qmin, targets[2].qmax)
 
@@ -135,43 +185,52 @@ def _channel_means(node: Node, value: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- rounding
-def _rounded(node: Node, weight: Tensor, plan: NodePlan, rule: OpRule, x: Tensor) -> Tensor:
-    """A layer's centered integer weights, rounded for the integers that it reads.
+def _rounded(
+    weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, rule: OpRule, x: tuple[Tensor, Tensor]
+) -> Tensor:
+    """A layer's centered integer weights, rounded for the values that it reads.
 
     Args:
         weight: its real weights (outputs, channels, *kernel).
+        target, nearest: how the weights are stored, and their nearest integers.
+        x: what the layer reads in the simulation, integers of an integer layer and real values of a float one; and what
+            it reads in the float model, in the same unit.
     """
-    target, nearest = plan.operands[1], plan.consts[1]
-    assert target is not None
-    groups, outputs = node.attrs.get("groups", 1), len(weight)
-    in_windows = weight.movedim(1, -1).shape
+    of_entries = target.spread_over(weight.shape)
+    unit = of_entries.scale if target.group is None else target.scale.amax(1).reshape(-1, *[1] * (weight.ndim - 1))
+    real = weight.to(torch.float64) / unit
+    least, most = (end - of_entries.zero_point for end in (target.qmin, target.qmax))
+    groups, outputs = attrs.get("groups", 1), len(weight)
 
     def matrix(values: Tensor) -> Tensor:
         """Values of weights as (groups, K, outputs of a group), along K as windows have them."""
         ordered = values.to(torch.float64).expand(weight.shape).movedim(1, -1)
         return ordered.reshape(groups, outputs // groups, -1).transpose(1, 2)
 
-    windows = _windows(plan, rule, x, weight)
+    seen, wanted = _windows(rule, attrs, x, weight)
+    steps = torch.ones(()) if target.group is None else of_entries.scale / unit
+    columns = (torch.split(matrix(v), MOST_TOGETHER, 1) for v in (real, least, most, steps))
+    windows = (torch.split(w, MOST_TOGETHER, 2) for w in (seen, wanted))
     parts = []
-    columns = (
-        matrix(v) for v in (weight / target.scale, target.qmin - target.zero_point, target.qmax - target.zero_point)
-    )
-    split = (torch.split(c, MOST_TOGETHER, 1) for c in columns)
-    for part, values, low, high in zip(torch.split(windows, MOST_TOGETHER, 2), *split, strict=True):
-        moments = (part.transpose(1, 2) @ part).to(torch.float64) / part.shape[1]
-        parts.append(_with_feedback(values, moments, low, high))
-    integers = torch.cat(parts, 1).transpose(1, 2).reshape(in_windows).movedim(-1, 1)
+    for part, of_float, values, low, high, step in zip(*windows, *columns, strict=True):
+        moments, lost = (_products(part, w) for w in (part, of_float - part))
+        values = values + torch.linalg.solve(_damped(moments, CHANGE_DAMPING), lost @ values)
+        parts.append(_with_feedback(values, moments, low, high, None if target.group is None else step))
+    integers = torch.cat(parts, 1).transpose(1, 2).reshape(weight.movedim(1, -1).shape).movedim(-1, 1)
     return integers.contiguous().to(nearest.dtype)
 
 
-def _windows(plan: NodePlan, rule: OpRule, x: Tensor, weight: Tensor) -> Tensor:
-    """Some windows (groups, places, K) that a layer reads, from samples and places all over the data; float32."""
+def _windows(rule: OpRule, attrs: Attrs, x: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+    """Some windows (groups, places, K) that a layer reads, from samples and places all over the data; float32.
+
+    Args:
+        x: values of the same shape, whose windows are taken at the same places.
+    """
     assert rule.integer is not None and rule.integer.addends is not None and rule.integer.addends.terms is not None
-    axis, groups = rule.integer.addends.bias_axis, plan.attrs.get("groups", 1)
+    axis, groups = rule.integer.addends.bias_axis, attrs.get("groups", 1)
     length = weight[0].numel()
     ones = torch.ones_like(weight, dtype=torch.float32)
-    terms = rule.integer.addends.terms(plan.attrs, (x.to(torch.float32), ones), "channels_inner")
-    shape = list(rule.compute(plan.attrs, x.to("meta", torch.float32), ones.to("meta")).shape)
+    shape = list(rule.compute(attrs, x[0].to("meta", torch.float32), ones.to("meta")).shape)
     del shape[axis]
     places = math.prod(shape)
     wanted = max(LEAST_WINDOWS, WINDOWS_PER_WEIGHT * min(length, MOST_TOGETHER))
@@ -180,19 +239,33 @@ def _windows(plan: NodePlan, rule: OpRule, x: Tensor, weight: Tensor) -> Tensor:
     index = [i.repeat(groups) for i in torch.unravel_index(chosen, shape)]
     first_outputs = torch.arange(groups) * (len(weight) // groups)  # any output of a group reads its windows
     index.insert(axis % (len(shape) + 1), first_outputs.repeat_interleave(count))
-    return terms(tuple(index)).reshape(groups, count, length)
+    terms = [rule.integer.addends.terms(attrs, (v.to(torch.float32), ones), "channels_inner") for v in x]
+    return [at(tuple(index)).reshape(groups, count, length) for at in terms]
 
 
-def _with_feedback(real: Tensor, moments: Tensor, least: Tensor, most: Tensor) -> Tensor:
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """The mean products (groups, K, K) of two values over windows, float64."""
+    return (a.transpose(1, 2) @ b).to(torch.float64) / a.shape[1]
+
+
+def _damped(moments: Tensor, damping: float) -> Tensor:
+    """Moments with a part of the mean of their diagonal added to it, so that they have an inverse."""
+    diagonal = moments.diagonal(dim1=1, dim2=2)
+    return moments + torch.diag_embed((damping * diagonal.mean(1, keepdim=True) + 1e-9).expand_as(diagonal))
+
+
+def _with_feedback(real: Tensor, moments: Tensor, least: Tensor, most: Tensor, step: Tensor | None) -> Tensor:
     """Integers near real weights, float64 (groups, K, outputs); see the module's text.
 
     Args:
-        real, least, most: the weights in units of their scales, and the ends of their integers.
+        real, least, most: the weights in units that are equal along K, and the ends of their integers.
         moments: (groups, K, K).
+        step: the scale of every weight in these units; None where it is 1.
     """
-    diagonal = moments.diagonal(dim1=1, dim2=2)
-    moments = moments + torch.diag_embed((DAMPING * diagonal.mean(1, keepdim=True) + 1e-9).expand_as(diagonal))
-    order = torch.sort(diagonal, dim=1, descending=True, stable=True).indices  # what is read most is rounded first
+    moments = _damped(moments, DAMPING)
+    order = torch.sort(
+        moments.diagonal(dim1=1, dim2=2), dim=1, descending=True, stable=True
+    ).indices  # what is read most is rounded first
 
     def in_order(values: Tensor, axis: int) -> Tensor:
         index = order.unsqueeze(2 if axis == 1 else 1).expand(values.shape)
@@ -204,13 +277,16 @@ def _with_feedback(real: Tensor, moments: Tensor, least: Tensor, most: Tensor) -
     factor = torch.linalg.solve_triangular(lower.flip(1, 2), identity, upper=True)
     factor = factor / factor.diagonal(dim1=1, dim2=2).unsqueeze(2)
     left, low, high = in_order(real, 1), in_order(least, 1), in_order(most, 1)
+    steps = None if step is None else in_order(step, 1).clamp_min(TINY)
     rounded, count = torch.empty_like(left), left.shape[1]
     for start in range(0, count, BLOCK):
         end = min(count, start + BLOCK)
         errors = torch.empty_like(left[:, start:end])
         for j in range(start, end):
-            rounded[:, j] = left[:, j].round().clamp(low[:, j], high[:, j])
-            error = torch.sub(left[:, j], rounded[:, j], out=errors[:, j - start])
+            value = left[:, j] if steps is None else left[:, j] / steps[:, j]
+            rounded[:, j] = value.round().clamp(low[:, j], high[:, j])
+            near = rounded[:, j] if steps is None else rounded[:, j] * steps[:, j]
+            error = torch.sub(left[:, j], near, out=errors[:, j - start])
             left[:, j + 1 : end].addcmul_(factor[:, j, j + 1 : end].unsqueeze(2), error.unsqueeze(1), value=-1)
         left[:, end:] -= factor[:, start:end, end:].transpose(1, 2) @ errors
     return torch.empty_like(rounded).scatter_(1, order.unsqueeze(2).expand(rounded.shape), rounded)

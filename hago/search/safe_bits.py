@@ -56,9 +56,10 @@ def widest_safe_bits(
 
 
 def _tight(plan: NodePlan, largest: float, margin: float) -> bool:
-    """Whether an accumulator may not hold the peak. Pairs of products, whose peak is unknown, pass only at margin 1."""
-    pairs = plan.pairs is not None and margin > 1.0
-    return pairs or (not plan.proved and margin * _peak(plan, largest) > 1.0)
+    """Whether an accumulator may not hold the peak. Pairs of products and sums of groups, whose peaks are unknown, pass
+    only at margin 1."""
+    partial = (plan.pairs is not None or plan.group_sums is not None) and margin > 1.0
+    return partial or (not plan.proved and margin * _peak(plan, largest) > 1.0)
 
 
 def _peak(plan: NodePlan, largest: float) -> float:
@@ -102,7 +103,9 @@ def first_safe_bits(
     node, count = max(score.overflows.items(), key=lambda item: item[1])
     hardware, op = resolver.hardware, resolver.graph[node].op
     others = "" if len(score.overflows) == 1 else f", as do {len(score.overflows) - 1} others,"
-    register = resolver(bits).nodes[node].desc.register.dtype
+    node_plan = resolver(bits).nodes[node]
+    sums = node_plan.group_sums
+    register = f"{sums.register.dtype} for a group" if sums else str(node_plan.desc.register.dtype)
     helps = f"give {op} a signature with a wider accumulator in the hardware file"
     if all(hardware.float_descs(resolver.graph[name].op) for name in score.overflows):
         full = ", ".join(map(repr, sorted(score.overflows)))

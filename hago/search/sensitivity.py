@@ -258,7 +258,7 @@ class _Losses:
         node, resolver = self.prepared.graph[edge.dst], self.prepared.resolver
         form = resolver.ops[node.op].integer
         plan = self.choice_points.plan(0, group.key).nodes.get(node.name)
-        widest_qparams = None if plan is None else plan.operands[edge.slot]
+        widest_qparams = None if plan is None or plan.groups is not None else plan.operands[edge.slot]
         if form is None or form.weight is None or form.weight.slot != edge.slot or widest_qparams is None:
             indices = range(len(group.choices[: self.most_choices]))
             return [self._qparams(self.choice_points.plan(index, group.key), group) for index in indices]
@@ -270,7 +270,8 @@ class _Losses:
         ]
 
     def _quantized(self, group: Group, grid: QParams) -> Tensor:
-        return self.prepared.resolver.const(group.source, grid).to(torch.float64) * grid.scale
+        integers = self.prepared.resolver.const(group.source, grid).to(torch.float64)
+        return integers * grid.spread_over(integers.shape).scale
 
     def of(self, group: Group, measured: Gradients, unit: float) -> dict[int, float]:
         """The losses of a group by bits, made monotonic: fewer bits never lose less.

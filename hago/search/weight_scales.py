@@ -409,10 +409,10 @@ def error_blocks(exact: Tensor, grids: Sequence[QParams], rounding: str) -> Iter
 
     Args:
         exact: (C, n).
-        grids: each with one scale, or with one per channel.
+        grids: each with one scale, with one per channel, or with one per group of a channel.
     """
     channels, length = exact.shape
-    steps = [[_column(t) for t in (grid.scale.to(torch.float32), *clip_range(grid))] for grid in grids]
+    steps = [_steps(grid, exact.shape) for grid in grids]
     rows = max(1, ERROR_BLOCK // max(1, length))
     for top in range(0, channels, rows):
         block_rows = slice(top, top + rows)
@@ -421,7 +421,8 @@ def error_blocks(exact: Tensor, grids: Sequence[QParams], rounding: str) -> Iter
             x = exact[block_rows, columns].to(torch.float32)
             errors = torch.empty(len(x), len(grids), x.shape[1])
             for index, ends in enumerate(steps):
-                scale, low, high = (t[block_rows] if len(t) > 1 else t for t in ends)
+                of_rows = (t[block_rows] if len(t) > 1 else t for t in ends)
+                scale, low, high = (t[:, columns] if t.shape[1] > 1 else t for t in of_rows)
                 q = ROUNDINGS[rounding](x / scale)
                 torch.sub(torch.minimum(torch.maximum(q, low), high).mul_(scale), x, out=errors[:, index])
             yield ErrorBlock(block_rows, columns, errors)
@@ -451,9 +452,15 @@ def error_products(blocks: Iterable[ErrorBlock], sums: Tensor, squares: bool = T
     return products[0], products[1] if squares else products[0].new_zeros(0)
 
 
-def _column(t: Tensor | int) -> Tensor:
-    """A number per channel as a column (C, 1), or a single number as (1, 1); float32."""
-    return torch.as_tensor(t, dtype=torch.float32).reshape(-1, 1)
+def _steps(grid: QParams, shape: Sequence[int]) -> list[Tensor]:
+    """The scale of a grid and the ends of its integers for rows (C, n), float32.
+
+    Returns:
+        Tensors of shape (1, 1), (C, 1), or (C, n) where groups have scales.
+    """
+    of_rows = grid.spread_over(shape)
+    ends = (torch.as_tensor(t, dtype=torch.float32) for t in (of_rows.scale.to(torch.float32), *clip_range(of_rows)))
+    return [t if grid.group is not None and t.numel() > 1 else t.reshape(-1, 1) for t in ends]
 
 
 def of_constants(prepared: Prepared) -> list[Group]:
@@ -462,9 +469,11 @@ def of_constants(prepared: Prepared) -> list[Group]:
 
 
 def own_ends(plan: Plan, group: Group) -> tuple[Tensor, Tensor] | None:
-    """The thresholds of a constant, one per scale; None where it has none of its own."""
+    """The thresholds of a constant, one per scale; None where it has none of its own, or one for each of its groups."""
     qparams, ends = plan.target(group.edges[0]), plan.thresholds.get(group.key)
     if qparams is None or ends is None or qparams.dtype.bits > 16 or ends[0].numel() != qparams.scale.numel():
+        return None
+    if qparams.group is not None:  # a sketch per group would take more memory than the network
         return None
     return ends
 

@@ -18,7 +18,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -142,7 +142,14 @@ def _validator(name: str) -> Any:
     # JSON Schema accepts 4.0 as an integer; Python's range and shifts do not
     base = jsonschema.Draft202012Validator
     type_checker = base.TYPE_CHECKER.redefine("integer", lambda _, v: isinstance(v, int) and not isinstance(v, bool))
-    return jsonschema.validators.extend(base, type_checker=type_checker)(json.loads(text))
+    every_item = base.VALIDATORS["items"]
+
+    def items(validator: Any, schema: Any, values: Any, parent: Any) -> Iterator[Any]:
+        """The check of the items of a list, which is short for the many numbers of thresholds."""
+        if schema != {"type": "number"} or not isinstance(values, list) or {*map(type, values)} - {int, float}:
+            yield from every_item(validator, schema, values, parent)
+
+    return jsonschema.validators.extend(base, {"items": items}, type_checker=type_checker)(json.loads(text))
 
 
 def check_schema(value: Any, name: str, where: str) -> None:

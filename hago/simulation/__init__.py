@@ -1,7 +1,7 @@
 """Simulation: a Plan computed on floats that hold integers, and the reuse of values of earlier trials."""
 
 from hago.simulation.overflow import AccumulatorExtremes
-from hago.simulation.simulator import Carriers, Simulator
+from hago.simulation.simulator import Carriers, Simulator, carrier_to_real
 from hago.simulation.value_cache import Reuse, ValueCache
 
 __all__ = [
@@ -10,4 +10,5 @@ __all__ = [
     "Reuse",
     "Simulator",
     "ValueCache",
+    "carrier_to_real",
 ]

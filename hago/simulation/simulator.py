@@ -181,15 +181,16 @@ class _Stepping:
     def _float(self, node: Node) -> Step:
         simqs = [self.simqs[e] for e in node.edges]
         # a float node's weight may be stored as integers, which it dequantizes
-        ops, stored = self.plan.ops, {e.slot: w for e in node.edges if (w := self.plan.weights.get(e))}
+        ops, weights = self.plan.ops, self.plan.weights
+        stored = {e.slot: e for e in node.edges if e in weights}
 
         def compute(values: Sequence[Any]) -> tuple[Any]:
-            operands = [stored[slot].integers if slot in stored else v for slot, v in enumerate(values)]
+            operands = [weights[stored[slot]].integers if slot in stored else v for slot, v in enumerate(values)]
             real = [carrier_to_real(s, v) for s, v in zip(simqs, operands, strict=True)]
             return (compute_laid_out(node, real, ops),)
 
         inputs = tuple(map(self._origin, node.inputs))
-        digest = repr((node.name, *(w.qparams.key for w in stored.values()))) if stored else node.name
+        digest = repr((node.name, *(weights[e].key for e in stored.values()))) if stored else node.name
         digest += self.plan.graph.correction_hash
         return Step(inputs, (node.name,), compute, digest.encode(), spans=(None,))
 

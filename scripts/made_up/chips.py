@@ -9,7 +9,7 @@ from typing import Final
 from hago.arithmetic.numerics import BiasAt, Order, Overflow, Requantize
 from hago.arithmetic.rounding import ROUNDINGS
 from hago.arithmetic.types import DType, dtype
-from hago.hardware import Accumulator, Hardware, OpDesc, TensorScheme
+from hago.hardware import Accumulator, Groups, Hardware, OpDesc, TensorScheme
 from hago.hardware.hardware import Granularity, RequantizeAt
 from hago.ops import OPS, IntegerForm, OpRule, Ops
 
@@ -26,6 +26,7 @@ class Chip:
         order, bias: where every addition saturates.
         floats: whether every op may run in float too.
         stored: dtype of weights of layers that compute in float, which are preferred where it is given.
+        groups: of the weights of layers; with multipliers, of those that compute in integers.
     """
 
     operand: str = "int8"
@@ -41,10 +42,11 @@ class Chip:
     stored: str = ""
     order: Order | None = None
     bias: BiasAt | None = None
+    groups: Groups | None = None
 
     def hardware(self, ops: Ops = OPS, name: str = "made_up") -> Hardware:
         """The Hardware that lists every op with an integer form."""
-        listed = {n: self._descs(r.integer) for n, r in ops.items() if r.integer is not None}
+        listed = {n: self._in_groups(r, self._descs(r.integer)) for n, r in ops.items() if r.integer is not None}
         return Hardware(
             {n: (*self._weight_only(ops[n]), *d, *([_FLOAT] if self.floats else [])) for n, d in listed.items()},
             name=name,
@@ -55,7 +57,17 @@ class Chip:
         )
 
     def _weight_only(self, rule: OpRule) -> tuple[OpDesc, ...]:
-        return (weight_only(self.stored, self.min_bits),) if self.stored and has_weight(rule) else ()
+        if not (self.stored and has_weight(rule)):
+            return ()
+        return self._in_groups(rule, (weight_only(self.stored, self.min_bits),))
+
+    def _in_groups(self, rule: OpRule, descs: tuple[OpDesc, ...]) -> tuple[OpDesc, ...]:
+        """The signatures with the groups of the chip, where they have a weight that can have these."""
+        groups = self.groups
+        if groups is None or not has_groups(rule):
+            return descs
+        fits = [groups.multiplier_bits is not None if d.is_integer else groups.multiplier_bits is None for d in descs]
+        return tuple(replace(d, groups=groups) if fit else d for d, fit in zip(descs, fits, strict=True))
 
     def _descs(self, form: IntegerForm) -> tuple[OpDesc, ...]:
         sums = Accumulator(dtype(self.register), self.overflow, self.order, self.bias)
@@ -81,6 +93,11 @@ class Chip:
 def has_weight(rule: OpRule) -> bool:
     """Whether an op reads a weight."""
     return rule.integer is not None and rule.integer.weight is not None
+
+
+def has_groups(rule: OpRule) -> bool:
+    """Whether the weight of an op can have groups."""
+    return rule.weight is not None and rule.weight.sums_channels
 
 
 def weight_only(stored: str, min_bits: int) -> OpDesc:
@@ -148,12 +165,15 @@ CHIPS: Final = {
     "int24_wraps": Chip("uint8", "int24"),
     "wide_operands": Chip("int16", "int40"),
     "floats_too": Chip(floats=True),
+    "groups": Chip("uint8", scheme="affine", weight_scheme="symmetric", granularity="per_channel", groups=Groups(4, 4)),
+    "groups_in_int16": Chip(at="output", overflow="saturate_end", groups=Groups(3, 6, dtype("int16"))),
 }
 #: Those whose layers compute in float on weights that rest as integers.
 STORED_CHIPS: Final = {
     "stored_int4": Chip(scheme="symmetric", weight_scheme="symmetric", granularity="per_channel", stored="int4"),
     "stored_uint8": Chip("uint8", scheme="affine", weight_scheme="affine", granularity="per_channel", stored="uint8"),
     "stored_shift": Chip(requantize=Requantize("shift", "half_up"), floats=True, stored="int8"),
+    "stored_groups": Chip(weight_scheme="affine", granularity="per_channel", stored="uint4", groups=Groups(4)),
 }
 
 

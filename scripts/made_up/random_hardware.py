@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, get_args
 
-from chips import Chip, has_weight, narrowed, weight_only
+from chips import Chip, has_groups, has_weight, narrowed, weight_only
 
 from hago.arithmetic.numerics import BiasAt, Order, Requantize, RequantizeForm
 from hago.arithmetic.rounding import ROUNDINGS
+from hago.arithmetic.schemes import TWO_SIDED
 from hago.arithmetic.types import INT16, INT32, dtype
-from hago.hardware import Accumulator, Hardware, OpDesc
+from hago.hardware import Accumulator, Groups, Hardware, OpDesc
+from hago.hardware.hardware import GROUP_OVERFLOWS
 from hago.ops import OPS, IntegerForm
 
 _FORMS: Final = get_args(RequantizeForm)
@@ -41,6 +43,7 @@ def random_hardware(seed: int) -> Hardware:
     ops |= _with_additions(random.Random(f"additions {seed}"), ops)
     apart = random.Random(~seed)
     ops |= _with_stored_weights(apart, ops)
+    ops |= _with_groups(random.Random(f"groups {seed}"), ops, chip.weight_scheme)
     return replace(hardware, ops=_with_widths(apart, ops, chip.operand))
 
 
@@ -127,6 +130,30 @@ def _with_stored_weights(rng: random.Random, ops: Mapping[str, Sequence[OpDesc]]
         descs.insert(rng.randrange(len(descs) + 1), weight_only(stored, rng.choice([2, 4])))
         found[op] = tuple(descs)
     return found
+
+
+def _with_groups(
+    rng: random.Random, ops: Mapping[str, Sequence[OpDesc]], scheme: str
+) -> Mapping[str, tuple[OpDesc, ...]]:
+    """On some chips, scales for groups of the weights of layers, of those that compute in integers or of the others."""
+    if rng.random() < 0.6:
+        return {}
+    size, bits, partial = rng.choice([2, 3, 8, 32]), rng.randint(2, 8), rng.choice([None, INT16, dtype("int24")])
+    found = {}
+    for op in (n for n in ops if has_groups(OPS[n]) and rng.random() < 0.8):
+        found[op] = tuple(_in_groups(d, Groups(size), Groups(size, bits, partial), scheme) for d in ops[op])
+    return found
+
+
+def _in_groups(desc: OpDesc, alone: Groups, product: Groups, scheme: str) -> OpDesc:
+    """A signature with groups, where it can have them; others as they are."""
+    if desc.is_weight_only:
+        return replace(desc, groups=alone)
+    fits = desc.is_integer and desc.form is None and desc.register.overflow in GROUP_OVERFLOWS
+    if not fits or scheme in TWO_SIDED or desc.in_dtype(1).kind != "int" or desc.in_dtype(1).bits > 8:
+        return desc
+    wide = product.partial is not None and product.partial.bits > desc.register.dtype.bits
+    return replace(desc, groups=replace(product, partial=None) if wide else product)
 
 
 def _with_widths(

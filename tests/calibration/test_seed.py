@@ -50,7 +50,7 @@ def data() -> list[torch.Tensor]:
 
 
 # ---------------------------------------------------------------- written, read, the same
-@pytest.mark.parametrize("name", available_hardware())
+@pytest.mark.parametrize("name", [n for n in available_hardware() if load_hardware(n).integer_descs("conv2d")])
 def test_a_strategys_own_tables_give_the_same_scales(name: str) -> None:
     """Equal qparams on every data edge, but for what seven printed digits leave open."""
     quantizer = hago.quantize(

@@ -14,7 +14,15 @@ from hago.arithmetic.numerics import Requantize
 from hago.arithmetic.types import INT8, INT16, INT32
 from hago.errors import HagoError, HardwareError
 from hago.hardware.file import check_hardware, hardware_hash, load_hardware
-from hago.hardware.hardware import Accumulator, FixedOut, Hardware, OpDesc, TensorScheme, create_sample_hardware
+from hago.hardware.hardware import (
+    Accumulator,
+    FixedOut,
+    Groups,
+    Hardware,
+    OpDesc,
+    TensorScheme,
+    create_sample_hardware,
+)
 
 
 def rfc_hardware() -> Hardware:
@@ -143,6 +151,9 @@ def test_the_hash_covers_every_fact() -> None:
                 replace(conv, out_dtypes="int16"),
                 replace(conv, form="common_scale"),
                 replace(conv, requantize_at="output", fixed_out=FixedOut(0.5)),
+                OpDesc(["float32", "int4"], "float32"),
+                OpDesc(["float32", "int4"], "float32", groups=Groups(32)),
+                OpDesc(["float32", "int4"], "float32", groups=Groups(64)),
             )
         ),
     ]

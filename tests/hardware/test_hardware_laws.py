@@ -17,12 +17,12 @@ from specs import SHIPPED
 from hago.arithmetic import numerics
 from hago.arithmetic.numerics import Requantize
 from hago.arithmetic.rounding import ROUNDINGS
-from hago.arithmetic.schemes import SCHEMES
+from hago.arithmetic.schemes import SCHEMES, TWO_SIDED
 from hago.arithmetic.types import DTYPES, DType
 from hago.errors import HardwareError
 from hago.hardware import hardware
 from hago.hardware.file import hardware_from_document, hardware_hash, hardware_to_document, load_hardware, save_hardware
-from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
+from hago.hardware.hardware import Accumulator, Groups, Hardware, OpDesc, TensorScheme
 from hago.hardware.validation import check_hardware_document
 from hago.ops import OPS
 
@@ -76,6 +76,16 @@ def descs(draw: st.DrawFn, at: hardware.RequantizeAt) -> OpDesc:
 
 
 @st.composite
+def in_groups(draw: st.DrawFn, scheme: str) -> OpDesc:
+    """A signature with groups of a weight: alone, or in products of integers."""
+    size = draw(st.integers(2, 300))
+    if scheme in TWO_SIDED or draw(st.booleans()):
+        return OpDesc(["float32", draw(st.sampled_from(["int4", "uint8"]))], "float32", groups=Groups(size))
+    partial = draw(st.sampled_from([None, DTYPES["int8"], DTYPES["int16"]]))
+    return OpDesc(["int8", "int4"], "int16", groups=Groups(size, draw(st.integers(2, 8)), partial))
+
+
+@st.composite
 def hardwares(draw: st.DrawFn) -> Hardware:
     form = draw(st.sampled_from(get_args(numerics.RequantizeForm)))
     bits, two_stage = 31, False
@@ -85,11 +95,14 @@ def hardwares(draw: st.DrawFn) -> Hardware:
     ops = st.sampled_from(["conv2d", "add", "linear", "relu", "nn.conv2d"])
     at = draw(st.sampled_from(get_args(hardware.RequantizeAt)))  # an op has one
     words = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9), max_size=2)
+    weight = TensorScheme(draw(schemes), draw(st.sampled_from(get_args(hardware.Granularity))))
+    grouped = draw(st.dictionaries(st.sampled_from(["conv1d", "conv3d"]), in_groups(weight.scheme), max_size=1))
+    listed = draw(st.dictionaries(ops, st.lists(descs(at), min_size=1, max_size=3, unique_by=str), min_size=1))
     return Hardware(
-        ops=draw(st.dictionaries(ops, st.lists(descs(at), min_size=1, max_size=3, unique_by=str), min_size=1)),
+        ops={**listed, **{op: (desc,) for op, desc in grouped.items()}},
         name=draw(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9)),
         activation=TensorScheme(draw(schemes)),
-        weight=TensorScheme(draw(schemes), draw(st.sampled_from(get_args(hardware.Granularity)))),
+        weight=weight,
         requantize=Requantize(form, draw(st.sampled_from(list(ROUNDINGS))), bits, two_stage),
         other_ops=draw(st.sampled_from(get_args(hardware.OtherOps))),
         cost=draw(st.dictionaries(st.sampled_from(["clock_hz", "cores"]), st.integers(1, 10**12))),

@@ -18,7 +18,15 @@ from hago.graph.graph import CONST, INPUT, OUTPUT, Graph
 from hago.hardware.file import load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import OPS
-from hago.plan.topology import analyze, check_patterns, fitting_descs, float_boundaries, why_not_integer
+from hago.plan.topology import (
+    analyze,
+    check_patterns,
+    fitting_descs,
+    float_boundaries,
+    weight_edge,
+    weight_only_descs,
+    why_not_integer,
+)
 
 #: The prototype's own test hardware: products of bytes, concat in three ways, the rest float.
 TOY = Hardware(
@@ -175,7 +183,9 @@ def test_the_rule_over_random_graphs(seed: int, name: str) -> None:
             fed = any(topology.nodes[s] for s in node.inputs)
             assert form.starts_region or fed or not chip.float_descs(node.op)
             assert fitting_descs(graph, node, chip) == chip.integer_descs(node.op)
-        assert all(not topology.edges[e] for e in node.edges) or topology.nodes[node.name]
+        quantized = {e for e in node.edges if topology.edges[e]}
+        of_floats = {weight_edge(node)} if weight_only_descs(graph, node, chip) else set()
+        assert topology.nodes[node.name] or quantized <= of_floats
     for edge in float_boundaries(graph, topology):
         source = graph.source(edge)
         reader = edge.dst != OUTPUT and topology.edges[edge]

@@ -234,8 +234,9 @@ def test_refined_choices_hold_all_over_the_space(prepared: Prepared) -> None:
         before, after = (evaluator.score(p.resolver(bits), bits) for p in (plain, found.prepared))
         assert after.runs or not before.runs
         gains.append(after.value - before.value)
-    # of some points together, since expectations may be off at one; powers of two are few
-    assert sum(gains) >= 0.0 and (any(gains) or prepared.hardware.requantize.power_of_two)
+    # of some points together, since expectations may be off at one; powers of two are few, groups keep their estimates
+    in_groups = any(d.groups for d in prepared.hardware.ops["conv2d"])
+    assert sum(gains) >= 0.0 and (any(gains) or prepared.hardware.requantize.power_of_two or in_groups)
 
 
 @pytest.mark.parametrize("wide_first", [False, True])

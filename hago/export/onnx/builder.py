@@ -16,7 +16,7 @@ from torch import Tensor
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.errors import UnsupportedOp
 from hago.export.onnx.operators import onnx_padding, pad_sizes, write_float_node
-from hago.export.onnx.values import QuantizationWriter, Value, quantizes_to
+from hago.export.onnx.values import QuantizationWriter, Value, multiplies_groups, quantizes_to
 from hago.export.onnx.writer import GraphWriter
 from hago.graph import CONST, INPUT, OUTPUT, Node
 from hago.plan import NodePlan, Plan
@@ -157,8 +157,23 @@ class ModelBuilder:
         elif node.name in self.plan.nodes:
             self.values[node.name] = self._write_integer_node(self, node, self.plan.nodes[node.name])
         else:
-            write_float_node(self.writer, node, [self._float_operand(e) for e in node.edges], node.name)
+            if not self._write_product_by_groups(node):
+                write_float_node(self.writer, node, [self._float_operand(e) for e in node.edges], node.name)
             self.values[node.name] = Value(node.name, "real")
+
+    def _write_product_by_groups(self, node: Node) -> bool:
+        """Write a float linear layer as one product, if its weight is stored in groups that ONNX Runtime has a product
+        for; returns whether it is written."""
+        weight = self.plan.weights.get(node.edges[1]) if node.op == "linear" else None
+        if weight is None or not multiplies_groups(weight.qparams):
+            return False
+        bias = node.edges[2:]
+        product = self.writer.fresh(f"{node.name}:product") if bias else node.name
+        x, name = self._float_operand(node.edges[0]), str(node.edges[1])
+        self.quantization.matmul_by_groups(x, name, weight.integers, weight.qparams, product)
+        if bias:
+            self.writer.op("Add", [product, self._float_operand(bias[0])], node.name)
+        return True
 
     # ------------------------------------------------------------ operands
     def rank(self, name: str) -> int:
@@ -181,6 +196,8 @@ class ModelBuilder:
         source, weight = self.graph.source(edge), self.plan.weights.get(edge)
         if weight is None:
             return self.real_value(source)
+        if weight.qparams.group is not None:
+            return self.quantization.dequantize_groups(str(edge), weight.integers, weight.qparams, f"{edge}:real")
         value = self.quantization.constant(str(edge), weight.integers, weight.qparams, packed=True)
         return self.quantization.dequantize(value, self.rank(source), f"{value.name}:real")
 

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from hago.arithmetic.groups import in_groups
 from hago.arithmetic.numerics import EXACT_FLOAT32, OVERFLOWS
 from hago.arithmetic.schemes import Grid
 from hago.arithmetic.types import INT32, Edge, SimQ
@@ -137,6 +138,7 @@ class _OwnRanges:
             return torch.tensor([-1.0], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64)
         rows = self._consts[source].to(torch.float64)
         rows = rows.reshape(1, -1) if channel_axis is None else rows.movedim(channel_axis, 0).flatten(1)
+        rows = rows if grid.group is None else in_groups(rows, grid.group).flatten(0, 1)
         return rows.amin(1).clamp_max(0.0), rows.amax(1).clamp_min(0.0)
 
 
@@ -214,7 +216,7 @@ def _simq_refusals(plan: Plan, simq: SimQ, form: str, place: str, on_edge: bool 
 def _simq_reasons(plan: Plan, simq: SimQ, form: str) -> Iterator[str]:
     requantize = plan.hardware.requantize
     for q in (simq.source, simq.target):
-        if q is not None and len(varies_along(q.scale, q.scale.ndim)) > 1:
+        if q is not None and q.group is None and len(varies_along(q.scale, q.scale.ndim)) > 1:
             yield "scales vary along several axes; ONNX has one per tensor or per entry of one axis"
     if simq.target is None:
         return

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hago.arithmetic.groups import in_groups
 from hago.arithmetic.numerics import Requantize, ratio, ratio_of_float32
 from hago.arithmetic.types import DType, QParams, SimQ
-from hago.export.onnx.writer import NARROW_AND_WIDE_OPSET, GraphWriter
+from hago.export.onnx.writer import MICROSOFT, NARROW_AND_WIDE_OPSET, GraphWriter
 from hago.plan.topology import varies_along
 
 #: The ONNX nodes that round a float64 in each mode, in order; Add and Sub take one half.
@@ -74,6 +75,17 @@ def element_type_of(writer: GraphWriter, node: str, value: Value) -> int:
     return writer.element_type("float32" if value.representation == "centered" else str(numpy_dtype(value.dtype)))
 
 
+def multiplies_groups(q: QParams) -> bool:
+    """Whether MatMulNBits takes a weight with these groups: up to 4 bits, in groups of a power of two from 16 on."""
+    return q.group is not None and q.dtype.bits <= 4 and q.group >= 16 and q.group & (q.group - 1) == 0
+
+
+def _packed_pairs(values: Tensor) -> Tensor:
+    """Numbers of 4 bits as bytes of two neighbours of the last axis, the first in the low half."""
+    pairs = values.to(torch.uint8).reshape(*values.shape[:-1], -1, 2)
+    return pairs[..., 0] | (pairs[..., 1] << 4)
+
+
 def axis_of(qparams: QParams, rank: int) -> int | None:
     """The axis of per-channel scales; None for a per-tensor scale."""
     axes = varies_along(qparams.scale, rank)
@@ -123,6 +135,57 @@ class QuantizationWriter:
             # written first, so that `parameters` keeps this one, whose type is that of the integers
             self.writer.constant(f"{name}:zero", zero, kind)
         return Value(name, "stored", q)
+
+    def dequantize_groups(self, name: str, centered: Tensor, q: QParams, out: str) -> str:
+        """Real values of a weight whose groups have scales of their own, from blocks of the opset's DequantizeLinear.
+
+        A block is of neighbouring entries of one axis, so that the integers have the shape (channels, entries of one).
+
+        Args:
+            centered: the integers, zero point subtracted, in the shape of the weight.
+        """
+        assert q.group is not None
+        rows, kind = centered.flatten(1), q.dtype.name.upper() if q.dtype.name in ("int4", "uint4") else ""
+        dtype = numpy_dtype(q.dtype)
+        stored = (rows.to(torch.int64) + q.spread_over(rows.shape).zero_point).numpy().astype(dtype)
+        self.writer.need(NARROW_AND_WIDE_OPSET)
+        inputs = [
+            self.writer.constant(name, stored, kind),
+            self.writer.constant(f"{name}:scale", q.scale.to(torch.float32)),
+            self.writer.constant(f"{name}:zero", q.zero_point.numpy().astype(dtype), kind),
+        ]
+        size = min(q.group, rows.shape[1])
+        if centered.ndim == 2:
+            return self.writer.op("DequantizeLinear", inputs, out, axis=1, block_size=size)
+        real = self.writer.step("DequantizeLinear", inputs, out, axis=1, block_size=size)
+        return self.writer.op("Reshape", [real, self.writer.integers(centered.shape, out)], out)
+
+    def matmul_by_groups(self, x: str, name: str, centered: Tensor, q: QParams, out: str) -> str:
+        """The product of rows and a weight whose groups have scales of their own: ONNX Runtime's MatMulNBits, with
+        sums in float32.
+
+        Args:
+            x: the name of real values (..., entries of a channel).
+            centered: the integers (channels, entries), zero point subtracted; see `multiplies_groups`.
+
+        References:
+            ONNX Runtime, docs/ContribOperators.md, com.microsoft.MatMulNBits.
+        """
+        assert q.group is not None
+        channels, entries = centered.shape
+        # an unsigned byte holds two neighbouring entries, the first in its low half; a zero point is 8 if none is given
+        middle = 8 if q.dtype.signed else 0
+        zero = q.zero_point + middle
+        stored = centered.to(torch.int64) + q.spread_over(centered.shape).zero_point + middle
+        blocks = in_groups(stored, q.group).to(torch.uint8)
+        inputs = [x, self.writer.constant(name, _packed_pairs(blocks))]
+        inputs.append(self.writer.constant(f"{name}:scale", q.scale.to(torch.float32).flatten()))
+        if bool((zero != 8).any()):
+            inputs.append(self.writer.constant(f"{name}:zero", _packed_pairs(in_groups(zero, 2).flatten(1)).flatten()))
+        kind, size = "MatMulNBits", q.group
+        return self.writer.op(
+            kind, inputs, out, MICROSOFT, K=entries, N=channels, bits=4, block_size=size, accuracy_level=1
+        )
 
     def dequantize(self, value: Value, rank: int, out: str) -> str:
         """Real values of stored or centered integers  (N2)."""

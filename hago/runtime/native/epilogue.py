@@ -169,6 +169,8 @@ def overflow_rule(plan: NodePlan) -> native.OverflowRule | str:
         return "neighbouring products that may saturate"
     if plan.additions is not None:
         return "partial sums that may saturate"
+    if plan.group_sums is not None:
+        return "sums of groups that may overflow"
     if plan.proved and (plan.bound < 2**31 or plan.keeps_input_dtype):
         return native.OverflowRule()
     if not register.dtype.signed:

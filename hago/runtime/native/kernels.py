@@ -10,6 +10,7 @@ arithmetic always does, so every node has a kernel.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.arithmetic.numerics import EXACT_FLOAT32, clip_range, ratio
+from hago.arithmetic.numerics import EXACT_FLOAT32, clip_range, dequantize, ratio
 from hago.arithmetic.types import QParams, SimQ
 from hago.graph import CONST, Node
 from hago.ops import pool_window
@@ -797,12 +798,16 @@ def _match_floats(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
 
 def _emit_float(state: LoweringState, node: Node) -> Call | str:
     plan, layouts, weights = state.plan, state.layouts, state.plan.weights
-    stored = {e.slot: store(w.integers, w.qparams) for e in node.edges if (w := weights.get(e))}
-    # values that a step before dequantized arrive as the node reads them
-    simqs = {e: plan.edges[e] if layouts.is_own(e) else None for e in node.edges}
+    stored = {e.slot: weights[e] for e in node.edges if e in weights}
+    # values that a step before dequantized arrive as the node reads them, and so do weights
+    simqs = {e: plan.edges[e] if layouts.is_own(e) and e not in weights else None for e in node.edges}
+
+    @functools.cache
+    def real_weight(name: str, slot: int) -> Tensor:
+        return dequantize(stored[slot].integers, stored[slot].qparams)
 
     def run(values: Sequence[Any]) -> Sequence[Any]:
-        return (compute_float(plan, node, values, lambda _, slot: stored[slot], simqs),)
+        return (compute_float(plan, node, values, real_weight, simqs),)
 
     return _call_of_node(state, node, "float", run)
 
