@@ -52,9 +52,7 @@ WINDOW_BYTES: Final = 1 << 28
 MOST_TOGETHER: Final = 4096
 #: Part of the mean of the diagonal that is added to the diagonal of second moments.
 DAMPING: Final = 0.01
-#: The same for the change of weights that gives back what layers before have lost: few windows show it well.
-CHANGE_DAMPING: Final = 0.3
-#: The least scale that weights are divided by.
+#: A divisor in place of 0.
 TINY: Final = 1e-300
 #: Weights that are rounded between two changes of all later ones.
 BLOCK: Final = 64
@@ -213,8 +211,11 @@ def _rounded(
     windows = (torch.split(w, MOST_TOGETHER, 2) for w in (seen, wanted))
     parts = []
     for part, of_float, values, low, high, step in zip(*windows, *columns, strict=True):
-        moments, lost = (_products(part, w) for w in (part, of_float - part))
-        values = values + torch.linalg.solve(_damped(moments, CHANGE_DAMPING), lost @ values)
+        halves = [
+            (_products(a, a), _products(a, b - a)) for a, b in zip(part.chunk(2, 1), of_float.chunk(2, 1), strict=True)
+        ]
+        values = values + _giving_back(values, halves)
+        moments = torch.stack([m for m, _ in halves]).mean(0)
         parts.append(_with_feedback(values, moments, low, high, None if target.group is None else step))
     integers = torch.cat(parts, 1).transpose(1, 2).reshape(weight.movedim(1, -1).shape).movedim(-1, 1)
     return integers.contiguous().to(nearest.dtype)
@@ -236,11 +237,32 @@ def _windows(rule: OpRule, attrs: Attrs, x: Sequence[Tensor], weight: Tensor) ->
     wanted = max(LEAST_WINDOWS, WINDOWS_PER_WEIGHT * min(length, MOST_TOGETHER))
     count = max(1, min(wanted, places, WINDOW_BYTES // (4 * groups * length)))
     chosen = torch.randperm(places, generator=torch.Generator().manual_seed(0))[:count]
+    # every other sample in the first half, so that the halves do not share samples
+    chosen = chosen[torch.sort(chosen // (places // len(x[0])) % 2, stable=True).indices]
     index = [i.repeat(groups) for i in torch.unravel_index(chosen, shape)]
     first_outputs = torch.arange(groups) * (len(weight) // groups)  # any output of a group reads its windows
     index.insert(axis % (len(shape) + 1), first_outputs.repeat_interleave(count))
     terms = [rule.integer.addends.terms(attrs, (v.to(torch.float32), ones), "channels_inner") for v in x]
     return [at(tuple(index)).reshape(groups, count, length) for at in terms]
+
+
+def _giving_back(weights: Tensor, halves: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The change of weights (groups, K, outputs) that gives back what layers before have lost, as far as a change by
+    one half of the windows does so on the other half.
+
+    Args:
+        halves: of each half of the windows, X^T X and X^T (X_float - X).
+    """
+
+    def change(moments: Tensor, lost: Tensor) -> Tensor:
+        changed: Tensor = torch.linalg.solve(_damped(moments, DAMPING), lost @ weights)
+        return changed
+
+    (first, lost_of_first), (second, lost_of_second) = halves
+    by_first = change(first, lost_of_first)
+    gain, curvature = (by_first * (lost_of_second @ weights)).sum(), (by_first * (second @ by_first)).sum()
+    part = (gain / curvature.clamp_min(TINY)).clamp(0.0, 1.0)
+    return part * change((first + second) / 2, (lost_of_first + lost_of_second) / 2)
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
