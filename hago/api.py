@@ -369,9 +369,12 @@ def measure_sensitivity(
     estimator: str | Estimator | None = None,
     keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
+    corrections: str | Sequence[str] | None = None,
     seed: int = 0,
 ) -> Sensitivity:
     """Estimate the loss of every choice of bits on every edge, from one forward and one backward pass over the data.
+
+    The model is equalized before if that helps it, as `quantize` does.
 
     The searchers sensitivity, limited and pareto are guided by these estimates, and so are the first trials of tpe,
     nsga2 and gp.
@@ -379,13 +382,14 @@ def measure_sensitivity(
     Args:
         objective: the objective whose loss is estimated: accuracy reads labels, kl and agreement compare class
             probabilities, and all others compare the outputs themselves.
+        corrections: see `quantize`; of these, equalization is made before sensitivities are measured.
         seed: of the random signs with which outputs are weighted in the backward pass.
 
     Returns:
         A table, which prints itself and has `.losses`, `.save(path)` and `.to_json()`.
     """
     options = QuantizationOptions(estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
-    prepared = prepare(model, hardware, dataset, options)
+    prepared = correct(prepare(model, hardware, dataset, options), corrections)
     return sensitivity_of(prepared, named_objective(objective), seed)
 
 

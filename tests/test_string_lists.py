@@ -102,6 +102,10 @@ CASES: dict[str, tuple[str, Callable[[nn.Module, Path, str, Any], Any]]] = {
     "quantize.corrections": ("bias", lambda m, _, a, v: hago.quantize(m, CHIP, DATA, **{a: v}).strategy.to_json()),
     "search_quantize_strategy.corrections": ("bias", lambda m, f, a, v: searched(m, f, **{a: v})),
     "explain.keep_float": ("fc*", lambda m, _, a, v: str(hago.explain(m, CHIP, (DATA[0][0],), **{a: v}))),
+    "measure_sensitivity.corrections": (
+        "none",
+        lambda m, _, a, v: hago.measure_sensitivity(m, CHIP, DATA, **{a: v}).to_json(),
+    ),
     "measure_sensitivity.keep_float": (
         "fc*",
         lambda m, _, a, v: hago.measure_sensitivity(m, CHIP, DATA, **{a: v}).to_json(),

@@ -276,13 +276,6 @@ def fixed(text: str) -> tuple[str, int]:
 def table_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for tables of TPU-MLIR."""
     group = parser.add_argument_group("tables of TPU-MLIR")
-    group.add_argument(
-        "--corrections",
-        action="append",
-        choices=("none", *CORRECTIONS),
-        help="what may be changed in the model before it is quantized, where that brings the outputs closer to the "
-        "float model's; by default all; may be repeated",
-    )
     group.add_argument("--calibration-table", metavar="FILE", help="ranges of nodes; other nodes are estimated")
     group.add_argument(
         "--quantize-table", metavar="FILE", help="modes of nodes, which keep them float or give them 8 or 4 bits"
@@ -502,6 +495,13 @@ def _quantization(
         f"{' and '.join(DOREFAS)} also put weights on DoReFa-Net's levels",
     )
     _patterns(group)
+    group.add_argument(
+        "--corrections",
+        action="append",
+        choices=("none", *CORRECTIONS),
+        help="what may be changed in the model before it is quantized, where that brings the outputs closer to the "
+        "float model's; by default all; may be repeated",
+    )
     group.add_argument("--save", metavar="FILE", help=saves)
 
 

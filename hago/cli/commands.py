@@ -140,6 +140,7 @@ def sensitivity_command(args: Namespace, console: Console) -> Outcome:
         estimator=estimator_argument(args.estimator),
         keep_float=args.keep_float,
         fix_bits=dict(args.fix_bits),
+        corrections=args.corrections,
         seed=args.seed,
     )
     if args.save is not None:
