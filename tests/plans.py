@@ -53,7 +53,7 @@ class Fixed:
 
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
         lo, hi = self._pair(key, source)
-        shape = (1,) if channel_axis is None else (self.consts[source].shape[channel_axis],)
+        shape = (1,) if channel_axis is None else (grid.thresholds_of(self.consts[source].shape, channel_axis),)
         return torch.full(shape, lo, dtype=torch.float64), torch.full(shape, hi, dtype=torch.float64)
 
 

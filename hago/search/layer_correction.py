@@ -248,7 +248,7 @@ def _windows(rule: OpRule, attrs: Attrs, x: Sequence[Tensor], weight: Tensor) ->
 
 def _giving_back(weights: Tensor, halves: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """The change of weights (groups, K, outputs) that gives back what layers before have lost, as far as a change by
-    one half of the windows does so on the other half.
+    one half of the windows does so on the other half; none where there is one window.
 
     Args:
         halves: of each half of the windows, X^T X and X^T (X_float - X).
@@ -258,6 +258,8 @@ def _giving_back(weights: Tensor, halves: Sequence[tuple[Tensor, Tensor]]) -> Te
         changed: Tensor = torch.linalg.solve(_damped(moments, DAMPING), lost @ weights)
         return changed
 
+    if len(halves) < 2:
+        return torch.zeros_like(weights)
     (first, lost_of_first), (second, lost_of_second) = halves
     by_first = change(first, lost_of_first)
     gain, curvature = (by_first * (lost_of_second @ weights)).sum(), (by_first * (second @ by_first)).sum()

@@ -22,7 +22,7 @@ import hago
 from hago.analysis.graph_statistic import GraphStatistic
 from hago.analysis.remedies import LEAST_GAIN, TRIED_NODES, TRIED_SAMPLES, Change, Remedy, with_given_options
 from hago.cli.arguments import build_parser
-from hago.errors import HagoError
+from hago.errors import as_strings, HagoError
 from hago.plan.strategy import Strategy
 from hago.search.preparation import QuantizationOptions, prepare
 from hago.search.stored_strategy import make_strategy, stored_resolver
@@ -97,8 +97,10 @@ def inspected(name: str, chip: str) -> tuple[nn.Module, Strategy, GraphStatistic
 
 
 def with_options(change: Change, name: str) -> Change:
-    """A change and the options that a network was quantized with."""
-    return Change(None, FIXED.get(name, {})).merged(change)
+    """A change and the options that a network was quantized with, without bits of nodes that it keeps float."""
+    kept = as_strings(change.keep_float or (), "keep_float")
+    given = {key: b for key, b in FIXED.get(name, {}).items() if key.split(":")[0] not in kept}
+    return Change(None, given).merged(change)
 
 
 def sqnr(model: nn.Module, chip: Any, strategy: Strategy) -> float:

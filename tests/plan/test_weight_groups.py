@@ -20,6 +20,7 @@ from hago.analysis.explain import explain_topology
 from hago.analysis.inspect import inspect_plan
 from hago.arithmetic.numerics import Requantize
 from hago.arithmetic.types import Edge, SimQ, dtype
+from hago.correction import Corrections
 from hago.cost.cost import plan_cost
 from hago.data.batches import Batches
 from hago.errors import HagoError, HardwareError, ModelFileError, UnsupportedOp
@@ -36,7 +37,9 @@ from hago.plan.weight_groups import GroupSums
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
 from hago.runtime.stored_model import from_file_bytes, to_file_bytes
+from hago.search.evaluate import Evaluator
 from hago.search.layer_correction import correct_layers
+from hago.search.objective import named_objective
 from hago.search.preparation import QuantizationOptions, prepare
 from hago.search.session import SearchOptions, run_search
 from hago.search.stored_strategy import plan_of
@@ -500,3 +503,25 @@ def test_the_hardware_that_ships() -> None:
         plan = prepared.resolver(prepared.space.widest())
         assert {w.qparams.dtype.name for w in plan.weights.values()} == {name}
         assert {w.qparams.group for w in plan.weights.values()} == {32} and compare_plan_exactly(plan, DATA).same
+
+
+@pytest.mark.parametrize("engine", ["integer", "simulation"])
+def test_values_of_other_integers_are_not_reused(engine: Any) -> None:
+    """An evaluator that has measured a plan twice measures corrected ones as another does that has measured none."""
+    batches = [(smooth(seed)[:16],) for seed in range(2)]
+    prepared = prepare(network(), chip(alone(16), REAL), batches, QuantizationOptions(estimator="max_range"))
+    bits = prepared.space.widest()
+    plan = prepared.resolver(bits)
+    offsets = correct_layers(plan, [batches[0][0]], rounding=True, bias=False)
+    equalized = prepared.corrected(Corrections({"conv": [7] * 8}))
+    used: list[Plan] = []
+    objective = named_objective("sqnr")
+    for corrected in (prepared.with_offsets(offsets).resolver(bits), equalized.resolver(bits)):
+        shared, fresh = (Evaluator(prepared.graph, prepared.batches, objective, engine=engine) for _ in range(2))
+        for _ in range(3):
+            shared.score(plan, bits)  # the values of the best plan are kept
+        before = shared.measure(plan).contributions["sqnr"]
+        ours, theirs = (e.measure(corrected).contributions["sqnr"] for e in (shared, fresh))
+        assert ours.equal(theirs) and not ours.equal(before)
+        used.append(corrected)
+    assert len({p.key for p in (plan, *used)}) == 3

@@ -180,7 +180,7 @@ class Lowering:
             why, call = call, REFERENCE.emit(self, node)
         assert isinstance(call, Call)
         last = call.nodes[-1]
-        digests = [(n, self.plan.nodes[n].digest if n in self.plan.nodes else None) for n in call.nodes]
+        digests = [(n, self._digest(n)) for n in call.nodes]
         edges = [self._edge_key(e) for n in call.nodes for e in self.graph[n].edges]
         conversions = [self._conversion_key(last, name) for name in call.outputs]
         digest = repr((call.kernel, digests, edges, conversions))
@@ -188,6 +188,14 @@ class Lowering:
         self.uses.append(KernelUse(call.nodes, call.kernel, why))
         self._convert(last)
         return call.nodes
+
+    def _digest(self, name: str) -> object:
+        """What a node computes, its constants included: corrections change those of float nodes, too."""
+        plan = self.plan.nodes.get(name)
+        if plan is not None:
+            return plan.digest
+        weights = (self.plan.weights.get(e) for e in self.graph[name].edges)
+        return (self.graph.correction_hash, *(w.key for w in weights if w is not None))
 
     def _convert(self, root: str) -> None:
         """Add steps for the requested conversions of a value that its kernel does not store."""
