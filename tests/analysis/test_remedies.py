@@ -22,7 +22,7 @@ import hago
 from hago.analysis.graph_statistic import GraphStatistic
 from hago.analysis.remedies import LEAST_GAIN, TRIED_NODES, TRIED_SAMPLES, Change, Remedy, with_given_options
 from hago.cli.arguments import build_parser
-from hago.errors import as_strings, HagoError
+from hago.errors import HagoError, as_strings
 from hago.plan.strategy import Strategy
 from hago.search.preparation import QuantizationOptions, prepare
 from hago.search.stored_strategy import make_strategy, stored_resolver
