@@ -22,6 +22,7 @@ from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.layer_correction import correct_layers, most_samples
 from hago.search.objective import OBJECTIVES
+from hago.search.output_thresholds import may_choose_thresholds, samples_of_gradients, threshold_proposals
 from hago.search.preparation import Prepared
 from hago.search.safe_bits import first_safe_bits
 from hago.study import Header
@@ -31,7 +32,7 @@ FEW_BITS: Final = 7
 #: The objective by which corrections are kept.
 SQNR: Final = "sqnr"
 #: The names of corrections.
-CORRECTIONS: Final = ("equalization", "rounding", "bias")
+CORRECTIONS: Final = ("equalization", "thresholds", "rounding", "bias")
 
 
 def wanted_corrections(given: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -122,6 +123,42 @@ class MeasuredPoint:
         return self.prepared.resolver(self.bits)
 
 
+def first_point(prepared: Prepared, evaluator: Evaluator) -> MeasuredPoint:
+    """The widest bits that do not overflow on the data.
+
+    Raises:
+        InfeasibleBits: accumulators overflow at every width.
+    """
+    bits, _, measured = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
+    return MeasuredPoint(prepared, bits, measured)
+
+
+def choose_thresholds(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
+    """The point with the thresholds that serve the outputs best, see `hago.search.output_thresholds`, of those that do
+    not overflow at its bits.
+
+    Args:
+        evaluator: what measured the point.
+    """
+    if "thresholds" not in point.prepared.correction_names or not may_choose_thresholds(point.prepared):
+        return point
+    seen, best = samples_of_gradients(evaluator.batches.samples), point
+    for proposal in threshold_proposals(point.prepared):
+        try:
+            tried = first_point(proposal, evaluator)
+        except InfeasibleBits:
+            continue
+        if _value(tried.measured, evaluator, seen) > _value(best.measured, evaluator, seen):
+            best = tried
+    return best
+
+
+def _value(measured: Measurement, evaluator: Evaluator, seen: int) -> float:
+    """The objective on the samples after the first, which were seen; on all where there are no others."""
+    contributions = measured.contributions[evaluator.objective.name]
+    return evaluator.objective.finish((contributions[seen:] if len(contributions) > seen else contributions).mean(0))
+
+
 def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
     """Correct the layers of a point: its first samples give the corrections, the others tell whether they help.
 
@@ -137,11 +174,6 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
     # in a race, samples have another order than in `prepared`
     first = [batch.inputs for batch in evaluator.batches.first(used)]
     inputs = [torch.cat(parts) for parts in zip(*first, strict=True)]
-
-    def value(measured: Measurement) -> float:
-        contributions = measured.contributions[evaluator.objective.name]
-        return evaluator.objective.finish((contributions[used:] if samples > used else contributions).mean(0))
-
     best = point
     few_bits = any(b < FEW_BITS for b in point.bits.values())
     for rounding, bias in attempts:
@@ -152,7 +184,9 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
             continue
         corrected = prepared.with_offsets(found)
         measured = evaluator.measure(corrected.resolver(point.bits))
-        if not measured.extremes.overflows and value(measured) > value(best.measured):
+        if not measured.extremes.overflows and _value(measured, evaluator, used) > _value(
+            best.measured, evaluator, used
+        ):
             best = MeasuredPoint(corrected, point.bits, measured)
     return best
 

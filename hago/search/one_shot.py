@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hago.search.correcting import MeasuredPoint, correct_point, sqnr_evaluator
+from hago.search.correcting import choose_thresholds, correct_point, first_point, sqnr_evaluator
 from hago.search.description import made_by
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.preparation import Prepared
 from hago.search.quantizer import Quantizer
-from hago.search.safe_bits import first_safe_bits
 from hago.search.stored_strategy import make_strategy
 
 
@@ -45,9 +44,9 @@ def quantize_in_one_shot(prepared: Prepared, evaluator: Evaluator | None = None)
 def quantize_and_measure(prepared: Prepared, evaluator: Evaluator | None = None) -> OneShot:
     """The same, with what was measured on the way."""
     evaluator = evaluator or sqnr_evaluator(prepared)
-    bits, _, measured = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
-    point = correct_point(MeasuredPoint(prepared, bits, measured), evaluator)
+    point = correct_point(choose_thresholds(first_point(prepared, evaluator), evaluator), evaluator)
     results = evaluator.summary(point.measured.contributions)
-    provenance = made_by(prepared, evaluator.objective.name, 0) | {"results": results}
-    strategy = make_strategy(point.prepared, point.plan, bits, provenance)
+    refined = {"refined": True} if point.prepared.refinement_record else {}
+    provenance = made_by(point.prepared, evaluator.objective.name, 0) | refined | {"results": results}
+    strategy = make_strategy(point.prepared, point.plan, point.bits, provenance)
     return OneShot(Quantizer(point.plan, strategy), evaluator, point.measured)

@@ -43,7 +43,7 @@ def test_every_correction_helps_and_all_together_help_most(chip: str, tmp_path: 
     model = Uneven().eval()
     alone = {
         name: sqnr(hago.quantize(model, chip, DATA, corrections=name, fix_bits={"*:1": 4}))
-        for name in ("none", "equalization", "rounding", "bias")
+        for name in ("none", "equalization", "thresholds", "rounding", "bias")
     }
     assert all(alone[name] >= alone["none"] for name in alone)
     together = hago.quantize(model, chip, DATA, fix_bits={"*:1": 4})
@@ -54,6 +54,15 @@ def test_every_correction_helps_and_all_together_help_most(chip: str, tmp_path: 
     assert again.plan.key == together.plan.key
     assert torch.equal(again.realize()(DATA[0]), together.realize()(DATA[0]))
     assert hago.replay(model, chip, tmp_path / "s.json", DATA).same
+
+
+@pytest.mark.parametrize("chip", ["x86_vnni", "vta"])
+def test_an_estimator_that_the_user_names_gives_the_thresholds(chip: str) -> None:
+    model = Uneven().eval()
+    chosen, plain = (hago.quantize(model, chip, DATA, corrections=c) for c in ("thresholds", "none"))
+    assert chosen.strategy.made_by["refined"] is True and sqnr(chosen) > sqnr(plain)
+    named = hago.quantize(model, chip, DATA, estimator="max_range", corrections="thresholds")
+    assert "refined" not in named.strategy.made_by and named.strategy.made_by["estimator"] == "max_range"
 
 
 def test_equalization_moves_no_clip_that_binds_on_the_data() -> None:
@@ -118,7 +127,7 @@ def test_offsets_are_read_back_and_damaged_ones_are_refused(tmp_path: Path) -> N
 
 
 def test_an_unknown_correction_is_refused() -> None:
-    with pytest.raises(HagoError, match="expected one of none, equalization, rounding, bias"):
+    with pytest.raises(HagoError, match="expected one of none, equalization, thresholds, rounding, bias"):
         hago.quantize(Uneven().eval(), "vta", DATA, corrections="rouding")
 
 
