@@ -87,6 +87,29 @@ class Uneven(nn.Module):
         return result
 
 
+class Outliers(nn.Module):
+    """A transformer's block with norms behind sums; single channels of norms and of the perceptron are large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(12, 16), nn.LayerNorm(16), nn.LayerNorm(16)
+        self.up, self.act, self.down = nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                parameter.copy_(images(*parameter.shape, seed=number).mul_(0.3))
+            for norm in (self.norm, self.last):
+                norm.weight.add_(1.0)
+            self.norm.weight[3] = 30.0
+            self.up.weight[:, 3].div_(30.0)
+            self.up.bias[5] = 40.0
+            self.down.weight[:, 5].div_(40.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x))
+        result: Tensor = self.last(x + self.down(self.act(self.up(x))))
+        return result
+
+
 def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
     """The model in eval mode, with weights and batch statistics that depend on the seed alone."""
     generator = torch.Generator().manual_seed(seed)

@@ -26,7 +26,7 @@ from unittest import mock
 import pytest
 import torch
 from advice import Message, messages
-from networks import Small, Uneven, images, randomized
+from networks import Outliers, Small, Uneven, images, randomized
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -491,7 +491,7 @@ CASES: Final = (
         ),
     ),
     Case(
-        "the strategy without equalization: corrections=['rounding', 'bias'] (--corrections rounding)",
+        "make the strategy without: corrections=['rounding', 'bias'] (--corrections rounding)",
         lambda folder: tables_of_uneven(folder),
         lambda folder: tables_of_uneven(folder, corrections=["rounding", "bias"]),
     ),
@@ -510,6 +510,11 @@ CASES: Final = (
         "trains these norms from their own; use norms='frozen', or a strategy made with corrections='none'",
         lambda _: qat_of_corrected(None, "tensorflow"),
         lambda _: [qat_of_corrected(None, "frozen"), qat_of_corrected("none", "tensorflow")],
+    ),
+    Case(
+        "make the strategy without splitting: corrections=['equalization', 'thresholds', 'rounding', 'bias']",
+        lambda _: qat_of_outliers(None),
+        lambda _: qat_of_outliers(["equalization", "thresholds", "rounding", "bias"]),
     ),
     Case(
         "before it was folded, but a later pass over the graph ({}) changed that weight; use norms='frozen'",
@@ -933,6 +938,11 @@ def qat_of_norm(momentum: float | None, **options: Any) -> object:
     model = randomized(Small())
     model.stem[1].momentum = momentum
     return hago.prepare_qat(model, CHIP, dataset=DATA, **{"norms": "tensorflow", **options})
+
+
+def qat_of_outliers(corrections: Any) -> Any:
+    model, data = Outliers().eval(), [images(16, 6, 12, seed=n) for n in range(2)]
+    return hago.prepare_qat(model, CHIP, hago.quantize(model, CHIP, data, corrections=corrections).strategy)
 
 
 def qat_of_corrected(corrections: str | None, norms: Any) -> object:

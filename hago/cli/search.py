@@ -55,6 +55,7 @@ from hago.search import (
     SearchOutcome,
     continued,
     correct,
+    for_training,
     hashes_of,
     import_with_held_out,
     prepare,
@@ -274,7 +275,7 @@ def search_files(args: Namespace, hardware: Hardware, model_hash: str = "") -> S
 
 def search_options(args: Namespace, files: SearchFiles) -> SearchOptions:
     """The options of the search, without the held-out data, which is not read yet."""
-    return SearchOptions(
+    options = SearchOptions(
         searcher=searcher_argument(args.searcher),
         seed=args.seed,
         budget=args.budget,
@@ -291,6 +292,7 @@ def search_options(args: Namespace, files: SearchFiles) -> SearchOptions:
             cache_bytes=args.cache,
         ),
     )
+    return options if args.finetune is None else for_training(options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,22 @@ from hago.correction.channels import FIXED, LAYERS, Channels, Scalable, track_ch
 from hago.correction.corrections import Corrections
 from hago.correction.equalization import STEPS_PER_OCTAVE, steps_by_node
 from hago.correction.offsets import OffsetConstants
+from hago.correction.splitting import Chain, Splits, chain_axis, chains_of, name_apart, norms_to_separate
 
 __all__ = [
     "FIXED",
     "LAYERS",
     "STEPS_PER_OCTAVE",
+    "Chain",
     "Channels",
     "Corrections",
     "OffsetConstants",
     "Scalable",
+    "Splits",
+    "chain_axis",
+    "chains_of",
+    "name_apart",
+    "norms_to_separate",
     "steps_by_node",
     "track_channels",
 ]

@@ -33,7 +33,9 @@ LAYERS: Final[Mapping[str, tuple[int, int]]] = {
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d"), (1, 0)),
 }
 #: Operators that commute with a positive factor for each entry.
-_ENTRYWISE: Final = frozenset({"relu", "leaky_relu", "prelu", "neg"})
+COMMUTING: Final = frozenset({"relu", "leaky_relu", "prelu", "neg"})
+#: The call of a norm that has no operator of its own.
+_RMS_NORM: Final = "aten.rms_norm.default"
 #: Operators that commute with a positive factor for each channel, since they join entries of one channel.
 _POOLINGS: Final = frozenset(
     {
@@ -71,6 +73,20 @@ class Channels:
     clips: Mapping[str, float]
     values: Mapping[str, Tensor]
     count: int
+
+
+def constants_of_norm(graph: Graph, node: Node) -> tuple[str, ...]:
+    """The constants of a norm along the last axis, if nothing else reads them: its gains, and its biases if it has any;
+    empty for other nodes."""
+    if node.op == "layer_norm":
+        axes = node.attrs["normalized_shape"]
+    elif node.op == "opaque" and node.attrs["target"] == _RMS_NORM:
+        axes = node.attrs["args"][1]
+    else:
+        return ()
+    constants = node.inputs[1:]
+    own = all(graph[s].op == CONST and len(graph.out_edges[s]) == 1 for s in constants)
+    return constants if own and len(axes) == 1 and graph[node.inputs[0]].op != CONST else ()
 
 
 def track_channels(graph: Graph, ops: Ops = OPS) -> Channels:
@@ -121,6 +137,10 @@ class _Tracking:
         if numbers is not None:
             self.join(numbers, torch.tensor(FIXED))
 
+    def is_fixed(self, numbers: Tensor) -> bool:
+        """Whether all factors are 1."""
+        return all(self.root(n) <= FIXED for n in torch.unique(numbers).tolist())
+
     def per_channel(self, numbers: Tensor, axis: int) -> Tensor:
         """The number of each channel along an axis; all entries of a channel are made equal."""
         rows = numbers.movedim(axis, 0).flatten(1)
@@ -143,20 +163,20 @@ class _Tracking:
     def _value(self, node: Node) -> Tensor | None:
         """The numbers of a node's value; None if its operands have to stay as they are."""
         rule = self.ops.get(node.op)
+        if constants_of_norm(self.graph, node):
+            return self._norm(node)
         if node.op == INPUT or rule is None or any(s not in self.values and not self._const(s) for s in node.inputs):
             return None
         if node.op in LAYERS:
             return self._layer(node)
         if node.op == "affine":
             return self._affine(node)
-        if node.op == "layer_norm":
-            return self._norm(node)
         if node.op in ("add", "sub"):
             return self._sum(node)
         first = self.values.get(node.inputs[0])
         if first is None:
             return None
-        if node.op in _ENTRYWISE:
+        if node.op in COMMUTING:
             return first
         if node.op in _POOLINGS:
             return self.per_channel(first, 1).reshape(1, -1, *[1] * (len(node.shape or ()) - 2))
@@ -196,14 +216,9 @@ class _Tracking:
         self.scalable[node.name] = (self.per_channel(self.values[node.inputs[0]], 1), out)
         return out.reshape(1, -1, *[1] * (len(node.shape or ()) - 2))
 
-    def _norm(self, node: Node) -> Tensor | None:
-        constants = node.inputs[1:]
-        if not constants or not all(self._const(s) and self._only_reader(s) for s in constants):
-            return None
-        if len(node.attrs["normalized_shape"]) != 1:
-            return None
-        self.fix(self.values[node.inputs[0]])
-        out = self.fresh(node.attrs["normalized_shape"][0])
+    def _norm(self, node: Node) -> Tensor:
+        self.fix(self.values.get(node.inputs[0]))
+        out = self.fresh((node.shape or ())[-1])
         self.scalable[node.name] = (out[:0], out)
         return out
 
@@ -235,7 +250,7 @@ class _Tracking:
             return b if a is None else a
         if node.inputs[0] == node.inputs[1]:
             return None
-        kept, fixed = (b, a) if a.numel() < b.numel() else (a, b)
+        kept, fixed = (b, a) if a.numel() < b.numel() or (a.numel() == b.numel() and self.is_fixed(a)) else (a, b)
         self.fix(fixed)
         return kept
 

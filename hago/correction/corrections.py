@@ -8,6 +8,7 @@ from typing import Any
 
 from hago.correction.equalization import equalized
 from hago.correction.offsets import OffsetConstants
+from hago.correction.splitting import Splits
 from hago.graph import Graph
 from hago.ops import OPS, Ops
 from hago.serialization.text_table import counted
@@ -20,17 +21,29 @@ class Corrections:
     Args:
         equalization: by node, for each channel of its value the exponent of the factor that divides it, in sixteenths;
             see `hago.correction.equalization`.
+        splits: the nodes that are computed in parts or once more, before channels are divided; see
+            `hago.correction.splitting`.
         offsets: by constant, by how much its integers differ from the nearest; see `hago.correction.offsets`.
     """
 
     equalization: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     offsets: Mapping[str, str] = field(default_factory=dict)
+    splits: Splits = field(default_factory=Splits)
 
     def __bool__(self) -> bool:
-        return bool(self.equalization or self.offsets)
+        return bool(self.of_graph or self.offsets)
+
+    @property
+    def of_graph(self) -> bool:
+        """Whether they change the graph, and not only the integers of its constants."""
+        return bool(self.equalization or self.splits)
 
     def __str__(self) -> str:
         parts = []
+        if self.splits.norms:
+            parts.append(f"{counted(len(self.splits.norms), 'norm')} computed once more for layers")
+        if self.splits.channels:
+            parts.append(f"channels of {counted(len(self.splits.channels), 'layer')} computed in parts")
         if self.equalization:
             parts.append(f"channels of {counted(len(self.equalization), 'layer')} equalized")
         if self.offsets:
@@ -46,7 +59,7 @@ class Corrections:
         Raises:
             LogError: they do not fit the graph.
         """
-        original = graph.uncorrected
+        original = self.splits.apply(graph.uncorrected)
         return equalized(original, self.equalization, ops) if self.equalization else original
 
     def constants(self, graph: Graph, rounding: str) -> OffsetConstants | None:
@@ -64,11 +77,15 @@ class Corrections:
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` gives the same corrections back."""
         factors = {n: list(of) for n, of in self.equalization.items()}
-        parts: dict[str, Any] = {"equalization": factors, "offsets": dict(self.offsets)}
+        parts: dict[str, Any] = {
+            "splits": self.splits.to_json(),
+            "equalization": factors,
+            "offsets": dict(self.offsets),
+        }
         return {name: part for name, part in parts.items() if part}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Corrections:
         """The corrections that JSON values, checked by the schema, describe."""
         factors = {n: tuple(of) for n, of in value.get("equalization", {}).items()}
-        return Corrections(factors, dict(value.get("offsets", {})))
+        return Corrections(factors, dict(value.get("offsets", {})), Splits.from_json(value.get("splits", {})))

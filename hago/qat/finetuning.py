@@ -35,7 +35,7 @@ from hago.qat.run import Samples, TrainingRun, TrainingSchedule
 from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.qat.state_dict import save_state, trained_state
 from hago.runtime import compare_plan_exactly
-from hago.search import Evaluator, Quantizer, SearchOptions, SearchOutcome, held_out_figures, run_search
+from hago.search import Evaluator, Quantizer, SearchOptions, SearchOutcome, for_training, held_out_figures, run_search
 from hago.search.objective import ObjectiveLike, named_objective
 from hago.serialization.json_text import canonical, check_distinct, json_values
 from hago.serialization.summary import Summarized, Summary, bits_text, figures_text
@@ -385,7 +385,7 @@ def search_and_finetune(
     weights = training.pop("save_weights", None)
     training_options = FinetuneOptions(**training)
     _module_and_destination(model, weights)
-    outcome = run_search(model, hardware, dataset, options)
+    outcome = run_search(model, hardware, dataset, for_training(options))
     tuned = finetune_after_search(
         model,
         hardware,

@@ -172,8 +172,14 @@ def make_trainable(
 
     Raises:
         StrategyMismatch: the strategy is for another model or hardware.
-        HagoError: a weight has scales of its groups, which are not trained.
+        HagoError: it computes norms or channels apart, or a weight has scales of its groups, which are not trained.
     """
+    if strategy.corrections.splits:
+        raise HagoError(
+            "the strategy computes norms once more or channels in parts, which the weights of the model's own modules "
+            "cannot hold once they are trained; make the strategy without splitting: corrections=['equalization', "
+            "'thresholds', 'rounding', 'bias'] (--corrections equalization ...)"
+        )
     resolver = stored_resolver(graph, hardware, strategy)
     if strategy.corrections.offsets:
         # training starts from float weights, of which those integers are the nearest

@@ -45,7 +45,7 @@ class Provenance:
     @staticmethod
     def of(strategy: Strategy) -> Provenance:
         """The origin of a Plan that was made from a strategy."""
-        equalized = {"equalized": True} if strategy.corrections.equalization else {}
+        equalized = {"equalized": True} if strategy.corrections.of_graph else {}
         return Provenance(strategy.model_hash, dict(strategy.bits), {**strategy.made_by, **equalized})
 
 

@@ -13,7 +13,15 @@ from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy
 from hago.search.sensitivity import Sensitivity, sensitivity_of
-from hago.search.session import RunOptions, SearchOptions, SearchOutcome, SearchScore, continued, run_search
+from hago.search.session import (
+    RunOptions,
+    SearchOptions,
+    SearchOutcome,
+    SearchScore,
+    continued,
+    for_training,
+    run_search,
+)
 from hago.search.stored_strategy import chosen_estimator, make_strategy, plan_and_batches, plan_of, stored_resolver
 
 __all__ = [
@@ -38,6 +46,7 @@ __all__ = [
     "continued",
     "correct",
     "correct_point",
+    "for_training",
     "hashes_of",
     "held_out_figures",
     "import_with_held_out",

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from hago.calibration import dorefa_of
-from hago.correction import Corrections
+from hago.correction import Corrections, Splits, name_apart
 from hago.errors import InfeasibleBits, as_strings, check_choice
 from hago.graph import takes_any_batch
 from hago.plan import Bits, Plan
@@ -25,6 +25,7 @@ from hago.search.objective import OBJECTIVES
 from hago.search.output_thresholds import may_choose_thresholds, samples_of_gradients, threshold_proposals
 from hago.search.preparation import Prepared
 from hago.search.safe_bits import first_safe_bits
+from hago.search.split import find_splits
 from hago.study import Header
 
 #: Where operands have fewer bits, weights are also rounded without moving biases, which may then lose by that.
@@ -32,7 +33,10 @@ FEW_BITS: Final = 7
 #: The objective by which corrections are kept.
 SQNR: Final = "sqnr"
 #: The names of corrections.
-CORRECTIONS: Final = ("equalization", "thresholds", "rounding", "bias")
+CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bias")
+
+#: Those whose strategies can be trained: the weights of a model's own modules can hold what they change.
+TRAINABLE: Final = tuple(name for name in CORRECTIONS if name != "splitting")
 
 
 def wanted_corrections(given: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -61,7 +65,7 @@ def correct(
     found: Corrections | None = None,
     evaluator: Evaluator | None = None,
 ) -> Prepared:
-    """The model with the equalization that helps it, calibrated anew; as it is if none does.
+    """The model with the splits and the equalization that help it, calibrated anew; as it is if none do.
 
     Models with ranges of the user's, or with weights on DoReFa-Net's levels, are left as they are: both hold for the
     values as they are. So are programs that fix the size of a batch.
@@ -77,13 +81,11 @@ def correct(
     """
     prepared = replace(prepared, correction_names=wanted_corrections(given))
     if found is not None:
-        return prepared.corrected(replace(found, offsets={})) if found.equalization else prepared
+        return prepared.corrected(replace(found, offsets={})) if found.of_graph else prepared
     if not _is_free(prepared):
         return replace(prepared, correction_names=())
-    if "equalization" not in prepared.correction_names:
-        return prepared
-    equalization = find_equalization(prepared)
-    if not equalization:
+    candidates = _of_graph(prepared)
+    if not candidates:
         return prepared
     measuring = evaluator or sqnr_evaluator(prepared)
 
@@ -94,7 +96,24 @@ def correct(
             return -math.inf
         return OBJECTIVES[SQNR].finish(measured.contributions[SQNR].mean(0))
 
-    return max((prepared, prepared.corrected(equalization)), key=value)
+    return max((prepared, *candidates), key=value)
+
+
+def _of_graph(prepared: Prepared) -> list[Prepared]:
+    """The model with the corrections of its graph that are worth measuring."""
+    names, candidates = prepared.correction_names, list[Prepared]()
+    splits = find_splits(prepared, norms="equalization" in names) if "splitting" in names else Splits()
+    split = prepared.corrected(Corrections(splits=splits)) if splits else prepared
+    if splits.channels:
+        candidates.append(split)
+    if "equalization" in names:
+        found = find_equalization(split)
+        # of norms whose factors stay, a second one would be in vain
+        norms = tuple(n for n in splits.norms if name_apart(n) in found.equalization)
+        if found:
+            found = replace(found, splits=replace(splits, norms=norms))
+            candidates.append(prepared.corrected(found))
+    return candidates
 
 
 def sqnr_evaluator(prepared: Prepared) -> Evaluator:

@@ -6,6 +6,7 @@ calibration: see `hago.search.stored_strategy`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +26,7 @@ from hago.calibration import (
 from hago.correction import Corrections, OffsetConstants
 from hago.cost import METRICS
 from hago.data import CALIBRATION_DATA, HELD_OUT_DATA, Batches, JobProgress, warn_if_shared
-from hago.errors import DataError, as_strings
+from hago.errors import DataError, HagoWarning, as_strings
 from hago.graph import OUTPUT, Graph, ModelLike
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware, import_with_data, read_batches
@@ -100,10 +101,28 @@ class Prepared:
         """The same with corrections applied to the model, calibrated anew."""
         ops, old = self.hardware.known_ops, self.calibration
         graph = corrections.apply(self.graph, ops)
+        changed = replace(self, graph=graph, corrections=corrections)
+        if graph.by_name.keys() != self.graph.by_name.keys():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", HagoWarning)  # what was warned of holds for this graph, too
+                return changed._analyzed()
         calibration = replace(collect(graph, self.batches, old.statistics.keys(), ops), given=old.given)
         resolver = estimated_resolver(graph, self.hardware, self.topology, self.space, calibration, self.estimator, ops)
-        changed = replace(self, graph=graph, calibration=calibration, resolver=resolver, corrections=corrections)
-        return changed.pruned()
+        return replace(changed, calibration=calibration, resolver=resolver).pruned()
+
+    def _analyzed(self) -> Prepared:
+        """The same with the topology and the space of its graph, calibrated anew."""
+        made = _calibrated(
+            self.graph,
+            self.hardware,
+            self.batches,
+            self.calibration.given,
+            self.estimator,
+            self.keep_float,
+            self.fix_bits,
+            search_topology=any(group.is_kind for group in self.space.groups.values()),
+        )
+        return replace(made, correction_names=self.correction_names, corrections=self.corrections)
 
     def with_offsets(self, offsets: Mapping[str, Tensor]) -> Prepared:
         """The same with the integers of constants, by name, moved by offsets."""
@@ -140,7 +159,6 @@ def prepare(
         HagoError: whatever is wrong with the model, the hardware, the data, the patterns or the tables.
     """
     chip = as_hardware(hardware)
-    ops = chip.known_ops
     announce = JobProgress("", shown=False) if steps is None else steps
     announce("reading the data and importing the model")
     graph, batches = import_with_data(
@@ -153,21 +171,46 @@ def prepare(
     )
     given = make_given_ranges(options.thresholds, options.modes, chip).at(graph)
     kept = (*as_strings(options.keep_float, "keep_float"), *given.float_patterns())
-    topology = analyze(graph, chip, expand_policies(kept, graph, chip, ops), ops)
     warn_of_unknown(graph, chip)
-    fixed = options.fix_bits
+    estimator = named_estimator(default_estimator(chip) if options.estimator is None else options.estimator)
+    announce("calibrating")
+    return _calibrated(
+        graph,
+        chip,
+        batches,
+        given,
+        estimator,
+        kept,
+        options.fix_bits,
+        search_topology=bool(options.search_topology),
+    )
+
+
+def _calibrated(
+    graph: Graph,
+    chip: Hardware,
+    batches: Batches,
+    given: GivenRanges,
+    estimator: Estimator,
+    kept: tuple[str, ...],
+    fixed: Mapping[str, int] | None,
+    *,
+    search_topology: bool,
+) -> Prepared:
+    """Analyze the topology of a graph, build its space of bits, calibrate, and drop the choices of bits that fit no
+    signature of the hardware."""
+    ops = chip.known_ops
+    topology = analyze(graph, chip, expand_policies(kept, graph, chip, ops), ops)
     if given.modes:
         groups = build_space(graph, chip, topology, None, ops).groups
         group_of = {str(edge): key for key, group in groups.items() for edge in group.edges}
         fixed = {**(fixed or {}), **given.fixed_bits(graph, group_of)}
     space = build_space(graph, chip, topology, fixed, ops)
-    estimator = named_estimator(default_estimator(chip) if options.estimator is None else options.estimator)
     observed = {g.source for g in space.groups.values()}
-    if options.search_topology:
+    if search_topology:
         # another topology quantizes other edges
         space = with_kinds(space, chip, topology, graph)
         observed |= {graph.source(e) for e in graph.edges if e.dst != OUTPUT and topology.edges[e]}
-    announce("calibrating")
     calibration = replace(collect(graph, batches, observed, ops), given=given)
     resolver = estimated_resolver(graph, chip, topology, space, calibration, estimator, ops)
     prepared = Prepared(

@@ -22,7 +22,7 @@ from hago.importing import HardwareLike, as_hardware
 from hago.plan import Strategy
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.continuation import check_same_options, with_limits_as_logged
-from hago.search.correcting import MeasuredPoint, correct, correct_point, logged_corrections
+from hago.search.correcting import TRAINABLE, MeasuredPoint, correct, correct_point, logged_corrections
 from hago.search.description import description, header_of
 from hago.search.earlier_logs import LogPath, hashes_of, known_scores
 from hago.search.evaluate import held_out_figures
@@ -120,6 +120,16 @@ class SearchOptions:
             named = {f.name: keywords.pop(f.name) for f in fields(group) if f.name in keywords}
             changed[name] = replace(group, **named)
         return replace(self, **changed, **keywords)
+
+
+def for_training(options: SearchOptions) -> SearchOptions:
+    """The options of a search whose strategy is trained: without the corrections that trained weights cannot hold,
+    unless the user named corrections, or a log says which were made."""
+    log = options.run.log
+    begun = log is not None and Path(log).exists() and Path(log).stat().st_size > 0
+    if begun or options.quantization.corrections is not None:
+        return options
+    return options.changed(corrections=TRAINABLE)
 
 
 # ---------------------------------------------------------------- results

@@ -104,7 +104,7 @@ def test_a_search_keeps_its_corrections_in_its_log(tmp_path: Path) -> None:
     assert hago.replay(model, "vta", log, DATA).same
     assert hago.replay(model, "vta", strategy, DATA).same
     assert hago.evaluate_strategy(model, "vta", strategy, DATA).value == score
-    with pytest.raises(LogError, match="corrections was equalization"):
+    with pytest.raises(LogError, match="corrections was splitting, equalization"):
         hago.search_quantize_strategy(model, "vta", DATA, budget=6, corrections="none", **options)
 
 
@@ -127,7 +127,7 @@ def test_offsets_are_read_back_and_damaged_ones_are_refused(tmp_path: Path) -> N
 
 
 def test_an_unknown_correction_is_refused() -> None:
-    with pytest.raises(HagoError, match="expected one of none, equalization, thresholds, rounding, bias"):
+    with pytest.raises(HagoError, match="expected one of none, splitting, equalization, thresholds, rounding, bias"):
         hago.quantize(Uneven().eval(), "vta", DATA, corrections="rouding")
 
 
