@@ -61,14 +61,11 @@ def _quantize(plan: Plan, root: str, simq: SimQ, calls: Any) -> Run | None:
     low, high = (float(v) for v in clip_range(target))
     rounding, stored = native.ROUNDINGS.index(how.rounding), (code, int(target.zero_point))
     scale = float(target.scale.to(torch.float32))
-    quantize = QuantizeCall(calls, scale, low, high, rounding, stored, target.dtype.torch)
 
-    def run(values: Sequence[Any]) -> Sequence[Any]:
-        if values[0].dtype == torch.float32:
-            return quantize(values)
+    def otherwise(values: Sequence[Any]) -> Sequence[Any]:
         return (move_stored(values[0], simq, how),)
 
-    return quantize if node.op == INPUT else run
+    return QuantizeCall(calls, scale, low, high, rounding, stored, target.dtype.torch, otherwise)
 
 
 def _rows(plan: Plan, root: str, simq: SimQ, calls: Any) -> RowsCall | None:
