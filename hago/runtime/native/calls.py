@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hago.runtime.native import library as native
 from hago.runtime.native.epilogue import BuiltEpilogue
-from hago.runtime.native.requantize import SLACK, StorageFormat, period
+from hago.runtime.native.requantize import SLACK, FloatQuantization, StorageFormat, period
 from hago.runtime.native.weights import Geometry, Packed
 
 
@@ -272,20 +272,11 @@ class QuantizeCall(NativeCall):
     """Quantization of real values.
 
     Args:
-        scale: of the integers, as float32 holds it.
-        low, high: the limits of the centered integers.
-        rounding: an index in `native.ROUNDINGS`.
-        stored, dtype: the storage format and the dtype of the integers.
         otherwise: computes values of other dtypes than float32.
     """
 
     library: CDLL
-    scale: float
-    low: float
-    high: float
-    rounding: int
-    stored: StorageFormat
-    dtype: torch.dtype
+    to: FloatQuantization
     otherwise: Callable[[Sequence[Any]], Sequence[Any]]
 
     def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch | None:
@@ -294,15 +285,16 @@ class QuantizeCall(NativeCall):
             return None
         if x.ndim == 4 and x.is_contiguous() and x.shape[1] <= 4:  # an image: to channels innermost on the way
             images, channels, pixels = x.shape[0], x.shape[1], x.shape[2] * x.shape[3]
-            output = empty_channels_inner(allocate, x.shape, 1, self.dtype)
+            output = empty_channels_inner(allocate, x.shape, 1, self.to.dtype)
             # the last three are the strides of an image, a channel and a pixel
             sizes = (images, channels, pixels, channels * pixels, pixels, 1)
         else:
             x = dense(x)
-            output = empty_as(allocate, x, self.dtype)
+            output = empty_as(allocate, x, self.to.dtype)
             sizes = (1, 1, x.numel(), 0, 0, 1)
+        to = self.to
         arguments = (
-            *(x.data_ptr(), *sizes, output.data_ptr(), self.scale, self.low, self.high, self.rounding, *self.stored),
+            *(x.data_ptr(), *sizes, output.data_ptr(), to.scale, to.low, to.high, to.rounding, *to.stored),
             torch.get_num_threads(),
         )
         return Launch(self.library.hago_quantize if x.numel() else None, arguments, (x,), (output,), ())
@@ -609,14 +601,8 @@ class MatmulCall(NativeCall):
         if b.ndim == 2:  # all rows are independent
             a = a.expand(*batch, *a.shape[-2:]).reshape(1, -1, a.shape[-1])
             batch, rows = [1], a.shape[1]
-        a, b = _two_batches(a, batch), _two_batches(b, batch)
-        a = a if a.stride(-1) == 1 else a.contiguous()
-        b = b if 1 in b.stride()[-2:] else b.contiguous()
-        (a_type, a_zero), (b_type, b_zero) = self.formats
-        matrices = native.Matrices(
-            *a.shape[:2], rows, columns, a.shape[-1], *a.stride()[:3], *b.stride(), a_type, a_zero, b_type, b_zero,
-            0 if self.offset is None else self.offset.data_ptr(),
-        )  # fmt: skip
+        a, b = _laid_rows(_two_batches(a, batch)), _laid_columns(_two_batches(b, batch))
+        matrices = _matrices(a, b, self.formats, self.offset)
         addend = None if addend is None else addend.expand(shape).contiguous()
         epilogue = self.epilogue.bind(outputs, columns, addend)
         pointers = (addressof(matrices), addressof(epilogue), a.data_ptr(), b.data_ptr())
@@ -633,3 +619,106 @@ def _two_batches(x: Tensor, batch: Sequence[int]) -> Tensor:
     if len(batch) > 2:
         return x.reshape(-1, batch[-1], *x.shape[-2:])
     return x[(None,) * (2 - len(batch))]
+
+
+def _laid_rows(a: Tensor) -> Tensor:
+    """The first operand of a product with the entries of a row side by side."""
+    return a if a.stride(-1) == 1 else a.contiguous()
+
+
+def _laid_columns(b: Tensor) -> Tensor:
+    """The second operand of a product with the entries of a row or of a column side by side."""
+    return b if 1 in b.stride()[-2:] else b.contiguous()
+
+
+def _matrices(
+    a: Tensor, b: Tensor, formats: tuple[StorageFormat, StorageFormat], offset: Tensor | None
+) -> native.Matrices:
+    """The product of two operands with two batch axes each."""
+    return native.Matrices(
+        *a.shape[:3], b.shape[-1], a.shape[-1], *a.stride()[:3], *b.stride(), *formats[0], *formats[1],
+        0 if offset is None else offset.data_ptr(),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """The softmax of attention.
+
+    Args:
+        scale: of the scores, before the mask is added.
+        causal: whether row i sees columns up to i alone.
+        registers: the floats of a register of torch's kernel.
+        to: how it is stored.
+    """
+
+    scale: float
+    causal: bool
+    registers: int
+    to: FloatQuantization
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall(NativeCall):
+    """The product of queries and keys, its softmax, and the product of that and values: queries (..., m, k), keys
+    (..., k, n), values (..., n, l), and what the values of the call have besides them: a mask that is added to the
+    scores, and the value that the epilogue adds.
+
+    Args:
+        scores: the epilogue of the first product, which stores real values.
+        epilogue: of the second product.
+        formats: of queries, keys and values.
+        masked: whether there is a mask, of float32 or of bool, which is True where scores are let through.
+    """
+
+    library: CDLL
+    scores: BuiltEpilogue
+    epilogue: BuiltEpilogue
+    formats: tuple[StorageFormat, StorageFormat, StorageFormat]
+    softmax: Softmax
+    masked: bool
+
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch:
+        q, k, v, *others = values
+        mask, addend = others.pop(0) if self.masked else None, others.pop(0) if others else None
+        batch = broadcast_shape(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+        rows, keys, columns = q.shape[-2], k.shape[-1], v.shape[-1]
+        q, k, v = _laid_rows(_two_batches(q, batch)), *(_laid_columns(_two_batches(x, batch)) for x in (k, v))
+        (outer, inner), swaps = q.shape[:2], len(batch) == 2
+        # heads side by side, as the layers after attention read them
+        shape = (outer, rows, inner, columns) if swaps else (*batch, rows, columns)
+        outputs = tuple(allocate(shape, dtype) for dtype in self.epilogue.dtypes)
+        if swaps:
+            outputs = tuple(m.transpose(1, 2) for m in outputs)
+        row, to = (
+            (inner * columns, (rows * inner * columns, columns))
+            if swaps
+            else (columns, (inner * rows * columns, rows * columns))
+        )
+        if mask is not None:
+            mask = _two_batches(_added(mask).expand(*batch, rows, keys), batch)
+            mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+        if addend is not None:
+            addend = addend.expand(*batch, rows, columns)
+            addend = addend.transpose(1, 2).contiguous() if swaps else addend.contiguous()
+        softmax, stored = self.softmax, self.softmax.to
+        grid = native.Grid(stored.scale, stored.low, stored.high, stored.rounding, *stored.stored)
+        probabilities = torch.empty((), dtype=stored.dtype).expand(outer, inner, rows, keys)
+        product = _matrices(probabilities, v, (stored.stored, self.formats[2]), None)
+        product.a_row = -(-keys // native.LANES) * native.LANES
+        attention = native.Attention(
+            _matrices(q, k, self.formats[:2], None), product, softmax.scale, softmax.causal, softmax.registers, grid,
+            0 if mask is None else mask.data_ptr(), *((0, 0, 0) if mask is None else mask.stride()[:3]), *to,
+        )  # fmt: skip
+        structures = (attention, self.scores.bind((), 0), self.epilogue.bind(outputs, row, addend))
+        pointers = (*map(addressof, structures), *(x.data_ptr() for x in (q, k, v)))
+        function = self.library.hago_attention if outputs[0].numel() else None
+        arguments = (*pointers, self.epilogue.period, torch.get_num_threads())
+        return Launch(function, arguments, _present(q, k, v, mask, addend), outputs, (self, structures))
+
+
+def _added(mask: Tensor) -> Tensor:
+    """What a mask adds to scores."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape).masked_fill(~mask, -math.inf)

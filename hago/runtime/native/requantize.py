@@ -52,6 +52,35 @@ class Requantization:
 AS_IS: Final = Requantization(native.RequantizeParams(native.AS_IS))
 
 
+@dataclass(frozen=True, slots=True)
+class FloatQuantization:
+    """How kernels quantize real values. Made by `quantization_of`.
+
+    Args:
+        scale: of the integers, as float32 holds it.
+        low, high: the limits of the centered integers.
+        rounding: an index in `native.ROUNDINGS`.
+        stored, dtype: the storage format and the dtype of the integers.
+    """
+
+    scale: float
+    low: float
+    high: float
+    rounding: int
+    stored: StorageFormat
+    dtype: torch.dtype
+
+
+def quantization_of(target: QParams, how: Requantize) -> FloatQuantization | None:
+    """The quantization of float32 values to integers; None if the kernels do not have it."""
+    code = stored_type(target)
+    if code is None or target.scale.numel() > 1 or passes_float32(target) or how.rounding not in native.ROUNDINGS:
+        return None
+    low, high = (float(v) for v in clip_range(target))
+    rounding, stored = native.ROUNDINGS.index(how.rounding), (code, int(target.zero_point))
+    return FloatQuantization(float(target.scale.to(torch.float32)), low, high, rounding, stored, target.dtype.torch)
+
+
 def stored_type(qparams: QParams) -> int | None:
     """The code of a storage type; None if the kernels do not have it."""
     return _STORED.get(qparams.dtype.torch) if qparams.zero_point.numel() == 1 else None

@@ -146,8 +146,6 @@ inline void finish_any(const Tail& t, bool plain, const Tile& tile) {
     finish(tile.sums + r * tile.pitch, tile.width, tile.channel, tile.at(r), t, tile.column);
 }
 
-constexpr int BYTES[] = {1, 1, 2, 4, 4};
-
 // Has what a tile will read and write brought near while its sums are made. Compilers take functions that do
 // nothing but prefetch for functions without effects, and leave out their calls, unless they are inlined.
 template <int WRITES>
