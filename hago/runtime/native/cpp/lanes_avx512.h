@@ -15,7 +15,11 @@ struct First {
 ALWAYS Ints all_ints(int32_t v) { return _mm512_set1_epi32(v); }
 ALWAYS Floats all_floats(float v) { return _mm512_set1_ps(v); }
 ALWAYS Floats load_floats(const float* at) { return _mm512_loadu_ps(at); }
-ALWAYS Ints load_packed(const void* at) { return _mm512_loadu_si512(at); }
+ALWAYS Ints load_packed(const void* at) {
+  Ints lanes = _mm512_loadu_si512(at);
+  __asm__("" : "+v"(lanes));  // or compilers load it again for every product, of which there is one in a cycle, as of loads
+  return lanes;
+}
 
 ALWAYS Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 ALWAYS Ints subtract(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
