@@ -73,6 +73,7 @@ class RequantizeParams(ctypes.Structure):
         form: AS_IS, RATIO, MULTIPLIER, TO_REAL or TWO_STAGE.
         rounding: an index in ROUNDINGS.
         wide: whether the range is more than float32 holds.
+        bounded: whether a value is within int32 before it is clipped.
         plain: whether kernels compute it in vectors: a ratio that is rounded half to even into a range that float32
             holds, a multiplier and a shift of 32 or more that round half up, or two stages that shift by 31 or more.
         ratio, multiplier, shift: arrays with an entry per channel.
@@ -82,7 +83,8 @@ class RequantizeParams(ctypes.Structure):
     """
 
     _fields_ = [
-        ("form", c_int32), ("rounding", c_int32), ("wide", c_int32), ("plain", c_int32), ("ratio", c_void_p),
+        ("form", c_int32), ("rounding", c_int32), ("wide", c_int32), ("plain", c_int32), ("bounded", c_int32),
+        ("ratio", c_void_p),
         ("multiplier", c_void_p), ("shift", c_void_p), ("low", c_double), ("high", c_double),
         ("least", c_float), ("most", c_float), ("first", c_void_p),
     ]  # fmt: skip

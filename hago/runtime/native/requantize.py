@@ -159,10 +159,10 @@ def requantization_of(simq: SimQ | None, how: Requantize, channels: int, largest
     if r.numel() not in (1, channels):
         return "scales that vary along another axis than the channels"
     if how.form in ("float32", "onnxruntime") or (how.form == "shift" and largest < EXACT_FLOAT32):
-        return _by_ratio(r, how, target, channels, float(low), float(high))
+        return _by_ratio(r, how, target, channels, float(low), float(high), largest)
     if how.form == "shift" and bool((r >= 1).all()) and max(-low, high) <= EXACT_FLOAT32:
         # the results are integers, and values that float32 rounds are beyond the limits, rounded or not
-        return _by_ratio(r, replace(how, rounding="half_even"), target, channels, float(low), float(high))
+        return _by_ratio(r, replace(how, rounding="half_even"), target, channels, float(low), float(high), largest)
     if how.form == "shift":
         _, exponent = torch.frexp(r)  # r is 2**(exponent - 1)
         return _by_multiplier(torch.ones_like(r), 1 - exponent, how, channels, (low, high))
@@ -182,7 +182,7 @@ def _no_rounding(rounding: str) -> str:
 
 
 def _by_ratio(
-    r: Tensor, how: Requantize, target: QParams, channels: int, low: float, high: float
+    r: Tensor, how: Requantize, target: QParams, channels: int, low: float, high: float, largest: float
 ) -> Requantization | str:
     ratio32 = r.to(torch.float32)
     if not bool(torch.isfinite(ratio32).all()):
@@ -198,6 +198,7 @@ def _by_ratio(
         rounding=rounding,
         wide=wide,
         plain=plain,
+        bounded=float(ratio32.max()) * largest < 2**30,
         ratio=entries.data_ptr(),
         low=low,
         high=high,

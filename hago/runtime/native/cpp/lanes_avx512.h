@@ -57,6 +57,36 @@ ALWAYS void store_64(uint8_t* to, Ints a, Ints b, Ints c, Ints d) {
   _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(ab, cd)));
 }
 
+struct ByteRange {
+  const __m512i zero, low, high;
+  const bool is_signed, whole;  // whole: what a byte holds
+
+  ByteRange(bool is_signed, int zero, int low, int high)
+      : zero(_mm512_set1_epi16((int16_t)zero)), low(_mm512_set1_epi16((int16_t)(low + zero))),
+        high(_mm512_set1_epi16((int16_t)(high + zero))), is_signed(is_signed),
+        whole(low + zero == (is_signed ? -128 : 0) && high + zero == (is_signed ? 127 : 255)) {}
+};
+template <int V>
+ALWAYS void store_bytes(uint8_t* to, const Ints (&q)[V], int width, const ByteRange& r) {
+  const Ints a = q[0], b = q[V > 1], c = V > 2 ? q[V > 2 ? 2 : 0] : a, d = V > 3 ? q[V - 1] : b;
+  Ints ab = _mm512_adds_epi16(_mm512_packs_epi32(a, b), r.zero), cd = ab;
+  if (V > 2) cd = _mm512_adds_epi16(_mm512_packs_epi32(c, d), r.zero);
+  if (!r.whole) {
+    ab = _mm512_min_epi16(_mm512_max_epi16(ab, r.low), r.high);
+    cd = _mm512_min_epi16(_mm512_max_epi16(cd, r.low), r.high);
+  }
+  const Ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  Ints bytes = r.is_signed ? _mm512_packs_epi16(ab, cd) : _mm512_packus_epi16(ab, cd);
+  bytes = _mm512_permutexvar_epi32(order, bytes);
+  if (V == 4 && width == 64) return _mm512_storeu_si512(to, bytes);
+  if (V > 2) _mm256_storeu_si256((__m256i*)to, _mm512_castsi512_si256(bytes));
+  if (V == 2) _mm_storeu_si128((__m128i*)to, _mm512_castsi512_si128(bytes));
+  if (V == 4) _mm_storeu_si128((__m128i*)(to + 32), _mm512_extracti32x4_epi32(bytes, 2));
+  const __m128i last = _mm512_extracti32x4_epi32(bytes, V - 1);
+  if (width == 16 * V) _mm_storeu_si128((__m128i*)(to + 16 * (V - 1)), last);
+  else _mm_storel_epi64((__m128i*)(to + 16 * (V - 1)), last);
+}
+
 ALWAYS Ints doubling_high(Ints c, Ints m) {
   const __m512i half = _mm512_set1_epi64(1 << 30);
   const __m512i even = _mm512_add_epi64(_mm512_mul_epi32(c, m), half);

@@ -19,6 +19,7 @@ struct Move {
   int32_t form, rounding;
   int32_t wide;   // the range is more than float32 holds
   int32_t plain;  // a form that `Scaling` of vectors.h has
+  int32_t bounded;  // a ratio that leaves sums within int32 before they are clipped
   const float* ratio;         // per channel
   const int32_t* multiplier;  // per channel
   const int32_t* shift;       // per channel, 1 to 62; -31 to 62 in two stages

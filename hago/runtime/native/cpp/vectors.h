@@ -161,8 +161,7 @@ inline void finish_tile(const Tile& tile, const Tail& t) {
 }
 
 // ---------------------------------------------------------------- bytes straight from registers
-// Rows of `width` sums, more than 16 * (V - 1) and at most 16 * V, to bytes, with what does not change kept in
-// registers.
+// Rows of `width` sums, at most 16 * V, to bytes, with what does not change kept in registers.
 template <int V>
 struct Quick {
   struct Step {
@@ -173,14 +172,16 @@ struct Quick {
     }
     Ints operator()(Ints c, int v) const { return scaled(c, ratio[v], least, most); }
   };
-  const bool twice;
+  const bool twice, words;  // words: clipped as words, all of a row together
   const Step first, last;
   const Ints zero;
+  const ByteRange range;
   const int width;
 
   Quick(const Output& o, int channel, int width)
-      : twice(o.move.first), first(twice ? *o.move.first : o.move, channel), last(o.move, channel),
-        zero(all_ints(o.zero)), width(width) {}
+      : twice(o.move.first), words(width % 8 == 0 && width > 16 * (V - 1) && o.move.bounded),
+        first(twice ? *o.move.first : o.move, channel), last(o.move, channel), zero(all_ints(o.zero)),
+        range(o.type == I8, o.zero, (int)o.move.low, (int)o.move.high), width(width) {}
 
   ALWAYS void operator()(const int32_t* sums, uint8_t* to) const {
     Ints row[V];
@@ -194,8 +195,9 @@ struct Quick {
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       q[v] = twice ? first(row[v], v) : row[v];
-      q[v] = add(last(q[v], v), zero);
+      q[v] = words ? to_ints(multiply(to_floats(q[v]), last.ratio[v])) : add(last(q[v], v), zero);
     }
+    if (words) return store_bytes(to, q, width, range);
     if constexpr (V == 4)
       if (width == 64) return store_64(to, q[0], q[1], q[2], q[3]);
 #pragma GCC unroll 4
