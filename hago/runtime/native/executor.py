@@ -161,7 +161,7 @@ class KernelTable(Summarized):
 
 # ---------------------------------------------------------------- executor
 #: The most bytes of a value of one micro-batch.
-CACHED_BYTES: Final = 8 << 20
+CACHED_BYTES: Final = 2 << 20
 #: The most programs that an executor keeps, and the most shapes of inputs that it remembers.
 MOST_PROGRAMS: Final = 2
 MOST_SHAPES: Final = 8
