@@ -43,8 +43,10 @@ struct Scaling {
       : m(m), least(all_floats(m.least)), most(all_floats(m.most)), low(all_ints((int32_t)m.low)),
         high(all_ints((int32_t)m.high)) {}
 
-  ALWAYS Ints operator()(Ints c, int channel) const {
-    if (m.form == RATIO) return scaled(c, load_floats(m.ratio + channel), least, most);
+  ALWAYS Floats ratio(int channel) const { return m.form == RATIO ? load_floats(m.ratio + channel) : all_floats(0); }
+
+  ALWAYS Ints operator()(Ints c, Floats ratio, int channel) const {
+    if (m.form == RATIO) return scaled(c, ratio, least, most);
     const Ints by = load_ints(m.multiplier + channel), shift = load_ints(m.shift + channel);
     if (m.form == TWO_STAGE) c = shift_away(doubling_high(c, by), subtract(shift, all_ints(31)));
     else c = multiply_shift(c, by, shift);
@@ -52,17 +54,20 @@ struct Scaling {
   }
 };
 
-// A plain Move in registers.
+// A plain Move. `of(channel)` moves sums of sixteen channels.
 struct Plain {
   const Scaling first, last;
   const bool as_is, twice;
 
   explicit Plain(const Move& m) : first(m.first ? *m.first : m), last(m), as_is(m.form == AS_IS), twice(m.first) {}
 
-  ALWAYS Ints operator()(Ints c, int channel) const {
-    if (as_is) return c;
-    if (twice) c = first(c, channel);
-    return last(c, channel);
+  ALWAYS auto of(int channel) const {
+    return [this, channel, before = first.ratio(channel), after = last.ratio(channel)](Ints c)
+        __attribute__((always_inline)) {
+          if (as_is) return c;
+          if (twice) c = first(c, before, channel);
+          return last(c, after, channel);
+        };
   }
 };
 
@@ -78,28 +83,26 @@ struct Tile {
   int64_t at(int r) const { return order ? order[r] : row + r; }
 };
 
-// Calls `each(sums, row, column, lanes)` in the order of memory.
-template <typename Each>
-inline void by_rows(const Tile& t, Each each) {
-  for (int r = 0; r < t.rows; ++r) {
-    int32_t* sums = t.sums + r * t.pitch;
-    const int64_t row = t.at(r);
-    int i = 0;
-    for (; i + 16 <= t.width; i += 16) each(sums + i, row, i, All{});
-    if (i < t.width) each(sums + i, row, i, First(t.width - i));
-  }
+// Calls `pass(column, lanes)` for the columns of a tile, sixteen at a time.
+template <typename Pass>
+ALWAYS void by_columns(const Tile& t, Pass pass) {
+  int i = 0;
+  for (; i + 16 <= t.width; i += 16) pass(i, All{});
+  if (i < t.width) pass(i, First(t.width - i));
 }
 
 template <typename T, typename Sum>
 void add_tile(const Tile& t, const Addend& a, Sum sum) {
-  const Plain own(a.own), other(a.other);
   const Ints zero = all_ints(a.zero);
-  const int64_t stride = a.stride;
-  const T* data = reinterpret_cast<const T*>(a.data) + t.column;
-  by_rows(t, [&](int32_t* sums, int64_t row, int i, auto lanes) {
-    const Ints there = subtract(load_16(data + row * stride + i, lanes), zero);
-    const Ints c = own(load_ints(sums), t.channel + i);
-    store_16(sums, sum(c, other(there, t.channel + i)), All{});
+  const Plain own_of(a.own), other_of(a.other);
+  by_columns(t, [&](int i, auto lanes) {
+    const auto own = own_of.of(t.channel + i), other = other_of.of(t.channel + i);
+    const T* data = reinterpret_cast<const T*>(a.data) + t.column + i;
+    for (int r = 0; r < t.rows; ++r) {
+      const Ints there = subtract(load_16(data + t.at(r) * a.stride, lanes), zero);
+      int32_t* sums = t.sums + r * t.pitch + i;
+      store_16(sums, sum(own(load_ints(sums)), other(there)), All{});
+    }
   });
 }
 
@@ -114,31 +117,33 @@ void add_tile_of(const Tile& t, const Addend& a, Sum sum) {
 }
 
 inline void clamp_tile(const Tile& t, const int32_t* low, const int32_t* high) {
-  by_rows(t, [&](int32_t* sums, int64_t, int i, auto) {
-    const Ints c = larger(load_ints(sums), load_ints(low + t.channel + i));
-    store_16(sums, smaller(c, load_ints(high + t.channel + i)), All{});
+  by_columns(t, [&](int i, auto) {
+    const Ints least = load_ints(low + t.channel + i), most = load_ints(high + t.channel + i);
+    for (int r = 0; r < t.rows; ++r) {
+      int32_t* sums = t.sums + r * t.pitch + i;
+      store_16(sums, smaller(larger(load_ints(sums), least), most), All{});
+    }
   });
 }
 
 inline void real_tile(const Tile& t, const Output& o) {
-  float* data = reinterpret_cast<float*>(o.data) + t.column;
-  const float* ratio = o.move.ratio + t.channel;
-  const int64_t stride = o.stride;
-  by_rows(t, [&](const int32_t* sums, int64_t row, int i, auto lanes) {
-    const Floats c = to_floats(load_ints(sums));
-    store_16(data + row * stride + i, multiply(c, load_floats(ratio + i)), lanes);
+  by_columns(t, [&](int i, auto lanes) {
+    const Floats ratio = load_floats(o.move.ratio + t.channel + i);
+    float* data = reinterpret_cast<float*>(o.data) + t.column + i;
+    for (int r = 0; r < t.rows; ++r)
+      store_16(data + t.at(r) * o.stride, multiply(to_floats(load_ints(t.sums + r * t.pitch + i)), ratio), lanes);
   });
 }
 
 template <typename T>
 void store_tile(const Tile& t, const Output& o) {
-  const Plain move(o.move);
   const Ints zero = all_ints(o.zero);
-  const int64_t stride = o.stride;
-  T* data = reinterpret_cast<T*>(o.data) + t.column;
-  by_rows(t, [&](const int32_t* sums, int64_t row, int i, auto lanes) {
-    const Ints q = move(load_ints(sums), t.channel + i);
-    store_16(data + row * stride + i, add(q, zero), lanes);
+  const Plain plain(o.move);
+  by_columns(t, [&](int i, auto lanes) {
+    const auto move = plain.of(t.channel + i);
+    T* data = reinterpret_cast<T*>(o.data) + t.column + i;
+    for (int r = 0; r < t.rows; ++r)
+      store_16(data + t.at(r) * o.stride, add(move(load_ints(t.sums + r * t.pitch + i)), zero), lanes);
   });
 }
 
