@@ -117,14 +117,14 @@ inline void place_at(const Job& j, const uint8_t* image, int64_t out_y, int64_t 
   if (c.gather == IN_PATCH) p.inside = false;
 }
 
-// The windows of the output pixels [begin, end).
-inline std::vector<Place> places_of(const Job& j, int64_t begin, int64_t end) {
-  std::vector<Place> places(end - begin);
+// The windows of the output pixels [begin, end), and room for `more`.
+inline std::vector<Place> places_of(const Job& j, int64_t begin, int64_t end, int more = 0) {
+  std::vector<Place> places(end - begin + more);
   const int64_t plane = j.s.out_height * j.s.out_width, size = j.s.height * j.s.width * j.c.channels;
   const uint8_t* image = j.x + begin / plane * size;
   int64_t y = begin % plane / j.s.out_width, x = begin % j.s.out_width;
-  for (Place& place : places) {
-    place_at(j, image, y, x, place);
+  for (int64_t at = 0; at < end - begin; ++at) {
+    place_at(j, image, y, x, places[at]);
     if (++x < j.s.out_width) continue;
     x = 0;
     if (++y < j.s.out_height) continue;

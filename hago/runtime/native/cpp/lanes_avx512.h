@@ -66,7 +66,18 @@ struct ByteRange {
         high(_mm512_set1_epi16((int16_t)(high + zero))), is_signed(is_signed),
         whole(low + zero == (is_signed ? -128 : 0) && high + zero == (is_signed ? 127 : 255)) {}
 };
-template <int V>
+// Four registers of which the i-th has lanes 16 l + 4 i ... + 3 in its l-th quarter, from those in order, and back.
+ALWAYS void turn_quarters(Ints (&q)[4]) {
+  const Ints a = _mm512_shuffle_i32x4(q[0], q[1], 0x44), b = _mm512_shuffle_i32x4(q[2], q[3], 0x44);
+  const Ints c = _mm512_shuffle_i32x4(q[0], q[1], 0xee), d = _mm512_shuffle_i32x4(q[2], q[3], 0xee);
+  q[0] = _mm512_shuffle_i32x4(a, b, 0x88);
+  q[1] = _mm512_shuffle_i32x4(a, b, 0xdd);
+  q[2] = _mm512_shuffle_i32x4(c, d, 0x88);
+  q[3] = _mm512_shuffle_i32x4(c, d, 0xdd);
+}
+
+// QUARTERS: lanes lie as `turn_quarters` leaves them.
+template <int V, bool QUARTERS = false>
 ALWAYS void store_bytes(uint8_t* to, const Ints (&q)[V], int width, const ByteRange& r) {
   const Ints a = q[0], b = q[V > 1], c = V > 2 ? q[V > 2 ? 2 : 0] : a, d = V > 3 ? q[V - 1] : b;
   Ints ab = _mm512_adds_epi16(_mm512_packs_epi32(a, b), r.zero), cd = ab;
@@ -77,7 +88,7 @@ ALWAYS void store_bytes(uint8_t* to, const Ints (&q)[V], int width, const ByteRa
   }
   const Ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   Ints bytes = r.is_signed ? _mm512_packs_epi16(ab, cd) : _mm512_packus_epi16(ab, cd);
-  bytes = _mm512_permutexvar_epi32(order, bytes);
+  if (!QUARTERS) bytes = _mm512_permutexvar_epi32(order, bytes);
   if (V == 4 && width == 64) return _mm512_storeu_si512(to, bytes);
   if (V > 2) _mm256_storeu_si256((__m256i*)to, _mm512_castsi512_si256(bytes));
   if (V == 2) _mm_storeu_si128((__m128i*)to, _mm512_castsi512_si128(bytes));
