@@ -1,10 +1,11 @@
 """Programs: a pass over a network whose launches of kernels and whose memory are kept, so that it can be repeated.
 
 Step by step, a pass allocates every value, and prepares the arguments of every kernel in Python. For inputs of the same
-shapes both are the same each time. `record` makes a `Program` while it runs a pass: values that kernels write lie in
-the program's own `Memory`, in which a value takes the place of one that is no longer needed, and a kernel that reads
+shapes both are the same each time. A `Recorder` makes a `Program` while it runs a pass: values that kernels write lie
+in the program's own `Memory`, in which a value takes the place of one that is no longer needed, and a kernel that reads
 and writes nothing but such values becomes a `Launch` that is repeated as it is. What torch computes (float nodes,
-copies) is an `Operation`, which runs on the values of each pass.
+copies) is an `Operation`, which runs on the values of each pass. Small values that it makes are copied into the memory,
+which takes less time than to launch the kernels that read them anew.
 
 Invariant: a value in the program's memory is read only by steps that were recorded before its memory was given to
 another value, and a pass repeats all steps in the order in which they were recorded.
@@ -26,6 +27,8 @@ from hago.runtime.native.calls import Launch, NativeCall
 
 #: A value takes free memory of at most so many times its size.
 MOST_SLACK: Final = 4
+#: The most bytes of a value of torch's that is copied into a program's memory.
+MOST_COPIED: Final = 1 << 18
 
 
 class ShapesChanged(Exception):
@@ -136,8 +139,25 @@ class _Relaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class _Copied:
+    """A step of torch's whose outputs are copied into the program's memory, where there is a place for them."""
+
+    compute: Callable[[Sequence[Any]], Sequence[Any]]
+    places: tuple[Tensor | None, ...]
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
+        outputs = self.compute(values)
+        for place, value in zip(self.places, outputs, strict=True):
+            if place is not None:
+                if place.shape != value.shape or place.dtype != value.dtype:
+                    raise ShapesChanged
+                place.copy_(value)
+        return outputs
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
-    """A recorded pass. Made by `record`. One thread runs it at a time, since passes share its memory.
+    """A recorded pass. Made by a `Recorder`. One thread runs it at a time, since passes share its memory.
 
     Args:
         registers: the values that are the same in every pass; None for the others.
@@ -312,11 +332,24 @@ class Recorder:
             return made
         outputs = step.run(values)
         same = [isinstance(x, Tensor) and self._is_kept(x) for x in outputs]  # views of the program's memory
-        made = [self._register(x, kept) for x, kept in zip(outputs, same, strict=True)]
+        copies = [None if kept else self._copied(x) for x, kept in zip(outputs, same, strict=True)]
+        kept = [known or copy is not None for known, copy in zip(same, copies, strict=True)]
+        pairs = zip(outputs, copies, strict=True)
+        made = [self._register(x if copy is None else copy, k) for (x, copy), k in zip(pairs, kept, strict=True)]
         if not all(same):
-            written = tuple(None if kept else i for i, kept in zip(made, same, strict=True))
-            self.items.append(Operation(step.run, read, written))
+            written = tuple(None if k else i for i, k in zip(made, kept, strict=True))
+            copied = any(copy is not None for copy in copies)
+            compute = _Copied(step.run, tuple(copies)) if copied else step.run
+            self.items.append(Operation(compute, read, written))
         return made
+
+    def _copied(self, x: Any) -> Tensor | None:
+        """A copy of a value of torch's in the program's memory; None if it is large, or no dense tensor."""
+        if not isinstance(x, Tensor) or x.layout != torch.strided or x.device.type != "cpu" or x.is_complex():
+            return None
+        if not x.numel() or not x.is_contiguous() or x.nbytes > MOST_COPIED:
+            return None
+        return self.memory.allocate(x.shape, x.dtype).copy_(x)
 
     def _split(self, register: int, parts: int) -> list[int]:
         pieces = self.values[register].tensor_split(parts)
