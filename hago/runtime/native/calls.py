@@ -272,12 +272,15 @@ class QuantizeCall(NativeCall):
     """Quantization of real values.
 
     Args:
-        otherwise: computes values of other dtypes than float32.
+        in_torch: quantizes values of other dtypes than float32.
     """
 
     library: CDLL
     to: FloatQuantization
-    otherwise: Callable[[Sequence[Any]], Sequence[Any]]
+    in_torch: Callable[[Sequence[Any]], Sequence[Any]]
+
+    def otherwise(self, values: Sequence[Any]) -> Sequence[Any]:
+        return self.in_torch(values)
 
     def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch | None:
         x = values[0]

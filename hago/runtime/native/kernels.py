@@ -409,7 +409,8 @@ def _emit_attention(state: LoweringState, node: Node) -> Call | None:
         return None
     to, rank = _stored_softmax(state, softmax, end), len(node.shape or ())
     products = [plan.nodes[n.name] for n in (node, end)]
-    if to is None or rank < 3 or node.shape[:-2] != end.shape[:-2] or any(p.consts for p in products):
+    batches = [(n.shape or ())[:-2] for n in (node, end)]
+    if to is None or rank < 3 or batches[0] != batches[1] or any(p.consts for p in products):
         return None
     mask = [layouts.names[e] for e in softmax.edges[1:]]
     needed = [layouts.names[end.edges[1]], *mask]
@@ -437,10 +438,7 @@ def _stored_softmax(state: LoweringState, softmax: Node, end: Node) -> FloatQuan
     plan, layouts, rank = state.plan, state.layouts, len(softmax.shape or ())
     if softmax.op not in ("softmax", "masked_softmax") or plan.ops[softmax.op] is not OPS[softmax.op]:
         return None
-    last = (
-        softmax.op == "masked_softmax"
-        or softmax.attrs["axis"] % len(softmax.shape or (0,)) == len(softmax.shape or ()) - 1
-    )
+    last = softmax.op == "masked_softmax" or softmax.attrs["axis"] in (-1, rank - 1)
     real = all(plan.edges[e] is None or not layouts.is_own(e) for e in softmax.edges)
     masks = [plan.graph[name] for name in softmax.inputs[1:]]
     if softmax.name in plan.nodes or not last or not real or any(m.dtype not in ("float32", "bool") for m in masks):

@@ -61,10 +61,10 @@ def _quantize(plan: Plan, root: str, simq: SimQ, calls: Any) -> Run | None:
     if dtype != "float32" or quantization is None:
         return None
 
-    def otherwise(values: Sequence[Any]) -> Sequence[Any]:
+    def in_torch(values: Sequence[Any]) -> Sequence[Any]:
         return (move_stored(values[0], simq, how),)
 
-    return QuantizeCall(calls, quantization, otherwise)
+    return QuantizeCall(calls, quantization, in_torch)
 
 
 def _rows(plan: Plan, root: str, simq: SimQ, calls: Any) -> RowsCall | None:

@@ -275,7 +275,7 @@ def _in_two_steps(simq: SimQ, how: Requantize, channels: int, largest: float) ->
         if is_power_of_two(first_ratio) and bool((first_ratio >= 1).all()) and exact:
             ends = torch.tensor(clip_range(first.target), dtype=torch.int64)
             low, high = (float(v) for v in apply_simq(ends, second, how))
-            return _by_ratio(both, how, second.target, channels, low, high)
+            return _by_ratio(both, how, second.target, channels, low, high, largest)
     return _in_sequence(before, after)
 
 

@@ -98,7 +98,8 @@ class ExactKernels:
         return "; ".join([f"kernels {self.why}" if self.calls is not None else f"no kernels ({self.why})", *parts])
 
 
-NOTHING: Final = ExactKernels(None, "switched off", *[Verdict(False, "switched off")] * 8)
+_OFF: Final = Verdict(False, "switched off")
+NOTHING: Final = ExactKernels(None, "switched off", _OFF, _OFF, _OFF, _OFF, _OFF, _OFF, _OFF, _OFF)
 
 
 @functools.cache
@@ -253,7 +254,7 @@ def _product(calls: Any, pair: list[Tensor], formats: tuple[StorageFormat, Stora
     none = (None, None)
     epilogue = Epilogue(pair[1].shape[-1] if matrices else 1, [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
     multiply = MultiplyCall(calls, epilogue, formats, none, 1, None)
-    (output,) = (MatmulCall(calls, epilogue, formats, none, None) if matrices else multiply)(pair)
+    output: Tensor = (MatmulCall(calls, epilogue, formats, none, None) if matrices else multiply)(pair)[0]
     return output
 
 
@@ -289,7 +290,8 @@ def _requantized(calls: Any, sums: Tensor, simq: SimQ, how: Requantize) -> Tenso
     requantization = requantization_of(simq, how, 1, 2**31 - 1)
     assert not isinstance(requantization, str) and simq.target is not None
     epilogue = Epilogue(1, [], stored=[StoredOutput("", requantization, simq.target)]).build()
-    (output,) = RowsCall(calls, epilogue, (native.TYPES["int32"], 0), None, period(1))([sums.to(torch.int32)])
+    rows = RowsCall(calls, epilogue, (native.TYPES["int32"], 0), None, period(1))
+    output: Tensor = rows([sums.to(torch.int32)])[0]
     return output
 
 
@@ -338,5 +340,5 @@ def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, type_code: int, tiles: 
     most = None if x.dtype == torch.int16 else int(x.max()) + 128 * (x.dtype == torch.int8)
     packed = pack_for(calls, w, geometry, most, tiles)
     epilogue = Epilogue(int(out), [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
-    (output,) = conv_call(calls, geometry, packed, (type_code, zero), epilogue)([x])
+    output: Tensor = conv_call(calls, geometry, packed, (type_code, zero), epilogue)([x])[0]
     return output
