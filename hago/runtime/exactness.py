@@ -75,8 +75,8 @@ def compare_plan_exactly(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
     """Run the simulator and both engines of the integer model on one batch, and compare all values.
 
     The simulator runs twice: it observes values the first time, and fuses clamps, as in a search, the second time. The
-    native engine runs three times: step by step, then recorded, then the recorded program again. All values of the batch
-    are held in memory, so keep the batch small.
+    native engine runs three times: step by step, then recorded, then the recorded program again. All values of the
+    batch are held in memory, so keep the batch small.
     """
     comparison = _Comparison()
 

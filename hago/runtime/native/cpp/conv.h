@@ -161,14 +161,6 @@ ALWAYS void bring_near(const Tail& t, const Tile& tile) {
   for (int k = 0; k < t.outputs; ++k) bring_rows<1>(tile, t.output[k].data, t.output[k].type, t.output[k].stride);
 }
 
-// Bytes of a tile, one row after the other.
-template <int V>
-__attribute__((noinline)) void end_quick(const Output& o, const Tile& tile) {
-  const Quick<V> quick(o, tile.channel, tile.width);
-  for (int r = 0; r < tile.rows; ++r)
-    quick(tile.sums + r * tile.pitch, reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + tile.column);
-}
-
 // What follows the sums of a panel.
 inline void end_rows(const Job& j, const Tile& tile) {
   const Output& o = j.t.output[0];
@@ -179,12 +171,7 @@ inline void end_rows(const Job& j, const Tile& tile) {
       std::memcpy(to + tile.at(r) * o.stride, tile.sums + r * tile.pitch, tile.width * sizeof(int32_t));
     return;
   }
-  switch ((tile.width + 15) / 16) {
-    case 1: return end_quick<1>(o, tile);
-    case 2: return end_quick<2>(o, tile);
-    case 3: return end_quick<3>(o, tile);
-    default: return end_quick<4>(o, tile);
-  }
+  end_quick(o, tile);
 }
 
 // Bytes to work in, from the start of a line of the cache on; what they hold is lost where they grow.

@@ -16,14 +16,18 @@ inline bool is_plain(const Tail& t) {
   return plain;
 }
 
+// Whether `Quick` can store an output.
+inline bool is_quick(const Output& o) {
+  return o.type <= I8 && o.move.form == RATIO && (!o.move.first || o.move.first->form == RATIO);
+}
+
 // What there is to do with sums: `quanta` and a store of bytes; a store as they are; or `finish`.
 enum EndForm { QUICK, RAW, ANY };
 
 inline EndForm end_form_of(const Tail& t) {
   const Output& o = t.output[0];
   if (!is_plain(t) || t.adds || t.clamps || t.outputs != 1) return ANY;
-  const bool ratios = o.move.form == RATIO && (!o.move.first || o.move.first->form == RATIO);
-  if (ratios && o.type <= I8) return QUICK;
+  if (is_quick(o)) return QUICK;
   return o.move.form == AS_IS && o.type == I32 && o.zero == 0 && !o.move.first ? RAW : ANY;
 }
 
@@ -91,28 +95,32 @@ ALWAYS void by_columns(const Tile& t, Pass pass) {
   if (i < t.width) pass(i, First(t.width - i));
 }
 
+// The sum with another operand, and a clamp that follows it.
 template <typename T, typename Sum>
-void add_tile(const Tile& t, const Addend& a, Sum sum) {
+void add_tile(const Tile& t, const Tail& tail, Sum sum) {
+  const Addend& a = tail.addend;
   const Ints zero = all_ints(a.zero);
   const Plain own_of(a.own), other_of(a.other);
   by_columns(t, [&](int i, auto lanes) {
     const auto own = own_of.of(t.channel + i), other = other_of.of(t.channel + i);
     const T* data = reinterpret_cast<const T*>(a.data) + t.column + i;
+    const Ints least = tail.clamps ? load_ints(tail.clamp_low + t.channel + i) : all_ints(INT32_MIN);
+    const Ints most = tail.clamps ? load_ints(tail.clamp_high + t.channel + i) : all_ints(INT32_MAX);
     for (int r = 0; r < t.rows; ++r) {
       const Ints there = subtract(load_16(data + t.at(r) * a.stride, lanes), zero);
       int32_t* sums = t.sums + r * t.pitch + i;
-      store_16(sums, sum(own(load_ints(sums)), other(there)), All{});
+      store_16(sums, smaller(larger(sum(own(load_ints(sums)), other(there)), least), most), All{});
     }
   });
 }
 
 template <typename Sum>
-void add_tile_of(const Tile& t, const Addend& a, Sum sum) {
-  switch (a.type) {
-    case U8: return add_tile<uint8_t>(t, a, sum);
-    case I8: return add_tile<int8_t>(t, a, sum);
-    case I16: return add_tile<int16_t>(t, a, sum);
-    default: return add_tile<int32_t>(t, a, sum);
+void add_tile_of(const Tile& tile, const Tail& t, Sum sum) {
+  switch (t.addend.type) {
+    case U8: return add_tile<uint8_t>(tile, t, sum);
+    case I8: return add_tile<int8_t>(tile, t, sum);
+    case I16: return add_tile<int16_t>(tile, t, sum);
+    default: return add_tile<int32_t>(tile, t, sum);
   }
 }
 
@@ -145,24 +153,6 @@ void store_tile(const Tile& t, const Output& o) {
     for (int r = 0; r < t.rows; ++r)
       store_16(data + t.at(r) * o.stride, add(move(load_ints(t.sums + r * t.pitch + i)), zero), lanes);
   });
-}
-
-// Bytes keep their low 8 bits, so that int8 and uint8 are stored alike.
-inline void finish_tile(const Tile& tile, const Tail& t) {
-  const auto plus = [](Ints own, Ints other) { return add(own, other); };
-  const auto minus = [](Ints own, Ints other) { return subtract(own, other); };
-  const auto from = [](Ints own, Ints other) { return subtract(other, own); };
-  if (t.adds == PLUS) add_tile_of(tile, t.addend, plus);
-  if (t.adds == MINUS) add_tile_of(tile, t.addend, minus);
-  if (t.adds == FROM) add_tile_of(tile, t.addend, from);
-  if (t.clamps) clamp_tile(tile, t.clamp_low, t.clamp_high);
-  for (int k = 0; k < t.outputs; ++k) {
-    const Output& o = t.output[k];
-    if (o.move.form == TO_REAL) real_tile(tile, o);
-    else if (o.type <= I8) store_tile<uint8_t>(tile, o);
-    else if (o.type == I16) store_tile<int16_t>(tile, o);
-    else store_tile<int32_t>(tile, o);
-  }
 }
 
 // ---------------------------------------------------------------- bytes straight from registers
@@ -212,3 +202,40 @@ struct Quick {
     }
   }
 };
+
+// Bytes of a tile, one row after the other.
+template <int V>
+__attribute__((noinline)) void end_quick_of(const Output& o, const Tile& tile) {
+  const Quick<V> quick(o, tile.channel, tile.width);
+  for (int r = 0; r < tile.rows; ++r)
+    quick(tile.sums + r * tile.pitch, reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + tile.column);
+}
+
+inline void end_quick(const Output& o, const Tile& tile) {
+  switch ((tile.width + 15) / 16) {
+    case 1: return end_quick_of<1>(o, tile);
+    case 2: return end_quick_of<2>(o, tile);
+    case 3: return end_quick_of<3>(o, tile);
+    default: return end_quick_of<4>(o, tile);
+  }
+}
+
+// ---------------------------------------------------------------- all that follows the sums
+// Bytes keep their low 8 bits, so that int8 and uint8 are stored alike.
+inline void finish_tile(const Tile& tile, const Tail& t) {
+  const auto plus = [](Ints own, Ints other) { return add(own, other); };
+  const auto minus = [](Ints own, Ints other) { return subtract(own, other); };
+  const auto from = [](Ints own, Ints other) { return subtract(other, own); };
+  if (t.adds == PLUS) add_tile_of(tile, t, plus);
+  if (t.adds == MINUS) add_tile_of(tile, t, minus);
+  if (t.adds == FROM) add_tile_of(tile, t, from);
+  if (t.clamps && !t.adds) clamp_tile(tile, t.clamp_low, t.clamp_high);
+  for (int k = 0; k < t.outputs; ++k) {
+    const Output& o = t.output[k];
+    if (o.move.form == TO_REAL) real_tile(tile, o);
+    else if (is_quick(o) && tile.width <= 64) end_quick(o, tile);
+    else if (o.type <= I8) store_tile<uint8_t>(tile, o);
+    else if (o.type == I16) store_tile<int16_t>(tile, o);
+    else store_tile<int32_t>(tile, o);
+  }
+}
