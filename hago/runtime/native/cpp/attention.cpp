@@ -31,14 +31,28 @@ Tail later(const Tail& t, int64_t elements) {
 
 // The scores of a row to bytes.
 void row_of(const Attention& at, float* x, const float* mask, int64_t row, char* out) {
-  const int64_t n = at.scores.columns;
-  for (int64_t i = 0; i < padded(n); ++i) x[i] *= at.scale;
+  const int64_t n = at.scores.columns, whole = n / LANES * LANES;
+  const Floats scale = all_floats(at.scale);
+  for (int64_t i = 0; i < whole; i += LANES) {
+    const Floats scaled = multiply(load_floats(x + i), scale);
+    store_16(x + i, mask ? add(scaled, load_floats(mask + i)) : scaled, All{});
+  }
+  for (int64_t i = whole; i < n; ++i) x[i] = mask ? x[i] * at.scale + mask[i] : x[i] * at.scale;
   if (at.causal)
-    for (int64_t i = row + 1; i < n; ++i) x[i] = -INFINITY;
-  if (mask)
-    for (int64_t i = 0; i < n; ++i) x[i] += mask[i];
-  softmax(x, n, at.registers);
-  quantize_row(x, out, padded(n), at.grid);
+    for (int64_t i = row + 1; i < n; ++i) x[i] = mask ? -INFINITY + mask[i] : -INFINITY;
+  const float by = exponentials(x, n, at.registers);
+  const Grid& g = at.grid;
+  if (g.rounding != HALF_EVEN) {
+    for (int64_t i = 0; i < padded(n); ++i) x[i] *= by;
+    return quantize_row(x, out, padded(n), g);
+  }
+  const Floats factor = all_floats(by), step = all_floats(g.scale), low = all_floats(g.low), high = all_floats(g.high);
+  const Ints zero = all_ints(g.zero);
+  for (int64_t i = 0; i < padded(n); i += LANES) {
+    const Floats v = divide(multiply(load_floats(x + i), factor), step);
+    // what is not a number becomes `low`
+    store_16((uint8_t*)out + i, add(to_ints(smaller(larger(v, low), high)), zero), All{});
+  }
 }
 
 template <typename Scores, typename Product>
@@ -93,8 +107,8 @@ extern "C" int hago_softmax(int64_t rows, int64_t columns, int registers, float*
   std::vector<float> padded_row(padded(columns));
   for (int64_t row = 0; row < rows; ++row, x += columns) {
     std::copy(x, x + columns, padded_row.begin());
-    softmax(padded_row.data(), columns, registers);
-    std::copy(padded_row.begin(), padded_row.begin() + columns, x);
+    const float by = exponentials(padded_row.data(), columns, registers);
+    for (int64_t i = 0; i < columns; ++i) x[i] = padded_row[i] * by;
   }
   return 1;
 #else

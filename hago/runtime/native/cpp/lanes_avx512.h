@@ -28,6 +28,8 @@ ALWAYS Ints smaller(Ints a, Ints b) { return _mm512_min_epi32(a, b); }
 ALWAYS Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 ALWAYS Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 ALWAYS Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+ALWAYS Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+ALWAYS Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 ALWAYS Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
 ALWAYS Ints to_ints(Floats a) { return _mm512_cvtps_epi32(a); }
 

@@ -58,9 +58,9 @@ float sum_in_registers(const float* x, int64_t n) {
   return sums[0];
 }
 
-// In place, of a row with room for padded(n) entries, of which the others become 0. Of a row that is -inf everywhere, 0,
-// as torch's _safe_softmax has it.
-inline void softmax(float* x, int64_t n, int registers) {
+// exp(x - max) in place, of a row with room for padded(n) entries, of which the others become 0, and the factor that
+// makes a softmax of it. Of a row that is -inf everywhere, 0, as torch's _safe_softmax has it.
+inline float exponentials(float* x, int64_t n, int registers) {
   const int64_t all = padded(n);
   for (int64_t i = n; i < all; ++i) x[i] = -INFINITY;
   Floats largest = all_floats(-INFINITY);
@@ -70,9 +70,8 @@ inline void softmax(float* x, int64_t n, int registers) {
   for (float one : each) most = one > most ? one : most;
   if (most == -INFINITY) {
     std::memset(x, 0, all * sizeof(float));
-    return;
+    return 0.0f;
   }
   for (int64_t i = 0; i < all; ++i) x[i] = exponential(x[i] - most);
-  const float by = 1.0f / (registers == 16 ? sum_in_registers<16>(x, n) : sum_in_registers<8>(x, n));
-  for (int64_t i = 0; i < all; ++i) x[i] *= by;
+  return 1.0f / (registers == 16 ? sum_in_registers<16>(x, n) : sum_in_registers<8>(x, n));
 }
