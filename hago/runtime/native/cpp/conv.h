@@ -102,34 +102,29 @@ struct Place {
   bool inside;
 };
 
-// Fills in a place where it is: a copy of one just written waits for the write.
-inline void place_at(const Job& j, const uint8_t* image, int64_t out_y, int64_t out_x, Place& p) {
-  const Conv& c = j.c;
-  const int64_t y = out_y * c.stride_h - c.pad_h, x = out_x * c.stride_w - c.pad_w;
-  p.image = image;
-  p.first = image + (y * j.s.width + x) * c.channels;
-  p.x = (int32_t)x;
-  p.y = (int32_t)y;
-  p.inside = y >= 0 && x >= 0 && y + (c.kernel_h - 1) * c.dilation_h < j.s.height &&
-             x + (c.kernel_w - 1) * c.dilation_w < j.s.width;
-  // a row is read in fours, which may pass its end by three bytes
-  if (c.gather == IN_ROWS) p.inside = p.inside && j.end - (p.first + j.steps.back()) >= c.depth;
-  if (c.gather == IN_PATCH) p.inside = false;
-}
-
-// The windows of the output pixels [begin, end), and room for `more`.
+// The windows of the output pixels [begin, end), and room for `more`. They are filled in where they are: a copy of one
+// just written waits for the write.
 inline std::vector<Place> places_of(const Job& j, int64_t begin, int64_t end, int more = 0) {
+  const Conv& c = j.c;
   std::vector<Place> places(end - begin + more);
-  const int64_t plane = j.s.out_height * j.s.out_width, size = j.s.height * j.s.width * j.c.channels;
-  const uint8_t* image = j.x + begin / plane * size;
-  int64_t y = begin % plane / j.s.out_width, x = begin % j.s.out_width;
-  for (int64_t at = 0; at < end - begin; ++at) {
-    place_at(j, image, y, x, places[at]);
-    if (++x < j.s.out_width) continue;
-    x = 0;
-    if (++y < j.s.out_height) continue;
-    y = 0;
-    image += size;
+  const int64_t plane = j.s.out_height * j.s.out_width, size = j.s.height * j.s.width * c.channels;
+  const int64_t rightmost = j.s.width - 1 - (c.kernel_w - 1) * c.dilation_w;
+  // a row is read in fours, which may pass its end by three bytes
+  const uint8_t* last = c.gather == IN_ROWS ? j.end - c.depth - j.steps.back() : j.end;
+  for (int64_t at = begin; at < end;) {
+    const int64_t out_x = at % j.s.out_width, until = std::min(end, at - out_x + j.s.out_width);
+    const int64_t y = at % plane / j.s.out_width * c.stride_h - c.pad_h;
+    int64_t x = out_x * c.stride_w - c.pad_w;
+    const uint8_t *image = j.x + at / plane * size, *first = image + (y * j.s.width + x) * c.channels;
+    const bool inside = c.gather != IN_PATCH && y >= 0 && y + (c.kernel_h - 1) * c.dilation_h < j.s.height;
+    for (; at < until; ++at, x += c.stride_w, first += c.stride_w * c.channels) {
+      Place& p = places[at - begin];
+      p.image = image;
+      p.first = first;
+      p.x = (int32_t)x;
+      p.y = (int32_t)y;
+      p.inside = inside && x >= 0 && x <= rightmost && first <= last;
+    }
   }
   return places;
 }
