@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -110,6 +111,47 @@ def test_sizes(heads: int, tokens: int, causal: bool) -> None:
 def test_a_sum_after_attention() -> None:
     x = torch.randn(2, 21, 24)
     check(plan_of(Attention(24, 3, residual=True), "x86_vnni", x), x)
+
+
+class Chain(nn.Module):
+    """A product of two values, and what a case says behind it."""
+
+    def __init__(self, behind: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key, self.behind = nn.Linear(8, 8), nn.Linear(8, 8), behind
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.behind(self.query(x), self.key(x))
+
+
+def _by_weights(q: Tensor, k: Tensor) -> Tensor:
+    """Scores whose keys are the weights of a linear layer, as `torch.stack` of the products with single samples."""
+    return torch.stack([F.linear(q[i], k[i]).softmax(-1) @ k[i] for i in range(2)])
+
+
+#: What stands behind a product that is no attention, or one that the kernel does not have.
+OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "float nodes": lambda q, k: F.layer_norm((q @ k.mT).relu(), (6,)).softmax(-1) + 1,
+    "a softmax that is read in float": lambda q, k: F.layer_norm((q @ k.mT).softmax(-1), (6,)),
+    "a softmax along rows": lambda q, k: (q @ k.mT).softmax(-2) @ k,
+    "a softmax that is read twice": lambda q, k: (p := (q @ k.mT).softmax(-1)) @ k + (p @ q),
+    "scores that are read twice": lambda q, k: (s := q @ k.mT).softmax(-1) @ k + s @ k,
+    "probabilities on the right": lambda q, k: k.mT @ (q @ k.mT).softmax(-1),
+    "weights": _by_weights,
+    "values of fewer axes": lambda q, k: (q @ k.mT).softmax(-1) @ k[0],
+    "constant keys": lambda q, k: (q @ torch.ones(8, 6)).softmax(-1) @ k,
+}
+
+
+@pytest.mark.parametrize("behind", OTHERS)
+def test_what_is_no_attention(behind: str) -> None:
+    x = torch.randn(2, 6, 8)
+    plan = plan_of(Chain(OTHERS[behind]), "x86_vnni", x)
+    expected, executor = IntegerModel(plan).run([x * 2]), Executor(plan)
+    for _ in range(3):
+        pairs = zip(executor.run([x * 2]), expected, strict=True)
+        assert all(count_differing(a, b) == 0 for a, b in pairs), executor.explain()
 
 
 @pytest.mark.parametrize("name", sorted(EVERY))

@@ -684,7 +684,7 @@ class AttentionCall(NativeCall):
     def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch:
         q, k, v, *others = values
         mask, addend = others.pop(0) if self.masked else None, others.pop(0) if others else None
-        batch = broadcast_shape(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+        batch = broadcast_shape(*(x.shape[:-2] for x in (q, k, v, mask) if x is not None))
         rows, keys, columns = q.shape[-2], k.shape[-1], v.shape[-1]
         q, k, v = _laid_rows(_two_batches(q, batch)), *(_laid_columns(_two_batches(x, batch)) for x in (k, v))
         (outer, inner), swaps = q.shape[:2], len(batch) == 2

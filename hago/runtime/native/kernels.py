@@ -405,12 +405,13 @@ def _emit_attention(state: LoweringState, node: Node) -> Call | None:
     plan, layouts = state.plan, state.layouts
     softmax = layouts.only_reader(node.name)
     end = None if softmax is None else layouts.only_reader(softmax.name)
-    if softmax is None or end is None or not state.kernels.softmax.exact:
+    if softmax is None or end is None or node.op != "matmul" or not state.kernels.softmax.exact:
         return None
-    to, rank = _stored_softmax(state, softmax, end), len(node.shape or ())
+    to, batches = _stored_softmax(state, softmax, end), [(n.shape or ())[:-2] for n in (node, softmax, end)]
+    if to is None or not batches[0] or len(set(batches)) > 1:
+        return None
     products = [plan.nodes[n.name] for n in (node, end)]
-    batches = [(n.shape or ())[:-2] for n in (node, end)]
-    if to is None or rank < 3 or batches[0] != batches[1] or any(p.consts for p in products):
+    if any(p.consts for p in products):
         return None
     mask = [layouts.names[e] for e in softmax.edges[1:]]
     needed = [layouts.names[end.edges[1]], *mask]
