@@ -74,8 +74,9 @@ class _Comparison:
 def compare_plan_exactly(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
     """Run the simulator and both engines of the integer model on one batch, and compare all values.
 
-    The simulator runs twice: it observes values the first time, and fuses clamps, as in a search, the second time. All
-    values of the batch are held in memory, so keep the batch small.
+    The simulator runs twice: it observes values the first time, and fuses clamps, as in a search, the second time. The
+    native engine runs three times: step by step, then recorded, then the recorded program again. All values of the
+    batch are held in memory, so keep the batch small.
     """
     comparison = _Comparison()
 
@@ -94,6 +95,8 @@ def compare_plan_exactly(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
     for i, (output, observed, expected) in enumerate(zip(outputs, simulated, fused, strict=True)):
         comparison.compare(f"output:{i}", observed, output)
         comparison.compare(f"output:{i} fused", expected, output)
-    for i, (output, expected) in enumerate(zip(Executor(plan).run(inputs), fused, strict=True)):
-        comparison.compare(f"output:{i} native", expected, output)
+    executor = Executor(plan)
+    for how in ("native", "native, recorded", "native, repeated"):
+        for i, (output, expected) in enumerate(zip(executor.run(inputs), fused, strict=True)):
+            comparison.compare(f"output:{i} {how}", expected, output)
     return Exactness(comparison.compared, comparison.differences)

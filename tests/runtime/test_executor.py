@@ -31,14 +31,14 @@ from runtime.instruction_sets import INSTRUCTION_SETS, library_for
 
 
 def check(plan: Plan, inputs: list[Tensor], constant_cache: KernelConstantCache | None = None) -> Executor:
-    """Equal outputs, with the same shapes, dtypes and layout, and however a batch is cut."""
-    executor = Executor(plan, constant_cache)
-    for fast, exact in zip(executor.run(inputs), IntegerModel(plan).run(inputs), strict=True):
-        assert fast.shape == exact.shape and fast.dtype == exact.dtype and fast.is_contiguous()
-        assert count_differing(fast, exact) == 0, executor.explain()
-    if executor.segments:
-        cut = Executor(plan, constant_cache, cached_bytes=1).run(inputs)
-        assert all(count_differing(x, y) == 0 for x, y in zip(cut, executor.run(inputs), strict=True))
+    """Equal outputs, with the same shapes, dtypes and layout, however a batch is cut, and when a pass is repeated."""
+    executor, expected = Executor(plan, constant_cache), IntegerModel(plan).run(inputs)
+    cut = [Executor(plan, constant_cache, cached_bytes=1)] if executor.segments else []
+    for each in (executor, *cut):
+        for _ in range(3):  # step by step, recorded, repeated
+            for fast, exact in zip(each.run(inputs), expected, strict=True):
+                assert fast.shape == exact.shape and fast.dtype == exact.dtype and fast.is_contiguous()
+                assert count_differing(fast, exact) == 0, executor.explain()
     return executor
 
 

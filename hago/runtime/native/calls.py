@@ -3,6 +3,9 @@
 A call is a function from tensors to tensors. During lowering, `kernels` makes one for each node or group of fused
 nodes, and `lowering` one for each conversion of a value; the steps of an `Executor` run them. Calls are frozen, so
 several threads can run the same one at once.
+
+For tensors of given shapes and addresses, a call is a `Launch`: a function of the library with all its arguments. A
+`program.Program` keeps launches, and repeats them on the same memory.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from torch import Tensor
 
 from hago.runtime.native import library as native
 from hago.runtime.native.epilogue import BuiltEpilogue
-from hago.runtime.native.requantize import SLACK, StorageFormat, period
+from hago.runtime.native.requantize import SLACK, FloatQuantization, StorageFormat, period
 from hago.runtime.native.weights import Geometry, Packed
 
 
@@ -29,6 +32,70 @@ def channels_inner(x: Tensor, axis: int) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last)
     moved = x.movedim(axis, -1)
     return x if moved.is_contiguous() else moved.contiguous().movedim(-1, axis)
+
+
+#: Makes a tensor of a shape and a dtype whose entries lie in the order of its axes.
+Allocate = Callable[[Sequence[int], torch.dtype], Tensor]
+
+
+def fresh(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor in memory of its own: what a call allocates unless it is told where to write."""
+    return torch.empty(shape, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One call of a function of the library with all its arguments. Made by `NativeCall.launch`.
+
+    The arguments hold addresses, so a launch can be repeated as long as the memory of `reads` and `outputs` is there.
+
+    Args:
+        function: None if there is nothing to compute.
+        reads: the tensors that it reads: the values of the call, or copies of them.
+        kept: what the arguments point to besides these tensors.
+    """
+
+    function: Any
+    arguments: tuple[Any, ...]
+    reads: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    kept: tuple[object, ...]
+
+    def __call__(self) -> None:
+        """Compute the outputs."""
+        if self.function is not None:
+            self.function(*self.arguments)
+
+
+def _present(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """Those of some tensors that are there."""
+    return tuple(x for x in tensors if x is not None)
+
+
+class NativeCall:
+    """A call of one function of the library."""
+
+    __slots__ = ()
+
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch | None:
+        """The launch that computes the outputs from values; None if they are not of the dtypes that it is for.
+
+        Args:
+            allocate: makes the outputs, one after the other.
+        """
+        raise NotImplementedError
+
+    def otherwise(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The outputs for which there is no launch."""
+        raise NotImplementedError
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The outputs, in memory of their own."""
+        launch = self.launch(values)
+        if launch is None:
+            return self.otherwise(values)
+        launch()
+        return launch.outputs
 
 
 def dense(x: Tensor) -> Tensor:
@@ -55,14 +122,22 @@ def expand_batch(values: Sequence[Tensor]) -> Sequence[Tensor]:
     return [v.expand(size, *v.shape[1:]) for v in values]
 
 
-def empty_channels_inner(shape: Sequence[int], axis: int, dtype: torch.dtype) -> Tensor:
+def empty_channels_inner(allocate: Allocate, shape: Sequence[int], axis: int, dtype: torch.dtype) -> Tensor:
     """A new tensor with `axis` innermost in memory."""
     if axis == len(shape) - 1:
-        return torch.empty(shape, dtype=dtype)
+        return allocate(shape, dtype)
     if len(shape) == 4 and axis == 1:
-        return torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
-    inner = [n for i, n in enumerate(shape) if i != axis] + [shape[axis]]
-    return torch.empty(inner, dtype=dtype).movedim(-1, axis)
+        images, channels, height, width = shape
+        return allocate((images, height, width, channels), dtype).permute(0, 3, 1, 2)
+    return allocate([*shape[:axis], *shape[axis + 1 :], shape[axis]], dtype).movedim(-1, axis)
+
+
+def empty_as(allocate: Allocate, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A new tensor of the shape of `x`, which is dense, whose entries lie in the same order."""
+    if x.is_contiguous():
+        return allocate(x.shape, dtype)
+    order = sorted(range(x.ndim), key=lambda axis: (x.stride(axis), x.shape[axis] > 1), reverse=True)
+    return allocate([x.shape[axis] for axis in order], dtype).permute(_back(order))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -85,7 +160,7 @@ def conv_sizes(g: Geometry, flat: bool, x: torch.Size) -> tuple[native.Shape, tu
 
 
 @dataclass(frozen=True, slots=True)
-class ConvCall:
+class ConvCall(NativeCall):
     """A convolution, or a matrix product by a constant, with its epilogue. Made by `conv_call`.
 
     Args:
@@ -100,20 +175,21 @@ class ConvCall:
     kept: tuple[Tensor, ...]
     flat: bool
 
-    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch:
         values, g = expand_batch(values), self.geometry
         x = values[0]
         axis = x.ndim - 1 if self.flat else 1
         x = channels_inner(x, axis)
         shape, out = conv_sizes(g, self.flat, x.shape)
-        outputs = [empty_channels_inner(out, axis, dtype) for dtype in self.epilogue.dtypes]
+        outputs = tuple(empty_channels_inner(allocate, out, axis, dtype) for dtype in self.epilogue.dtypes)
         addend = channels_inner(values[1], axis) if len(values) > 1 else None
         epilogue = self.epilogue.bind(outputs, g.out_channels, addend)
-        if outputs[0].numel():
-            self.library.hago_conv(
-                addressof(self.template), addressof(shape), addressof(epilogue), x.data_ptr(), torch.get_num_threads()
-            )
-        return outputs
+        function = self.library.hago_conv if outputs[0].numel() else None
+        arguments = (
+            *(addressof(self.template), addressof(shape), addressof(epilogue), x.data_ptr()),
+            torch.get_num_threads(),
+        )
+        return Launch(function, arguments, _present(x, addend), outputs, (self, shape, epilogue))
 
 
 def conv_call(
@@ -155,7 +231,7 @@ def conv_call(
 
 
 @dataclass(frozen=True, slots=True)
-class RowsCall:
+class RowsCall(NativeCall):
     """A pass that applies an epilogue to every entry of a stored value.
 
     Args:
@@ -172,65 +248,63 @@ class RowsCall:
     period: int
     const: Tensor | None = None
 
-    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch:
         x, other = values[0], values[1] if len(values) > 1 else self.const
         if other is not None and other.shape != x.shape:
             x = x.expand(broadcast_shape(x.shape, other.shape))
         x = dense(x) if self.axis is None else channels_inner(x, self.axis)
-        outputs = [torch.empty_like(x, dtype=dtype) for dtype in self.epilogue.dtypes]
+        outputs = tuple(empty_as(allocate, x, dtype) for dtype in self.epilogue.dtypes)
         addend = other
         if other is not None and (other.shape != x.shape or other.stride() != x.stride()):
             addend = torch.empty_like(x, dtype=other.dtype).copy_(other)
         epilogue = self.epilogue.bind(outputs, 0, addend)
-        code, zero = self.source
-        if x.numel():
-            self.library.hago_rows(
-                addressof(epilogue), x.data_ptr(), code, zero, x.numel(), self.period, torch.get_num_threads()
-            )
-        return outputs
+        arguments = (
+            *(addressof(epilogue), x.data_ptr(), *self.source, x.numel(), self.period),
+            torch.get_num_threads(),
+        )
+        function = self.library.hago_rows if x.numel() else None
+        reads = _present(x, addend if self.const is None else None)
+        return Launch(function, arguments, reads, outputs, (self, epilogue, addend if self.const is not None else None))
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeCall:
+class QuantizeCall(NativeCall):
     """Quantization of real values.
 
     Args:
-        scale: of the integers, as float32 holds it.
-        low, high: the limits of the centered integers.
-        rounding: an index in `native.ROUNDINGS`.
-        stored, dtype: the storage format and the dtype of the integers.
+        in_torch: quantizes values of other dtypes than float32.
     """
 
     library: CDLL
-    scale: float
-    low: float
-    high: float
-    rounding: int
-    stored: StorageFormat
-    dtype: torch.dtype
+    to: FloatQuantization
+    in_torch: Callable[[Sequence[Any]], Sequence[Any]]
 
-    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+    def otherwise(self, values: Sequence[Any]) -> Sequence[Any]:
+        return self.in_torch(values)
+
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch | None:
         x = values[0]
+        if x.dtype != torch.float32:
+            return None
         if x.ndim == 4 and x.is_contiguous() and x.shape[1] <= 4:  # an image: to channels innermost on the way
             images, channels, pixels = x.shape[0], x.shape[1], x.shape[2] * x.shape[3]
-            output = torch.empty(x.shape, dtype=self.dtype, memory_format=torch.channels_last)
+            output = empty_channels_inner(allocate, x.shape, 1, self.to.dtype)
             # the last three are the strides of an image, a channel and a pixel
             sizes = (images, channels, pixels, channels * pixels, pixels, 1)
         else:
             x = dense(x)
-            output = torch.empty_like(x, dtype=self.dtype)
+            output = empty_as(allocate, x, self.to.dtype)
             sizes = (1, 1, x.numel(), 0, 0, 1)
-        code, zero = self.stored
-        if x.numel():
-            self.library.hago_quantize(
-                x.data_ptr(), *sizes, output.data_ptr(), self.scale, self.low, self.high, self.rounding, code, zero,
-                torch.get_num_threads(),
-            )  # fmt: skip
-        return (output,)
+        to = self.to
+        arguments = (
+            *(x.data_ptr(), *sizes, output.data_ptr(), to.scale, to.low, to.high, to.rounding, *to.stored),
+            torch.get_num_threads(),
+        )
+        return Launch(self.library.hago_quantize if x.numel() else None, arguments, (x,), (output,), ())
 
 
 @dataclass(frozen=True, slots=True)
-class PoolCall:
+class PoolCall(NativeCall):
     """Maxima of windows, or their sums if there is an epilogue.
 
     Args:
@@ -244,7 +318,7 @@ class PoolCall:
     source: StorageFormat
     epilogue: BuiltEpilogue | None
 
-    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch:
         values = expand_batch(values)
         x = channels_inner(values[0], 1)
         images, channels = x.shape[:2]
@@ -255,20 +329,21 @@ class PoolCall:
         code, zero = self.source
         threads = torch.get_num_threads()
         if self.epilogue is None:
-            outputs = [empty_channels_inner(shape, 1, x.dtype)]
-            self.library.hago_max_pool(addressof(window), code, x.data_ptr(), outputs[0].data_ptr(), threads)
-            return outputs
-        outputs = [empty_channels_inner(shape, 1, dtype) for dtype in self.epilogue.dtypes]
+            output = empty_channels_inner(allocate, shape, 1, x.dtype)
+            arguments: tuple[Any, ...] = (addressof(window), code, x.data_ptr(), output.data_ptr(), threads)
+            return Launch(self.library.hago_max_pool, arguments, (x,), (output,), (window,))
+        outputs = tuple(empty_channels_inner(allocate, shape, 1, dtype) for dtype in self.epilogue.dtypes)
         addend = channels_inner(values[1], 1) if len(values) > 1 else None
         epilogue = self.epilogue.bind(outputs, channels, addend)
-        self.library.hago_sum_pool(
-            addressof(window), addressof(epilogue), code, zero, x.data_ptr(), self.epilogue.period, threads
+        arguments = (
+            *(addressof(window), addressof(epilogue), code, zero, x.data_ptr(), self.epilogue.period),
+            threads,
         )
-        return outputs
+        return Launch(self.library.hago_sum_pool, arguments, _present(x, addend), outputs, (self, window, epilogue))
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceCall:
+class ReduceCall(NativeCall):
     """Sums over axes.
 
     Args:
@@ -282,7 +357,7 @@ class ReduceCall:
     source: StorageFormat
     epilogue: BuiltEpilogue
 
-    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch:
         values = expand_batch(values)
         x = values[0]
         kept = [a for a in range(x.ndim) if a not in self.axes]
@@ -293,21 +368,21 @@ class ReduceCall:
             images=images, height=1, width=width, out_height=1, out_width=1, channels=channels,
             kernel_h=1, kernel_w=width, stride_h=1, stride_w=1, pad_h=0, pad_w=0, dilation_h=1, dilation_w=1,
         )  # fmt: skip
-        outputs = [torch.empty(sizes, dtype=dtype) for dtype in self.epilogue.dtypes]
+        outputs = tuple(allocate(sizes, dtype) for dtype in self.epilogue.dtypes)
         addend = values[1].reshape(sizes).contiguous() if len(values) > 1 else None
         epilogue = self.epilogue.bind(outputs, channels, addend)
-        self.library.hago_sum_pool(
-            addressof(window), addressof(epilogue), *self.source, x.data_ptr(), self.epilogue.period,
+        arguments = (
+            *(addressof(window), addressof(epilogue), *self.source, x.data_ptr(), self.epilogue.period),
             torch.get_num_threads(),
-        )  # fmt: skip
-        if not self.keepdim:
-            return outputs
-        kept_shape = [1 if a in self.axes else n for a, n in enumerate(values[0].shape)]
-        return [m.reshape(kept_shape) for m in outputs]
+        )
+        if self.keepdim:
+            kept_shape = [1 if a in self.axes else n for a, n in enumerate(values[0].shape)]
+            outputs = tuple(m.view(kept_shape) for m in outputs)
+        return Launch(self.library.hago_sum_pool, arguments, _present(x, addend), outputs, (self, window, epilogue))
 
 
 @dataclass(frozen=True, slots=True)
-class ConvPoolCall:
+class ConvPoolCall(NativeCall):
     """A convolution of images fused with the max pooling that is its only reader.
 
     Args:
@@ -321,25 +396,26 @@ class ConvPoolCall:
     output_size: Callable[[Sequence[int]], Sequence[int]]
     epilogue: BuiltEpilogue
 
-    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch:
         conv, values = self.conv, expand_batch(values)
         x, channels = channels_inner(values[0], 1), conv.geometry.out_channels
         shape, (images, _, *inner) = conv_sizes(conv.geometry, False, x.shape)
         size = self.output_size(inner)
         window = native.Window(images, *inner, *size, channels, *self.window)
-        outputs = [empty_channels_inner((images, channels, *size), 1, dtype) for dtype in self.epilogue.dtypes]
+        inner_shape = (images, channels, *size)
+        outputs = tuple(empty_channels_inner(allocate, inner_shape, 1, dtype) for dtype in self.epilogue.dtypes)
         addend = channels_inner(values[1], 1) if len(values) > 1 else None
-        epilogues = conv.epilogue.bind((), channels, addend), self.epilogue.bind(outputs, channels)
-        if outputs[0].numel():
-            conv.library.hago_conv_max_pool(
-                addressof(conv.template), addressof(shape), addressof(epilogues[0]), addressof(window),
-                addressof(epilogues[1]), x.data_ptr(), torch.get_num_threads(),
-            )  # fmt: skip
-        return outputs
+        structures = (
+            *(conv.template, shape, conv.epilogue.bind((), channels, addend)),
+            *(window, self.epilogue.bind(outputs, channels)),
+        )
+        function = conv.library.hago_conv_max_pool if outputs[0].numel() else None
+        arguments = (*map(addressof, structures), x.data_ptr(), torch.get_num_threads())
+        return Launch(function, arguments, _present(x, addend), outputs, (self, structures))
 
 
 @dataclass(frozen=True, slots=True)
-class TableCall:
+class TableCall(NativeCall):
     """A lookup in a table of 256 bytes.
 
     Args:
@@ -351,13 +427,12 @@ class TableCall:
     entries: Tensor
     dtype: torch.dtype
 
-    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch:
         x = dense(values[0])
-        output = torch.empty_like(x, dtype=self.dtype)
-        self.library.hago_table(
-            x.data_ptr(), self.entries.data_ptr(), output.data_ptr(), x.numel(), torch.get_num_threads()
-        )
-        return (output,)
+        output = empty_as(allocate, x, self.dtype)
+        pointers = (each.data_ptr() for each in (x, self.entries, output))
+        arguments = (*pointers, x.numel(), torch.get_num_threads())
+        return Launch(self.library.hago_table, arguments, (x,), (output,), (self,))
 
 
 # ---------------------------------------------------------------- products
@@ -365,6 +440,11 @@ class TableCall:
 # others are the values of the call, in order, followed by the value that the epilogue adds, if there is one.
 
 Pair = tuple[Tensor | None, Tensor | None]
+
+
+def _within(x: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether a tensor lies in the memory of one of others."""
+    return any(x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() for other in tensors)
 
 
 def _operands(consts: Pair, values: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -375,7 +455,7 @@ def _operands(consts: Pair, values: Sequence[Any]) -> tuple[Tensor, Tensor, Tens
 
 # ---------------------------------------------------------------- elementwise
 @dataclass(frozen=True, slots=True)
-class MultiplyCall:
+class MultiplyCall(NativeCall):
     """An elementwise product with broadcasting.
 
     Args:
@@ -390,13 +470,12 @@ class MultiplyCall:
     channels: int
     axis: int | None
 
-    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch:
         a, b, addend = _operands(self.consts, values)
         spread = None if addend is not None else _direct_spread(self.axis, a.shape, a.stride(), b.shape, b.stride())
         if spread is not None:
-            outputs = [torch.empty_like(a, dtype=dtype) for dtype in self.epilogue.dtypes]
-            self._multiply(spread, a, b, self.formats, self.epilogue.bind(outputs, 0))
-            return outputs
+            outputs = tuple(empty_as(allocate, a, dtype) for dtype in self.epilogue.dtypes)
+            return self._launch(spread, (a, b), self.formats, None, outputs, outputs)
         shape = broadcast_shape(a.shape, b.shape, *([] if addend is None else [addend.shape]))
         formats = self.formats
         if a.shape != shape:
@@ -404,32 +483,37 @@ class MultiplyCall:
         order = _order(a.expand(shape), self.axis)
         large, small = (x.expand(shape).permute(order) for x in (a, b))
         large = large.contiguous()
-        outputs = [torch.empty(large.shape, dtype=dtype) for dtype in self.epilogue.dtypes]
+        written = tuple(allocate(large.shape, dtype) for dtype in self.epilogue.dtypes)
         if addend is not None:
             addend = addend.expand(shape).permute(order).contiguous()
-        epilogue = self.epilogue.bind(outputs, 0, addend)
-        if large.numel():
-            spread, small = _broadcast_layout(small)
-            self._multiply(spread, large, small.contiguous(), formats, epilogue)
-        return [m.permute(_back(order)) for m in outputs]
+        outputs = tuple(m.permute(_back(order)) for m in written)
+        if not large.numel():
+            return Launch(None, (), (), outputs, ())
+        spread, small = _broadcast_layout(small)
+        return self._launch(spread, (large, small.contiguous()), formats, addend, written, outputs)
 
-    def _multiply(
+    def _launch(
         self,
         spread: native.BroadcastLayout,
-        large: Tensor,
-        small: Tensor,
+        pair: tuple[Tensor, Tensor],
         formats: tuple[StorageFormat, StorageFormat],
-        epilogue: native.EpilogueParams,
-    ) -> None:
-        pair = [native.Operand(x.data_ptr(), *stored) for x, stored in zip((large, small), formats, strict=True)]
-        self.library.hago_multiply(
-            addressof(epilogue), *map(addressof, pair), addressof(spread), large.numel(), self.channels,
-            period(self.channels), torch.get_num_threads(),
-        )  # fmt: skip
+        addend: Tensor | None,
+        written: Sequence[Tensor],
+        outputs: tuple[Tensor, ...],
+    ) -> Launch:
+        """The launch that multiplies the larger operand by the smaller one, written as it lies in memory."""
+        operands = [native.Operand(x.data_ptr(), *stored) for x, stored in zip(pair, formats, strict=True)]
+        epilogue = self.epilogue.bind(written, 0, addend)
+        structures = (epilogue, *operands, spread)
+        sizes = (pair[0].numel(), self.channels, period(self.channels))
+        arguments = (*map(addressof, structures), *sizes, torch.get_num_threads())
+        held = [x for x in self.consts if x is not None]
+        reads = tuple(x for x in (*pair, addend) if x is not None and not _within(x, held))
+        return Launch(self.library.hago_multiply, arguments, reads, outputs, (self, structures, pair))
 
 
 @dataclass(frozen=True, slots=True)
-class PairTableCall:
+class PairTableCall(NativeCall):
     """A lookup in a table of all pairs of bytes, with broadcasting.
 
     Args:
@@ -440,15 +524,16 @@ class PairTableCall:
     entries: Tensor
     consts: Pair
 
-    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch:
         a, b, _ = _operands(self.consts, values)
         shape = broadcast_shape(a.shape, b.shape)
         order = _order((a if a.shape == shape else b).expand(shape), None)
         a, b = (x.expand(shape).permute(order).contiguous() for x in (a, b))
-        output = torch.empty(a.shape, dtype=self.entries.dtype)
+        output = allocate(a.shape, self.entries.dtype)
         pointers = (x.data_ptr() for x in (a, b, self.entries, output))
-        self.library.hago_pair_table(*pointers, output.numel(), torch.get_num_threads())
-        return (output.permute(_back(order)),)
+        arguments = (*pointers, output.numel(), torch.get_num_threads())
+        outputs = (output.permute(_back(order)),)
+        return Launch(self.library.hago_pair_table, arguments, (a, b), outputs, (self,))
 
 
 def _order(x: Tensor, axis: int | None) -> list[int]:
@@ -493,7 +578,7 @@ def _direct_spread(
 
 # ---------------------------------------------------------------- matrices
 @dataclass(frozen=True, slots=True)
-class MatmulCall:
+class MatmulCall(NativeCall):
     """A product of matrices (..., m, k) and (..., k, n); the latter may be a constant.
 
     Args:
@@ -508,34 +593,27 @@ class MatmulCall:
     offset: Tensor | None
     transposed: bool = False
 
-    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch:
         a, b, addend = _operands(self.consts, values)
         b = b.mT if self.transposed else b
         product = (*broadcast_shape(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
         shape = product if addend is None else broadcast_shape(product, addend.shape)
         *batch, rows, columns = shape
-        outputs = [torch.empty(shape, dtype=dtype) for dtype in self.epilogue.dtypes]
+        outputs = tuple(allocate(shape, dtype) for dtype in self.epilogue.dtypes)
         a, b = a.expand(*a.shape[:-2], rows, a.shape[-1]), b.expand(*b.shape[:-1], columns)
         if b.ndim == 2:  # all rows are independent
             a = a.expand(*batch, *a.shape[-2:]).reshape(1, -1, a.shape[-1])
             batch, rows = [1], a.shape[1]
-        a, b = _two_batches(a, batch), _two_batches(b, batch)
-        a = a if a.stride(-1) == 1 else a.contiguous()
-        b = b if 1 in b.stride()[-2:] else b.contiguous()
-        (a_type, a_zero), (b_type, b_zero) = self.formats
-        matrices = native.Matrices(
-            *a.shape[:2], rows, columns, a.shape[-1], *a.stride()[:3], *b.stride(), a_type, a_zero, b_type, b_zero,
-            0 if self.offset is None else self.offset.data_ptr(),
-        )  # fmt: skip
-        # the bound structure does not keep this tensor alive
+        a, b = _laid_rows(_two_batches(a, batch)), _laid_columns(_two_batches(b, batch))
+        matrices = _matrices(a, b, self.formats, self.offset)
         addend = None if addend is None else addend.expand(shape).contiguous()
         epilogue = self.epilogue.bind(outputs, columns, addend)
-        if outputs[0].numel():
-            self.library.hago_matmul(
-                addressof(matrices), addressof(epilogue), a.data_ptr(), b.data_ptr(), self.epilogue.period,
-                torch.get_num_threads(),
-            )  # fmt: skip
-        return outputs
+        pointers = (addressof(matrices), addressof(epilogue), a.data_ptr(), b.data_ptr())
+        arguments = (*pointers, self.epilogue.period, torch.get_num_threads())
+        held = [x for x in self.consts if x is not None]
+        reads = tuple(x for x in (a, b, addend) if x is not None and not _within(x, held))
+        function = self.library.hago_matmul if outputs[0].numel() else None
+        return Launch(function, arguments, reads, outputs, (self, matrices, epilogue))
 
 
 def _two_batches(x: Tensor, batch: Sequence[int]) -> Tensor:
@@ -544,3 +622,106 @@ def _two_batches(x: Tensor, batch: Sequence[int]) -> Tensor:
     if len(batch) > 2:
         return x.reshape(-1, batch[-1], *x.shape[-2:])
     return x[(None,) * (2 - len(batch))]
+
+
+def _laid_rows(a: Tensor) -> Tensor:
+    """The first operand of a product with the entries of a row side by side."""
+    return a if a.stride(-1) == 1 else a.contiguous()
+
+
+def _laid_columns(b: Tensor) -> Tensor:
+    """The second operand of a product with the entries of a row or of a column side by side."""
+    return b if 1 in b.stride()[-2:] else b.contiguous()
+
+
+def _matrices(
+    a: Tensor, b: Tensor, formats: tuple[StorageFormat, StorageFormat], offset: Tensor | None
+) -> native.Matrices:
+    """The product of two operands with two batch axes each."""
+    return native.Matrices(
+        *a.shape[:3], b.shape[-1], a.shape[-1], *a.stride()[:3], *b.stride(), *formats[0], *formats[1],
+        0 if offset is None else offset.data_ptr(),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """The softmax of attention.
+
+    Args:
+        scale: of the scores, before the mask is added.
+        causal: whether row i sees columns up to i alone.
+        registers: the floats of a register of torch's kernel.
+        to: how it is stored.
+    """
+
+    scale: float
+    causal: bool
+    registers: int
+    to: FloatQuantization
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall(NativeCall):
+    """The product of queries and keys, its softmax, and the product of that and values: queries (..., m, k), keys
+    (..., k, n), values (..., n, l), and what the values of the call have besides them: a mask that is added to the
+    scores, and the value that the epilogue adds.
+
+    Args:
+        scores: the epilogue of the first product, which stores real values.
+        epilogue: of the second product.
+        formats: of queries, keys and values.
+        masked: whether there is a mask, of float32 or of bool, which is True where scores are let through.
+    """
+
+    library: CDLL
+    scores: BuiltEpilogue
+    epilogue: BuiltEpilogue
+    formats: tuple[StorageFormat, StorageFormat, StorageFormat]
+    softmax: Softmax
+    masked: bool
+
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch:
+        q, k, v, *others = values
+        mask, addend = others.pop(0) if self.masked else None, others.pop(0) if others else None
+        batch = broadcast_shape(*(x.shape[:-2] for x in (q, k, v, mask) if x is not None))
+        rows, keys, columns = q.shape[-2], k.shape[-1], v.shape[-1]
+        q, k, v = _laid_rows(_two_batches(q, batch)), *(_laid_columns(_two_batches(x, batch)) for x in (k, v))
+        (outer, inner), swaps = q.shape[:2], len(batch) == 2
+        # heads side by side, as the layers after attention read them
+        shape = (outer, rows, inner, columns) if swaps else (*batch, rows, columns)
+        outputs = tuple(allocate(shape, dtype) for dtype in self.epilogue.dtypes)
+        if swaps:
+            outputs = tuple(m.transpose(1, 2) for m in outputs)
+        row, to = (
+            (inner * columns, (rows * inner * columns, columns))
+            if swaps
+            else (columns, (inner * rows * columns, rows * columns))
+        )
+        if mask is not None:
+            mask = _two_batches(_added(mask).expand(*batch, rows, keys), batch)
+            mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+        if addend is not None:
+            addend = addend.expand(*batch, rows, columns)
+            addend = addend.transpose(1, 2).contiguous() if swaps else addend.contiguous()
+        softmax, stored = self.softmax, self.softmax.to
+        grid = native.Grid(stored.scale, stored.low, stored.high, stored.rounding, *stored.stored)
+        probabilities = torch.empty((), dtype=stored.dtype).expand(outer, inner, rows, keys)
+        product = _matrices(probabilities, v, (stored.stored, self.formats[2]), None)
+        product.a_row = -(-keys // native.LANES) * native.LANES
+        attention = native.Attention(
+            _matrices(q, k, self.formats[:2], None), product, softmax.scale, softmax.causal, softmax.registers, grid,
+            0 if mask is None else mask.data_ptr(), *((0, 0, 0) if mask is None else mask.stride()[:3]), *to,
+        )  # fmt: skip
+        structures = (attention, self.scores.bind((), 0), self.epilogue.bind(outputs, row, addend))
+        pointers = (*map(addressof, structures), *(x.data_ptr() for x in (q, k, v)))
+        function = self.library.hago_attention if outputs[0].numel() else None
+        arguments = (*pointers, self.epilogue.period, torch.get_num_threads())
+        return Launch(function, arguments, _present(q, k, v, mask, addend), outputs, (self, structures))
+
+
+def _added(mask: Tensor) -> Tensor:
+    """What a mask adds to scores."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape).masked_fill(~mask, -math.inf)

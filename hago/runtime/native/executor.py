@@ -4,13 +4,16 @@ If every operator treats the samples of a batch independently, the steps are div
 so that values stay in the processor's cache. The first layers of a network compute large values from few weights, so
 they run on a few samples at a time. The last layers compute small values from many weights, so they run on all
 samples at once and read their weights once.
+
+A pass over inputs of shapes that were there before is recorded as a `program.Program`, which later ones repeat.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -24,6 +27,7 @@ from hago.graph import Node
 from hago.graph.schedule import Name, Schedule, Step, make_schedule, run_schedule
 from hago.plan import Plan
 from hago.runtime.native.lowering import lower
+from hago.runtime.native.program import Program, Recorder, ShapesChanged
 from hago.runtime.native.self_test import ExactKernels, exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
@@ -54,6 +58,10 @@ class MicroBatchSegment:
     drops: tuple[Name, ...]
     at_once: int
 
+    def parts(self, size: int) -> int:
+        """The number of micro-batches of a batch."""
+        return max(1, -(-size // self.at_once))
+
     def run(self, values: MutableMapping[Name, Any], size: int) -> None:
         """Run the segment on `size` samples.
 
@@ -61,7 +69,7 @@ class MicroBatchSegment:
             values: by name, the values that it takes and those that all samples share. The values that it gives are
                 added, and those that it drops are removed.
         """
-        parts = max(1, -(-size // self.at_once))
+        parts = self.parts(size)
         cut = {name: values[name].tensor_split(parts) for name in self.takes}
         shared = {name: value for name, value in values.items() if name not in cut}
         outputs = []
@@ -153,15 +161,53 @@ class KernelTable(Summarized):
 
 # ---------------------------------------------------------------- executor
 #: The most bytes of a value of one micro-batch.
-CACHED_BYTES: Final = 8 << 20
+CACHED_BYTES: Final = 2 << 20
+#: The most programs that an executor keeps, and the most shapes of inputs that it remembers.
+MOST_PROGRAMS: Final = 2
+MOST_SHAPES: Final = 8
+
+
+class Programs:
+    """The recorded programs of one executor that are not running, by the shapes of their inputs and the threads.
+
+    Every thread that runs an executor takes a program out and puts it back, so no two threads run the same one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[object, Program]] = []
+        self._seen: deque[object] = deque(maxlen=MOST_SHAPES)
+
+    def take(self, key: object) -> Program | None:
+        """The latest program of a key, if there is one."""
+        with self._lock:
+            at = next((i for i in reversed(range(len(self._idle))) if self._idle[i][0] == key), None)
+            return None if at is None else self._idle.pop(at)[1]
+
+    def put(self, key: object, program: Program) -> None:
+        """Keep a program that ran; the one that was not used for longest is forgotten."""
+        with self._lock:
+            self._idle.append((key, program))
+            del self._idle[:-MOST_PROGRAMS]
+
+    def has_seen(self, key: object) -> bool:
+        """Whether this was called with a key before, lately."""
+        with self._lock:
+            seen = key in self._seen
+            if not seen:
+                self._seen.append(key)
+            return seen
 
 
 class Executor:
     """A Plan as calls of the fastest kernels that are exact on this machine.
 
     Inputs and outputs are real values; all values in between are stored integers. Made by `NativeIntegerModel` when it
-    first runs, and by the evaluator of a search for every Plan that it evaluates in integers. It does not change after
-    construction, so several threads can run it at once.
+    first runs, and by the evaluator of a search for every Plan that it evaluates in integers. Several threads can run
+    it at once.
+
+    The second pass over inputs of the same shapes is recorded, and later ones repeat it. The memory of a recorded pass
+    is kept for the next one; that of at most `MOST_PROGRAMS` of them.
 
     Args:
         constant_cache: packed weights and requantizations, shared by the executors of one search.
@@ -182,6 +228,7 @@ class Executor:
         self._lowered, self.ends = lowered, lowered.ends
         self._reads = {name for step in lowered.steps for name in step.inputs} | set(self.ends)
         self._scheduled = make_schedule(lowered.steps, self.ends)
+        self._programs = Programs()
         self.segments: tuple[MicroBatchSegment, ...] = ()
         if lowered.by_sample:
             self.segments = micro_batch_segments(
@@ -190,16 +237,51 @@ class Executor:
 
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
         """The outputs for flat inputs, equal bit for bit to those of the reference engine."""
-        size = len(inputs[0]) if inputs and inputs[0].ndim else 0
-        in_parts = any(s.at_once < size for s in self.segments) and all(len(x) == size for x in inputs)
-        values = self.begin(inputs)
+        if self.using.calls is None:
+            return self._run_steps(inputs)
+        key = (torch.get_num_threads(), *((x.shape, x.stride(), x.dtype) for x in inputs))
+        program = self._programs.take(key)
+        if program is None and not self._programs.has_seen(key):
+            return self._run_steps(inputs)
         with torch.no_grad():
-            if in_parts:
+            if program is None:
+                program, outputs = self._record(inputs)
+            else:
+                try:
+                    outputs = program.run(inputs)
+                except ShapesChanged:
+                    return self._run_steps(inputs)
+        self._programs.put(key, program)
+        return _laid_out(outputs)
+
+    def _run_steps(self, inputs: Sequence[Tensor]) -> list[Any]:
+        """The outputs, step by step, with fresh memory for every value."""
+        size, values = self._batch_in_parts(inputs), self.begin(inputs)
+        with torch.no_grad():
+            if size:
                 for segment in self.segments:
                     segment.run(values, size)
             else:
                 run_schedule(self._scheduled, values, Step.run)
         return self.end(values)
+
+    def _record(self, inputs: Sequence[Tensor]) -> tuple[Program, list[Any]]:
+        """A program for inputs of these shapes, and the outputs."""
+        size = self._batch_in_parts(inputs)
+        with torch.inference_mode(False):
+            recorder = Recorder(self.begin(inputs), self.plan.graph.inputs)
+            for segment in self.segments if size else ():
+                recorder.run_in_parts(segment.scheduled, segment.takes, segment.gives, size, segment.parts(size))
+                recorder.drop(segment.drops)
+            if not size:
+                recorder.run(self._scheduled)
+            return recorder.program(self.ends)
+
+    def _batch_in_parts(self, inputs: Sequence[Tensor]) -> int:
+        """The size of a batch that is divided; 0 if it is not."""
+        size = len(inputs[0]) if inputs and inputs[0].ndim else 0
+        in_parts = any(s.at_once < size for s in self.segments) and all(len(x) == size for x in inputs)
+        return size if in_parts else 0
 
     def steps(self) -> tuple[Step, ...]:
         """The steps, one for every call of a kernel."""
@@ -213,8 +295,7 @@ class Executor:
 
     def end(self, values: Mapping[str, Any]) -> list[Any]:
         """The outputs, from the values named in `ends`."""
-        outputs = [values[name] for name in self.ends]
-        return [v.contiguous() if isinstance(v, Tensor) else v for v in outputs]
+        return _laid_out([values[name] for name in self.ends])
 
     def explain(self) -> KernelTable:
         """The kernel of every node, and why it was selected."""
@@ -227,6 +308,10 @@ class Executor:
         for name in self._lowered.skipped:
             rows[name] = KernelRow(name, graph[name].op, "none", "part of its readers' clipping")
         return KernelTable(str(self.using), tuple(rows[n.name] for n in graph.computed if n.name in rows))
+
+
+def _laid_out(outputs: Sequence[Any]) -> list[Any]:
+    return [v.contiguous() if isinstance(v, Tensor) else v for v in outputs]
 
 
 # ---------------------------------------------------------------- model

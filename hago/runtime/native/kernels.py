@@ -22,10 +22,11 @@ from torch import Tensor
 from hago.arithmetic.numerics import EXACT_FLOAT32, clip_range, dequantize, ratio
 from hago.arithmetic.types import QParams, SimQ
 from hago.graph import CONST, Node
-from hago.ops import pool_window
+from hago.ops import OPS, pool_window
 from hago.plan import NodePlan, Plan
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import (
+    AttentionCall,
     ConvPoolCall,
     MatmulCall,
     MultiplyCall,
@@ -33,6 +34,7 @@ from hago.runtime.native.calls import (
     PoolCall,
     ReduceCall,
     RowsCall,
+    Softmax,
     TableCall,
     conv_call,
 )
@@ -49,10 +51,12 @@ from hago.runtime.native.layouts import JOINERS, MOVERS, Converts, Fusion, Reque
 from hago.runtime.native.onednn import OnednnConv, prepack, requantizes_exactly, run_on_any_rank
 from hago.runtime.native.requantize import (
     AS_IS,
+    FloatQuantization,
     Requantization,
     channel_axis,
     largest_of,
     period,
+    quantization_of,
     requantization_of,
     storage_format,
     stored_type,
@@ -381,6 +385,9 @@ def _match_matmul(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
 
 
 def _emit_matmul(state: LoweringState, node: Node) -> Call | str:
+    attention = _emit_attention(state, node)
+    if attention is not None:
+        return attention
     node_plan, shape = state.plan.nodes[node.name], node.shape or ()
     epilogue = state.epilogues.after(node, 1 if node_plan.register.scale.numel() == 1 else shape[-1])
     if epilogue is None:
@@ -390,6 +397,59 @@ def _emit_matmul(state: LoweringState, node: Node) -> Call | str:
     formats = storage_format(node_plan.operands[0]), storage_format(node_plan.operands[1])
     call = MatmulCall(state.kernels.calls, epilogue.build(), formats, consts, offset, node.op == "linear")
     return _call_of_product(state, "native matmul", node, epilogue, call)
+
+
+def _emit_attention(state: LoweringState, node: Node) -> Call | None:
+    """The call that computes a product, the softmax that is its only reader, and the product that is the only reader of
+    that; None if they do not follow each other so, or if the kernel does not have one of them."""
+    plan, layouts = state.plan, state.layouts
+    softmax = layouts.only_reader(node.name)
+    end = None if softmax is None else layouts.only_reader(softmax.name)
+    if softmax is None or end is None or node.op != "matmul" or not state.kernels.softmax.exact:
+        return None
+    to, batches = _stored_softmax(state, softmax, end), [(n.shape or ())[:-2] for n in (node, softmax, end)]
+    if to is None or not batches[0] or len(set(batches)) > 1:
+        return None
+    products = [plan.nodes[n.name] for n in (node, end)]
+    if any(p.consts for p in products):
+        return None
+    mask = [layouts.names[e] for e in softmax.edges[1:]]
+    needed = [layouts.names[end.edges[1]], *mask]
+    if not all(name in state.epilogues.available for name in needed):
+        return None
+    scores = state.epilogues.after(node, 1)
+    if scores is None or [s.qparams for s in scores.stored] != [None] or products[0].register.scale.numel() > 1:
+        return None
+    epilogue = state.epilogues.after(end, 1 if products[1].register.scale.numel() == 1 else (end.shape or ())[-1])
+    if epilogue is None:
+        return None
+    attrs = softmax.attrs
+    how = Softmax(attrs.get("scale", 1.0), attrs.get("is_causal", False), state.kernels.softmax_registers, to)
+    operands = products[0].operands[0], products[0].operands[1], products[1].operands[1]
+    formats = storage_format(operands[0]), storage_format(operands[1]), storage_format(operands[2])
+    call = AttentionCall(state.kernels.calls, scores.build(), epilogue.build(), formats, how, bool(mask))
+    names = [layouts.names[e] for e in (*node.edges, end.edges[1])]
+    fused = replace(epilogue, nodes=[node.name, softmax.name, *epilogue.nodes])
+    return _call_with_epilogue("native attention", fused, [*names, *mask], call)
+
+
+def _stored_softmax(state: LoweringState, softmax: Node, end: Node) -> FloatQuantization | None:
+    """How the product `end` reads a softmax of floats along the last axis; None if it is no such softmax, or `end`
+    reads it in another way."""
+    plan, layouts, rank = state.plan, state.layouts, len(softmax.shape or ())
+    if softmax.op not in ("softmax", "masked_softmax") or plan.ops[softmax.op] is not OPS[softmax.op]:
+        return None
+    last = softmax.op == "masked_softmax" or softmax.attrs["axis"] in (-1, rank - 1)
+    real = all(plan.edges[e] is None or not layouts.is_own(e) for e in softmax.edges)
+    masks = [plan.graph[name] for name in softmax.inputs[1:]]
+    if softmax.name in plan.nodes or not last or not real or any(m.dtype not in ("float32", "bool") for m in masks):
+        return None
+    simq = plan.edges[end.edges[0]]
+    follows = layouts.kernels[end.name] is MATMUL and end.op == "matmul" and end.inputs[0] == softmax.name
+    if not follows or simq is None or simq.source is not None or simq.target is None or simq.via is not None:
+        return None
+    to = quantization_of(simq.target, plan.hardware.requantize)
+    return to if to is not None and to.stored[0] <= native.TYPES["int8"] else None
 
 
 def _match_multiply(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:

@@ -10,7 +10,8 @@ kernels compute the same results.
 
 `HAGO_MAX_CPU_ISA` names the largest instruction set that kernels may use, as `ONEDNN_MAX_CPU_ISA` does for oneDNN.
 
-The structures mirror cpp/rows.h, cpp/conv.h, cpp/pool_window.h, cpp/multiply.cpp and cpp/matmul.cpp field by field.
+The structures mirror cpp/rows.h, cpp/conv.h, cpp/pool_window.h, cpp/multiply.cpp, cpp/matrices.h, cpp/quantize.h and
+cpp/attention.cpp field by field.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ NEVER, EXACTLY, IF_PAIRS_FIT = range(3)
 PLUS, MINUS, FROM = 1, 2, 3
 #: The most entries of a row that a kernel processes at once: `ROW` of cpp/rows.h.
 ROW: Final = 512
+#: The numbers that kernels work on side by side: `LANES` of cpp/lanes.h.
+LANES: Final = 16
 
 
 class RequantizeParams(ctypes.Structure):
@@ -70,6 +73,7 @@ class RequantizeParams(ctypes.Structure):
         form: AS_IS, RATIO, MULTIPLIER, TO_REAL or TWO_STAGE.
         rounding: an index in ROUNDINGS.
         wide: whether the range is more than float32 holds.
+        bounded: whether a value is within int32 before it is clipped.
         plain: whether kernels compute it in vectors: a ratio that is rounded half to even into a range that float32
             holds, a multiplier and a shift of 32 or more that round half up, or two stages that shift by 31 or more.
         ratio, multiplier, shift: arrays with an entry per channel.
@@ -79,7 +83,8 @@ class RequantizeParams(ctypes.Structure):
     """
 
     _fields_ = [
-        ("form", c_int32), ("rounding", c_int32), ("wide", c_int32), ("plain", c_int32), ("ratio", c_void_p),
+        ("form", c_int32), ("rounding", c_int32), ("wide", c_int32), ("plain", c_int32), ("bounded", c_int32),
+        ("ratio", c_void_p),
         ("multiplier", c_void_p), ("shift", c_void_p), ("low", c_double), ("high", c_double),
         ("least", c_float), ("most", c_float), ("first", c_void_p),
     ]  # fmt: skip
@@ -203,6 +208,40 @@ class Matrices(ctypes.Structure):
     ]
 
 
+class Grid(ctypes.Structure):
+    """The integers to which real values are rounded, and how they are stored.
+
+    Args:
+        low, high: the limits of the centered integers.
+        rounding: an index in ROUNDINGS.
+    """
+
+    _fields_ = [
+        *((n, c_float) for n in ("scale", "low", "high")),
+        *((n, c_int32) for n in ("rounding", "type", "zero")),
+    ]
+
+
+class Attention(ctypes.Structure):
+    """Two products of matrices with a softmax between them: `Attention` of cpp/attention.cpp.
+
+    Args:
+        scores, product: of queries and keys; of the softmax, as it is stored, and values.
+        scale: of the scores, before the mask is added.
+        causal: whether row i sees columns up to i alone.
+        registers: the floats of a register of torch's softmax.
+        grid: of the softmax.
+        mask: what is added to the scores, in float32; null for nothing. Its steps are in elements.
+        to_outer, to_inner: the steps of what is stored.
+    """
+
+    _fields_ = [
+        ("scores", Matrices), ("product", Matrices), ("scale", c_float), ("causal", c_int32), ("registers", c_int32),
+        ("grid", Grid), ("mask", c_void_p),
+        *((n, c_int64) for n in ("mask_outer", "mask_inner", "mask_row", "to_outer", "to_inner")),
+    ]  # fmt: skip
+
+
 _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "hago_adds_bytes": (c_int,),
     "hago_has_tiles": (),
@@ -219,6 +258,8 @@ _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "hago_sum_pool": (c_void_p, c_void_p, c_int, c_int, c_void_p, c_int64, c_int),
     "hago_multiply": (*[c_void_p] * 4, *[c_int64] * 3, c_int),
     "hago_matmul": (*[c_void_p] * 4, c_int64, c_int),
+    "hago_attention": (*[c_void_p] * 6, c_int64, c_int),
+    "hago_softmax": (c_int64, c_int64, c_int, c_void_p),
     "hago_table": (c_void_p, c_void_p, c_void_p, c_int64, c_int),
     "hago_pair_table": (*[c_void_p] * 4, c_int64, c_int),
 }

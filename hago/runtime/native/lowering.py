@@ -13,19 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from hago.arithmetic.numerics import clip_range, passes_float32
 from hago.arithmetic.types import Edge, SimQ
 from hago.graph import CONST, INPUT, OUTPUT, Node
 from hago.graph.schedule import Step
 from hago.plan import Plan
-from hago.runtime.native import library as native
 from hago.runtime.native.calls import QuantizeCall, RowsCall
 from hago.runtime.native.epilogue import Epilogue, FusedEpilogues, StoredOutput, largest_value
 from hago.runtime.native.kernels import REFERENCE, Call, Run, SelectedKernel, select_kernel
 from hago.runtime.native.layouts import RequestedLayouts, Wiring, wire
-from hago.runtime.native.requantize import channel_axis, period, requantization_of, stored_type, to_real
+from hago.runtime.native.requantize import (
+    channel_axis,
+    period,
+    quantization_of,
+    requantization_of,
+    stored_type,
+    to_real,
+)
 from hago.runtime.native.self_test import ExactKernels
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import move_stored, real_value
@@ -54,21 +57,14 @@ def _quantize(plan: Plan, root: str, simq: SimQ, calls: Any) -> Run | None:
     """Quantization of float32 values. Float nodes can make values of other dtypes; the reference quantizes those."""
     target, node, how = simq.target, plan.graph[root], plan.hardware.requantize
     assert target is not None
-    code, dtype = stored_type(target), node.dtype if node.op == INPUT else "float32"
-    has_rounding = how.rounding in native.ROUNDINGS
-    if dtype != "float32" or code is None or target.scale.numel() > 1 or passes_float32(target) or not has_rounding:
+    dtype, quantization = node.dtype if node.op == INPUT else "float32", quantization_of(target, how)
+    if dtype != "float32" or quantization is None:
         return None
-    low, high = (float(v) for v in clip_range(target))
-    rounding, stored = native.ROUNDINGS.index(how.rounding), (code, int(target.zero_point))
-    scale = float(target.scale.to(torch.float32))
-    quantize = QuantizeCall(calls, scale, low, high, rounding, stored, target.dtype.torch)
 
-    def run(values: Sequence[Any]) -> Sequence[Any]:
-        if values[0].dtype == torch.float32:
-            return quantize(values)
+    def in_torch(values: Sequence[Any]) -> Sequence[Any]:
         return (move_stored(values[0], simq, how),)
 
-    return quantize if node.op == INPUT else run
+    return QuantizeCall(calls, quantization, in_torch)
 
 
 def _rows(plan: Plan, root: str, simq: SimQ, calls: Any) -> RowsCall | None:

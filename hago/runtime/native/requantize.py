@@ -52,6 +52,35 @@ class Requantization:
 AS_IS: Final = Requantization(native.RequantizeParams(native.AS_IS))
 
 
+@dataclass(frozen=True, slots=True)
+class FloatQuantization:
+    """How kernels quantize real values. Made by `quantization_of`.
+
+    Args:
+        scale: of the integers, as float32 holds it.
+        low, high: the limits of the centered integers.
+        rounding: an index in `native.ROUNDINGS`.
+        stored, dtype: the storage format and the dtype of the integers.
+    """
+
+    scale: float
+    low: float
+    high: float
+    rounding: int
+    stored: StorageFormat
+    dtype: torch.dtype
+
+
+def quantization_of(target: QParams, how: Requantize) -> FloatQuantization | None:
+    """The quantization of float32 values to integers; None if the kernels do not have it."""
+    code = stored_type(target)
+    if code is None or target.scale.numel() > 1 or passes_float32(target) or how.rounding not in native.ROUNDINGS:
+        return None
+    low, high = (float(v) for v in clip_range(target))
+    rounding, stored = native.ROUNDINGS.index(how.rounding), (code, int(target.zero_point))
+    return FloatQuantization(float(target.scale.to(torch.float32)), low, high, rounding, stored, target.dtype.torch)
+
+
 def stored_type(qparams: QParams) -> int | None:
     """The code of a storage type; None if the kernels do not have it."""
     return _STORED.get(qparams.dtype.torch) if qparams.zero_point.numel() == 1 else None
@@ -130,10 +159,10 @@ def requantization_of(simq: SimQ | None, how: Requantize, channels: int, largest
     if r.numel() not in (1, channels):
         return "scales that vary along another axis than the channels"
     if how.form in ("float32", "onnxruntime") or (how.form == "shift" and largest < EXACT_FLOAT32):
-        return _by_ratio(r, how, target, channels, float(low), float(high))
+        return _by_ratio(r, how, target, channels, float(low), float(high), largest)
     if how.form == "shift" and bool((r >= 1).all()) and max(-low, high) <= EXACT_FLOAT32:
         # the results are integers, and values that float32 rounds are beyond the limits, rounded or not
-        return _by_ratio(r, replace(how, rounding="half_even"), target, channels, float(low), float(high))
+        return _by_ratio(r, replace(how, rounding="half_even"), target, channels, float(low), float(high), largest)
     if how.form == "shift":
         _, exponent = torch.frexp(r)  # r is 2**(exponent - 1)
         return _by_multiplier(torch.ones_like(r), 1 - exponent, how, channels, (low, high))
@@ -153,7 +182,7 @@ def _no_rounding(rounding: str) -> str:
 
 
 def _by_ratio(
-    r: Tensor, how: Requantize, target: QParams, channels: int, low: float, high: float
+    r: Tensor, how: Requantize, target: QParams, channels: int, low: float, high: float, largest: float
 ) -> Requantization | str:
     ratio32 = r.to(torch.float32)
     if not bool(torch.isfinite(ratio32).all()):
@@ -169,6 +198,7 @@ def _by_ratio(
         rounding=rounding,
         wide=wide,
         plain=plain,
+        bounded=float(ratio32.max()) * largest < 2**30,
         ratio=entries.data_ptr(),
         low=low,
         high=high,
@@ -245,7 +275,7 @@ def _in_two_steps(simq: SimQ, how: Requantize, channels: int, largest: float) ->
         if is_power_of_two(first_ratio) and bool((first_ratio >= 1).all()) and exact:
             ends = torch.tensor(clip_range(first.target), dtype=torch.int64)
             low, high = (float(v) for v in apply_simq(ends, second, how))
-            return _by_ratio(both, how, second.target, channels, low, high)
+            return _by_ratio(both, how, second.target, channels, low, high, largest)
     return _in_sequence(before, after)
 
 

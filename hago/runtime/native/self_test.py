@@ -59,6 +59,8 @@ class ExactKernels:
         onednn: oneDNN's int8 convolution and matrix product, with unscaled sums.
         fused: the same with requantization by powers of two.
         products: native products of two values, elementwise and of matrices.
+        softmax: the native softmax, whose bits must be those of torch's.
+        softmax_registers: the floats of a register of torch's softmax; 0 where ours is not used.
     """
 
     calls: Any
@@ -70,6 +72,8 @@ class ExactKernels:
     onednn: Verdict
     fused: Verdict
     products: Verdict
+    softmax: Verdict
+    softmax_registers: int = 0
 
     @property
     def outrun_floats(self) -> bool:
@@ -86,7 +90,7 @@ class ExactKernels:
         return {
             **{"native passes": self.passes, "native products": self.products, "native convolution": self.conv},
             **{"native convolution, AMX": self.tiles, "native convolution, int16": self.words},
-            **{"oneDNN": self.onednn, "oneDNN, fused": self.fused},
+            **{"native softmax": self.softmax, "oneDNN": self.onednn, "oneDNN, fused": self.fused},
         }
 
     def __str__(self) -> str:
@@ -94,7 +98,8 @@ class ExactKernels:
         return "; ".join([f"kernels {self.why}" if self.calls is not None else f"no kernels ({self.why})", *parts])
 
 
-NOTHING: Final = ExactKernels(None, "switched off", *[Verdict(False, "switched off")] * 7)
+_OFF: Final = Verdict(False, "switched off")
+NOTHING: Final = ExactKernels(None, "switched off", _OFF, _OFF, _OFF, _OFF, _OFF, _OFF, _OFF, _OFF)
 
 
 @functools.cache
@@ -119,8 +124,9 @@ def examine(library: native.Library) -> ExactKernels:
     onednn = check_sums(onednn_conv)
     fused = check_fused(onednn_fused) if onednn.exact else onednn
     products = check_products(library.calls) if passes.exact else passes
+    softmax, registers = check_softmax(library.calls) if products.exact else (products, 0)
     calls, why = (library.calls, library.why) if passes.exact else (None, passes.why)
-    return ExactKernels(calls, why, passes, conv, tiles, words, onednn, fused, products)
+    return ExactKernels(calls, why, passes, conv, tiles, words, onednn, fused, products, softmax, registers)
 
 
 # ---------------------------------------------------------------- tests
@@ -248,7 +254,7 @@ def _product(calls: Any, pair: list[Tensor], formats: tuple[StorageFormat, Stora
     none = (None, None)
     epilogue = Epilogue(pair[1].shape[-1] if matrices else 1, [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
     multiply = MultiplyCall(calls, epilogue, formats, none, 1, None)
-    (output,) = (MatmulCall(calls, epilogue, formats, none, None) if matrices else multiply)(pair)
+    output: Tensor = (MatmulCall(calls, epilogue, formats, none, None) if matrices else multiply)(pair)[0]
     return output
 
 
@@ -284,8 +290,40 @@ def _requantized(calls: Any, sums: Tensor, simq: SimQ, how: Requantize) -> Tenso
     requantization = requantization_of(simq, how, 1, 2**31 - 1)
     assert not isinstance(requantization, str) and simq.target is not None
     epilogue = Epilogue(1, [], stored=[StoredOutput("", requantization, simq.target)]).build()
-    (output,) = RowsCall(calls, epilogue, (native.TYPES["int32"], 0), None, period(1))([sums.to(torch.int32)])
+    rows = RowsCall(calls, epilogue, (native.TYPES["int32"], 0), None, period(1))
+    output: Tensor = rows([sums.to(torch.int32)])[0]
     return output
+
+
+#: The floats in a register of torch's softmax: with AVX-512, and with AVX2.
+REGISTERS: Final = (16, 8)
+
+
+def check_softmax(calls: Any) -> tuple[Verdict, int]:
+    """Compare the softmax of rows of many lengths and ranges with torch's, bit for bit.
+
+    Returns:
+        The verdict, and the floats in a register with which both are equal; 0 if there are none.
+    """
+    generator, rows = torch.Generator().manual_seed(0), []
+    for columns in (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 50, 64, 100, 128, 197, 257, 512, 577):
+        x = torch.randn(24, columns, generator=generator) * torch.logspace(-3, 3, 24)[:, None]
+        x[::5] = x[::5].where(torch.rand(x[::5].shape, generator=generator) < 0.7, torch.tensor(-math.inf))
+        x[:, 0] = 0.0  # no row is -inf everywhere
+        rows.append(x)
+    verdict = Verdict(False, "the instruction set has no fused multiply-add")
+    for registers in REGISTERS:
+        verdict = _verdict(((partial(_softmax, calls, x, registers), F.softmax(x, -1)) for x in rows), "floats")
+        if verdict.exact:
+            return verdict, registers
+    return verdict, 0
+
+
+def _softmax(calls: Any, x: Tensor, registers: int) -> Tensor:
+    """The softmax of the last axis of a matrix; without one, what is no softmax."""
+    made = x.clone()
+    calls.hago_softmax(*x.shape, registers, made.data_ptr())
+    return made
 
 
 def native_sums(calls: Any, x: Tensor, w: Tensor, groups: int, tiles: bool) -> Tensor:
@@ -302,5 +340,5 @@ def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, type_code: int, tiles: 
     most = None if x.dtype == torch.int16 else int(x.max()) + 128 * (x.dtype == torch.int8)
     packed = pack_for(calls, w, geometry, most, tiles)
     epilogue = Epilogue(int(out), [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
-    (output,) = conv_call(calls, geometry, packed, (type_code, zero), epilogue)([x])
+    output: Tensor = conv_call(calls, geometry, packed, (type_code, zero), epilogue)([x])[0]
     return output

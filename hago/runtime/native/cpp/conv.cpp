@@ -87,15 +87,16 @@ struct Pixels {
   Pixels(const Job& j, int64_t begin, int64_t end) {
     const Conv& c = j.c;
     if (is_pointwise(j)) return;
-    places = places_of(j, begin, end);
+    places = places_of(j, begin, end, MOST_ROWS);
+    const int64_t count = end - begin;
     const bool many = 20 * (j.s.out_height + j.s.out_width) > j.s.out_height * j.s.out_width;  // edges
     skips = many && c.gather == AT_PIXELS && (c.widens || c.values != TURNED) && c.zeros[0] == 0 && (c.pad_h || c.pad_w);
-    if (skips) sort(j, begin);
-    places.insert(places.end(), MOST_ROWS, places.back());
+    if (skips) sort(j, begin, count);
+    std::fill(places.begin() + count, places.end(), places[count - 1]);
   }
 
  private:
-  void sort(const Job& j, int64_t begin) {
+  void sort(const Job& j, int64_t begin, int64_t count) {
     // by whether a window passes the top (1), the bottom (2), the left (4), the right (8)
     static constexpr int RANK[16] = {0, 2, 6, 9, 8, 1, 7, 9, 4, 3, 5, 9, 9, 9, 9, 9};
     const auto rank = [&](const Place& p) {
@@ -104,13 +105,13 @@ struct Pixels {
       const bool right = p.x + (c.kernel_w - 1) * c.dilation_w >= j.s.width;
       return p.inside ? 0 : RANK[(p.y < 0) + 2 * bottom + 4 * (p.x < 0) + 8 * right];
     };
-    std::vector<int> ranks(places.size());
+    std::vector<int> ranks(count);
     int64_t starts[11] = {};
-    for (size_t i = 0; i < places.size(); ++i) ++starts[(ranks[i] = rank(places[i])) + 1];
+    for (int64_t i = 0; i < count; ++i) ++starts[(ranks[i] = rank(places[i])) + 1];
     for (int r = 0; r < 10; ++r) starts[r + 1] += starts[r];
     std::vector<Place> sorted(places.size());
-    order.resize(places.size());
-    for (size_t i = 0; i < places.size(); ++i) {
+    order.resize(count);
+    for (int64_t i = 0; i < count; ++i) {
       const int64_t to = starts[ranks[i]]++;
       sorted[to] = places[i];
       order[to] = begin + i;

@@ -102,34 +102,29 @@ struct Place {
   bool inside;
 };
 
-// Fills in a place where it is: a copy of one just written waits for the write.
-inline void place_at(const Job& j, const uint8_t* image, int64_t out_y, int64_t out_x, Place& p) {
+// The windows of the output pixels [begin, end), and room for `more`. They are filled in where they are: a copy of one
+// just written waits for the write.
+inline std::vector<Place> places_of(const Job& j, int64_t begin, int64_t end, int more = 0) {
   const Conv& c = j.c;
-  const int64_t y = out_y * c.stride_h - c.pad_h, x = out_x * c.stride_w - c.pad_w;
-  p.image = image;
-  p.first = image + (y * j.s.width + x) * c.channels;
-  p.x = (int32_t)x;
-  p.y = (int32_t)y;
-  p.inside = y >= 0 && x >= 0 && y + (c.kernel_h - 1) * c.dilation_h < j.s.height &&
-             x + (c.kernel_w - 1) * c.dilation_w < j.s.width;
+  std::vector<Place> places(end - begin + more);
+  const int64_t plane = j.s.out_height * j.s.out_width, size = j.s.height * j.s.width * c.channels;
+  const int64_t rightmost = j.s.width - 1 - (c.kernel_w - 1) * c.dilation_w;
   // a row is read in fours, which may pass its end by three bytes
-  if (c.gather == IN_ROWS) p.inside = p.inside && j.end - (p.first + j.steps.back()) >= c.depth;
-  if (c.gather == IN_PATCH) p.inside = false;
-}
-
-// The windows of the output pixels [begin, end).
-inline std::vector<Place> places_of(const Job& j, int64_t begin, int64_t end) {
-  std::vector<Place> places(end - begin);
-  const int64_t plane = j.s.out_height * j.s.out_width, size = j.s.height * j.s.width * j.c.channels;
-  const uint8_t* image = j.x + begin / plane * size;
-  int64_t y = begin % plane / j.s.out_width, x = begin % j.s.out_width;
-  for (Place& place : places) {
-    place_at(j, image, y, x, place);
-    if (++x < j.s.out_width) continue;
-    x = 0;
-    if (++y < j.s.out_height) continue;
-    y = 0;
-    image += size;
+  const uint8_t* last = c.gather == IN_ROWS ? j.end - c.depth - j.steps.back() : j.end;
+  for (int64_t at = begin; at < end;) {
+    const int64_t out_x = at % j.s.out_width, until = std::min(end, at - out_x + j.s.out_width);
+    const int64_t y = at % plane / j.s.out_width * c.stride_h - c.pad_h;
+    int64_t x = out_x * c.stride_w - c.pad_w;
+    const uint8_t *image = j.x + at / plane * size, *first = image + (y * j.s.width + x) * c.channels;
+    const bool inside = c.gather != IN_PATCH && y >= 0 && y + (c.kernel_h - 1) * c.dilation_h < j.s.height;
+    for (; at < until; ++at, x += c.stride_w, first += c.stride_w * c.channels) {
+      Place& p = places[at - begin];
+      p.image = image;
+      p.first = first;
+      p.x = (int32_t)x;
+      p.y = (int32_t)y;
+      p.inside = inside && x >= 0 && x <= rightmost && first <= last;
+    }
   }
   return places;
 }
@@ -146,8 +141,6 @@ inline void finish_any(const Tail& t, bool plain, const Tile& tile) {
     finish(tile.sums + r * tile.pitch, tile.width, tile.channel, tile.at(r), t, tile.column);
 }
 
-constexpr int BYTES[] = {1, 1, 2, 4, 4};
-
 // Has what a tile will read and write brought near while its sums are made. Compilers take functions that do
 // nothing but prefetch for functions without effects, and leave out their calls, unless they are inlined.
 template <int WRITES>
@@ -163,14 +156,6 @@ ALWAYS void bring_near(const Tail& t, const Tile& tile) {
   for (int k = 0; k < t.outputs; ++k) bring_rows<1>(tile, t.output[k].data, t.output[k].type, t.output[k].stride);
 }
 
-// Bytes of a tile, one row after the other.
-template <int V>
-__attribute__((noinline)) void end_quick(const Output& o, const Tile& tile) {
-  const Quick<V> quick(o, tile.channel, tile.width);
-  for (int r = 0; r < tile.rows; ++r)
-    quick(tile.sums + r * tile.pitch, reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + tile.column);
-}
-
 // What follows the sums of a panel.
 inline void end_rows(const Job& j, const Tile& tile) {
   const Output& o = j.t.output[0];
@@ -181,12 +166,7 @@ inline void end_rows(const Job& j, const Tile& tile) {
       std::memcpy(to + tile.at(r) * o.stride, tile.sums + r * tile.pitch, tile.width * sizeof(int32_t));
     return;
   }
-  switch ((tile.width + 15) / 16) {
-    case 1: return end_quick<1>(o, tile);
-    case 2: return end_quick<2>(o, tile);
-    case 3: return end_quick<3>(o, tile);
-    default: return end_quick<4>(o, tile);
-  }
+  end_quick(o, tile);
 }
 
 // Bytes to work in, from the start of a line of the cache on; what they hold is lost where they grow.

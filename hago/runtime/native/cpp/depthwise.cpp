@@ -12,7 +12,7 @@ constexpr int64_t COLUMN = 256;  // bytes of four rows of 64 channels
 struct Column {
   __m512i part[4];
 
-  ALWAYS void add_to(__m512i (&acc)[4], const Column& weights) const {
+  ALWAYS void add_to(Ints (&acc)[4], const Column& weights) const {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) acc[i] = _mm512_dpbusd_epi32(acc[i], part[i], weights.part[i]);
   }
@@ -25,7 +25,7 @@ struct Column {
 };
 
 // Pixels of one row of the result, of a block of channels at a time; windows that meet in a column read the same.
-// weight: [block of 64 channels][column of a window][four rows][4][16 channels, in the order that leaves][4]
+// weight: [block of 64 channels][column of a window][four rows][4][16 channels, as `turn_quarters` has them][4]
 //
 // Of at most 32 channels two pixels are worked on at once, half a row apart; the weights of such a block stand there
 // twice.
@@ -97,7 +97,7 @@ class Row {
     int64_t x = first;
     Column a = column(0, x++), b = a;
     if (STRIDE == 1) b = column(0, x++);
-    each_pixel(count, pixel, [&](int64_t, __m512i(&acc)[4]) __attribute__((always_inline)) {
+    each_pixel(count, pixel, [&](int64_t, Ints(&acc)[4]) __attribute__((always_inline)) {
       if (STRIDE == 2) b = column(0, x++);
       const Column d = column(0, x++);
       a.add_to(acc, w[0]);
@@ -117,7 +117,7 @@ class Row {
         std::memcpy(held + x * each + f * COLUMN, &made, COLUMN);
       }
     const int8_t* weight = c.weight + (int64_t)block / 64 * c.kernel_w * each;
-    each_pixel(count, pixel, [&](int64_t p, __m512i(&acc)[4]) __attribute__((always_inline)) {
+    each_pixel(count, pixel, [&](int64_t p, Ints(&acc)[4]) __attribute__((always_inline)) {
       for (int k = 0; k < c.kernel_w; ++k)
         for (int f = 0; f < fours; ++f)
           Column::at(held + (p * c.stride_w + k * c.dilation_w) * each + f * COLUMN)
@@ -129,27 +129,44 @@ class Row {
   template <typename Sum>
   ALWAYS void each_pixel(int64_t count, int64_t pixel, Sum sum) const {
     const bool twice = apart;
-    __m512i offset[4];
+    Ints offset[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) offset[i] = _mm512_loadu_si512(c.offset + block + 16 * (twice ? i % 2 : i));
+    turn_quarters(offset);
+    if (width == 64 && j.end_form == QUICK && !j.t.output[0].move.first && j.t.output[0].move.bounded)
+      return each_of_64(count, pixel, offset, sum);
     alignas(64) int32_t sums[64 * PIXELS];
     for (int64_t p = 0; p < part; p += PIXELS) {
       const int some = (int)std::min<int64_t>(PIXELS, part - p);
       for (int r = 0; r < some; ++r) {
-        __m512i acc[4] = {};
+        Ints acc[4] = {offset[0], offset[1], offset[2], offset[3]};
         sum(p + r, acc);
-        // acc[i] has channels 16 l + 4 i ... + 3 in its l-th quarter: a transposition puts them in order
-        const __m512i m = _mm512_shuffle_i32x4(acc[0], acc[1], 0x44), n = _mm512_shuffle_i32x4(acc[2], acc[3], 0x44);
-        const __m512i u = _mm512_shuffle_i32x4(acc[0], acc[1], 0xee), v = _mm512_shuffle_i32x4(acc[2], acc[3], 0xee);
-        const __m512i in_order[4] = {_mm512_shuffle_i32x4(m, n, 0x88), _mm512_shuffle_i32x4(m, n, 0xdd),
-                                     _mm512_shuffle_i32x4(u, v, 0x88), _mm512_shuffle_i32x4(u, v, 0xdd)};
+        turn_quarters(acc);
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i)
-          _mm512_store_si512(sums + 64 * r + 16 * i, _mm512_add_epi32(in_order[i], offset[i]));
+        for (int i = 0; i < 4; ++i) _mm512_store_si512(sums + 64 * r + 16 * i, acc[i]);
       }
       end_rows(j, {sums, some, 64, width, block, pixel + p, block});
       const int others = twice ? (int)std::min<int64_t>(some, count - part - p) : 0;
       if (others > 0) end_rows(j, {sums + 32, others, 64, width, block, pixel + part + p, block});
+    }
+  }
+
+  // The same of 64 channels to bytes, straight from registers.
+  template <typename Sum>
+  ALWAYS void each_of_64(int64_t count, int64_t pixel, const Ints (&offset)[4], Sum sum) const {
+    const Output& o = j.t.output[0];
+    const ByteRange range(o.type == I8, o.zero, (int)o.move.low, (int)o.move.high);
+    Ints ratio[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) ratio[i] = _mm512_castps_si512(load_floats(o.move.ratio + block + 16 * i));
+    turn_quarters(ratio);
+    uint8_t* to = reinterpret_cast<uint8_t*>(o.data) + pixel * o.stride + block;
+    for (int64_t p = 0; p < count; ++p, to += o.stride) {
+      Ints acc[4] = {offset[0], offset[1], offset[2], offset[3]};
+      sum(p, acc);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) acc[i] = to_ints(multiply(to_floats(acc[i]), _mm512_castsi512_ps(ratio[i])));
+      store_bytes<4, true>(to, acc, 64, range);
     }
   }
 };

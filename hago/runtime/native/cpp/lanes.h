@@ -6,6 +6,7 @@
 // First(n)       the first n lanes, where All{} are all of them. What is not loaded is 0.
 // load_16, store_16   sixteen numbers of a type from and to memory; what is stored keeps its low bits.
 // store_64       64 integers to bytes.
+// store_bytes    centered integers of V registers to bytes, all or all but the last 8, clipped to a ByteRange.
 // to_ints        rounds half to even.
 // load_packed    64 bytes as they lie: four bytes or two words for each lane of a dot product.
 // all_packed     the same four bytes in every lane.
@@ -85,11 +86,25 @@ ALWAYS void store_16(T* at, Lanes q, First f) {
   store_16(there, q, All{});
   std::memcpy(at, there, f.lanes * sizeof(T));
 }
+struct ByteRange {
+  const Ints zero, low, high;
+
+  ByteRange(bool, int zero, int low, int high) : zero(all_ints(zero)), low(all_ints(low)), high(all_ints(high)) {}
+  Ints operator()(Ints c) const { return add(smaller(larger(c, low), high), zero); }
+};
 ALWAYS void store_64(uint8_t* to, Ints a, Ints b, Ints c, Ints d) {
   store_16(to, a, All{});
   store_16(to + 16, b, All{});
   store_16(to + 32, c, All{});
   store_16(to + 48, d, All{});
+}
+template <int V>
+ALWAYS void store_bytes(uint8_t* to, const Ints (&q)[V], int width, const ByteRange& r) {
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) {
+    if (width >= 16 * (v + 1)) store_16(to + 16 * v, r(q[v]), All{});
+    else store_16(to + 16 * v, r(q[v]), First(width - 16 * v));
+  }
 }
 #endif
 

@@ -15,7 +15,11 @@ struct First {
 ALWAYS Ints all_ints(int32_t v) { return _mm512_set1_epi32(v); }
 ALWAYS Floats all_floats(float v) { return _mm512_set1_ps(v); }
 ALWAYS Floats load_floats(const float* at) { return _mm512_loadu_ps(at); }
-ALWAYS Ints load_packed(const void* at) { return _mm512_loadu_si512(at); }
+ALWAYS Ints load_packed(const void* at) {
+  Ints lanes = _mm512_loadu_si512(at);
+  __asm__("" : "+v"(lanes));  // or compilers load it again for every product, of which there is one in a cycle, as of loads
+  return lanes;
+}
 
 ALWAYS Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 ALWAYS Ints subtract(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
@@ -24,6 +28,8 @@ ALWAYS Ints smaller(Ints a, Ints b) { return _mm512_min_epi32(a, b); }
 ALWAYS Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 ALWAYS Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 ALWAYS Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+ALWAYS Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+ALWAYS Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 ALWAYS Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
 ALWAYS Ints to_ints(Floats a) { return _mm512_cvtps_epi32(a); }
 
@@ -51,6 +57,47 @@ ALWAYS void store_64(uint8_t* to, Ints a, Ints b, Ints c, Ints d) {
   const Ints cd = _mm512_packus_epi32(_mm512_and_si512(c, low), _mm512_and_si512(d, low));
   const Ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(ab, cd)));
+}
+
+struct ByteRange {
+  const __m512i zero, low, high;
+  const bool is_signed, whole;  // whole: what a byte holds
+
+  ByteRange(bool is_signed, int zero, int low, int high)
+      : zero(_mm512_set1_epi16((int16_t)zero)), low(_mm512_set1_epi16((int16_t)(low + zero))),
+        high(_mm512_set1_epi16((int16_t)(high + zero))), is_signed(is_signed),
+        whole(low + zero == (is_signed ? -128 : 0) && high + zero == (is_signed ? 127 : 255)) {}
+};
+// Four registers of which the i-th has lanes 16 l + 4 i ... + 3 in its l-th quarter, from those in order, and back.
+ALWAYS void turn_quarters(Ints (&q)[4]) {
+  const Ints a = _mm512_shuffle_i32x4(q[0], q[1], 0x44), b = _mm512_shuffle_i32x4(q[2], q[3], 0x44);
+  const Ints c = _mm512_shuffle_i32x4(q[0], q[1], 0xee), d = _mm512_shuffle_i32x4(q[2], q[3], 0xee);
+  q[0] = _mm512_shuffle_i32x4(a, b, 0x88);
+  q[1] = _mm512_shuffle_i32x4(a, b, 0xdd);
+  q[2] = _mm512_shuffle_i32x4(c, d, 0x88);
+  q[3] = _mm512_shuffle_i32x4(c, d, 0xdd);
+}
+
+// QUARTERS: lanes lie as `turn_quarters` leaves them.
+template <int V, bool QUARTERS = false>
+ALWAYS void store_bytes(uint8_t* to, const Ints (&q)[V], int width, const ByteRange& r) {
+  const Ints a = q[0], b = q[V > 1], c = V > 2 ? q[V > 2 ? 2 : 0] : a, d = V > 3 ? q[V - 1] : b;
+  Ints ab = _mm512_adds_epi16(_mm512_packs_epi32(a, b), r.zero), cd = ab;
+  if (V > 2) cd = _mm512_adds_epi16(_mm512_packs_epi32(c, d), r.zero);
+  if (!r.whole) {
+    ab = _mm512_min_epi16(_mm512_max_epi16(ab, r.low), r.high);
+    cd = _mm512_min_epi16(_mm512_max_epi16(cd, r.low), r.high);
+  }
+  const Ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  Ints bytes = r.is_signed ? _mm512_packs_epi16(ab, cd) : _mm512_packus_epi16(ab, cd);
+  if (!QUARTERS) bytes = _mm512_permutexvar_epi32(order, bytes);
+  if (V == 4 && width == 64) return _mm512_storeu_si512(to, bytes);
+  if (V > 2) _mm256_storeu_si256((__m256i*)to, _mm512_castsi512_si256(bytes));
+  if (V == 2) _mm_storeu_si128((__m128i*)to, _mm512_castsi512_si128(bytes));
+  if (V == 4) _mm_storeu_si128((__m128i*)(to + 32), _mm512_extracti32x4_epi32(bytes, 2));
+  const __m128i last = _mm512_extracti32x4_epi32(bytes, V - 1);
+  if (width == 16 * V) _mm_storeu_si128((__m128i*)(to + 16 * (V - 1)), last);
+  else _mm_storel_epi64((__m128i*)(to + 16 * (V - 1)), last);
 }
 
 ALWAYS Ints doubling_high(Ints c, Ints m) {

@@ -36,6 +36,12 @@ ALWAYS Floats smaller(Floats a, Floats b) {
 ALWAYS Floats multiply(Floats a, Floats b) {
   return by_parts<Floats>([&](int i) { return vmulq_f32(a.part[i], b.part[i]); });
 }
+ALWAYS Floats add(Floats a, Floats b) {
+  return by_parts<Floats>([&](int i) { return vaddq_f32(a.part[i], b.part[i]); });
+}
+ALWAYS Floats divide(Floats a, Floats b) {
+  return by_parts<Floats>([&](int i) { return vdivq_f32(a.part[i], b.part[i]); });
+}
 ALWAYS Floats to_floats(Ints a) { return by_parts<Floats>([&](int i) { return vcvtq_f32_s32(a.part[i]); }); }
 ALWAYS Ints to_ints(Floats a) { return by_parts<Ints>([&](int i) { return vcvtnq_s32_f32(a.part[i]); }); }
 

@@ -27,6 +27,8 @@ ALWAYS Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
 ALWAYS Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 ALWAYS Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 ALWAYS Floats multiply(Floats a, Floats b) { return a * b; }
+ALWAYS Floats add(Floats a, Floats b) { return a + b; }
+ALWAYS Floats divide(Floats a, Floats b) { return a / b; }
 ALWAYS Floats to_floats(Ints a) { return __builtin_convertvector(a, Floats); }
 ALWAYS Ints to_ints(Floats a) {
   Ints q;

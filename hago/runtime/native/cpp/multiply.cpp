@@ -35,7 +35,7 @@ void quick_products(const T* a, int32_t a_zero, const int32_t* there, int n, int
   const Ints zero = all_ints(a_zero), out_zero = all_ints(o.zero);
   const auto sixteen = [&](int i, auto lanes) __attribute__((always_inline)) {
     const Ints c = subtract(load_16(a + i, lanes), zero);
-    store_16(to + i, add(move(dot_words(all_ints(0), c, load_ints(there + i)), channel + i), out_zero), lanes);
+    store_16(to + i, add(move.of(channel + i)(dot_words(all_ints(0), c, load_ints(there + i))), out_zero), lanes);
   };
   int i = 0;
   for (; i + LANES <= n; i += LANES) sixteen(i, All{});

@@ -1,15 +1,11 @@
 // Real values to stored integers.
+#include "quantize.h"
+
 #include <algorithm>
-#include <cstdint>
 
 #include "rounding.h"
 
 namespace {
-
-struct Grid {
-  float scale, low, high;
-  int32_t rounding, type, zero;
-};
 
 template <int ROUNDING, typename T>
 inline __attribute__((always_inline)) void quantize_run(const float* x, int64_t step, T* __restrict out,
@@ -49,6 +45,8 @@ void quantize_colours(Quantizer quantize, const float* x, int64_t by_channel, ui
 }
 
 }  // namespace
+
+void quantize_row(const float* x, char* out, int64_t n, const Grid& g) { QUANTIZE[g.rounding](x, 1, out, 0, 1, n, g); }
 
 // Real values to stored integers: N1 of docs/numerics.md. `out` has its channels innermost.
 extern "C" void hago_quantize(const float* x, int64_t images, int64_t channels, int64_t pixels, int64_t by_image,

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 enum Type : int32_t { U8 = 0, I8 = 1, I16 = 2, I32 = 3, F32 = 4 };
+constexpr int BYTES[] = {1, 1, 2, 4, 4};  // of a value of each type
 enum Form : int32_t { AS_IS = 0, RATIO = 1, MULTIPLIER = 2, TO_REAL = 3, TWO_STAGE = 4 };
 enum Rounding : int32_t { HALF_EVEN = 0, HALF_UP = 1, HALF_AWAY = 2, HALF_DOWN = 3, TOWARD_ZERO = 4, FLOOR = 5 };
 
@@ -18,6 +19,7 @@ struct Move {
   int32_t form, rounding;
   int32_t wide;   // the range is more than float32 holds
   int32_t plain;  // a form that `Scaling` of vectors.h has
+  int32_t bounded;  // a ratio that leaves sums within int32 before they are clipped
   const float* ratio;         // per channel
   const int32_t* multiplier;  // per channel
   const int32_t* shift;       // per channel, 1 to 62; -31 to 62 in two stages

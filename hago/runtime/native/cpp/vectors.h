@@ -16,14 +16,18 @@ inline bool is_plain(const Tail& t) {
   return plain;
 }
 
+// Whether `Quick` can store an output.
+inline bool is_quick(const Output& o) {
+  return o.type <= I8 && o.move.form == RATIO && (!o.move.first || o.move.first->form == RATIO);
+}
+
 // What there is to do with sums: `quanta` and a store of bytes; a store as they are; or `finish`.
 enum EndForm { QUICK, RAW, ANY };
 
 inline EndForm end_form_of(const Tail& t) {
   const Output& o = t.output[0];
   if (!is_plain(t) || t.adds || t.clamps || t.outputs != 1) return ANY;
-  const bool ratios = o.move.form == RATIO && (!o.move.first || o.move.first->form == RATIO);
-  if (ratios && o.type <= I8) return QUICK;
+  if (is_quick(o)) return QUICK;
   return o.move.form == AS_IS && o.type == I32 && o.zero == 0 && !o.move.first ? RAW : ANY;
 }
 
@@ -43,8 +47,10 @@ struct Scaling {
       : m(m), least(all_floats(m.least)), most(all_floats(m.most)), low(all_ints((int32_t)m.low)),
         high(all_ints((int32_t)m.high)) {}
 
-  ALWAYS Ints operator()(Ints c, int channel) const {
-    if (m.form == RATIO) return scaled(c, load_floats(m.ratio + channel), least, most);
+  ALWAYS Floats ratio(int channel) const { return m.form == RATIO ? load_floats(m.ratio + channel) : all_floats(0); }
+
+  ALWAYS Ints operator()(Ints c, Floats ratio, int channel) const {
+    if (m.form == RATIO) return scaled(c, ratio, least, most);
     const Ints by = load_ints(m.multiplier + channel), shift = load_ints(m.shift + channel);
     if (m.form == TWO_STAGE) c = shift_away(doubling_high(c, by), subtract(shift, all_ints(31)));
     else c = multiply_shift(c, by, shift);
@@ -52,17 +58,20 @@ struct Scaling {
   }
 };
 
-// A plain Move in registers.
+// A plain Move. `of(channel)` moves sums of sixteen channels.
 struct Plain {
   const Scaling first, last;
   const bool as_is, twice;
 
   explicit Plain(const Move& m) : first(m.first ? *m.first : m), last(m), as_is(m.form == AS_IS), twice(m.first) {}
 
-  ALWAYS Ints operator()(Ints c, int channel) const {
-    if (as_is) return c;
-    if (twice) c = first(c, channel);
-    return last(c, channel);
+  ALWAYS auto of(int channel) const {
+    return [this, channel, before = first.ratio(channel), after = last.ratio(channel)](Ints c)
+        __attribute__((always_inline)) {
+          if (as_is) return c;
+          if (twice) c = first(c, before, channel);
+          return last(c, after, channel);
+        };
   }
 };
 
@@ -78,91 +87,76 @@ struct Tile {
   int64_t at(int r) const { return order ? order[r] : row + r; }
 };
 
-// Calls `each(sums, row, column, lanes)` in the order of memory.
-template <typename Each>
-inline void by_rows(const Tile& t, Each each) {
-  for (int r = 0; r < t.rows; ++r) {
-    int32_t* sums = t.sums + r * t.pitch;
-    const int64_t row = t.at(r);
-    int i = 0;
-    for (; i + 16 <= t.width; i += 16) each(sums + i, row, i, All{});
-    if (i < t.width) each(sums + i, row, i, First(t.width - i));
-  }
+// Calls `pass(column, lanes)` for the columns of a tile, sixteen at a time.
+template <typename Pass>
+ALWAYS void by_columns(const Tile& t, Pass pass) {
+  int i = 0;
+  for (; i + 16 <= t.width; i += 16) pass(i, All{});
+  if (i < t.width) pass(i, First(t.width - i));
 }
 
+// The sum with another operand, and a clamp that follows it.
 template <typename T, typename Sum>
-void add_tile(const Tile& t, const Addend& a, Sum sum) {
-  const Plain own(a.own), other(a.other);
+void add_tile(const Tile& t, const Tail& tail, Sum sum) {
+  const Addend& a = tail.addend;
   const Ints zero = all_ints(a.zero);
-  const int64_t stride = a.stride;
-  const T* data = reinterpret_cast<const T*>(a.data) + t.column;
-  by_rows(t, [&](int32_t* sums, int64_t row, int i, auto lanes) {
-    const Ints there = subtract(load_16(data + row * stride + i, lanes), zero);
-    const Ints c = own(load_ints(sums), t.channel + i);
-    store_16(sums, sum(c, other(there, t.channel + i)), All{});
+  const Plain own_of(a.own), other_of(a.other);
+  by_columns(t, [&](int i, auto lanes) {
+    const auto own = own_of.of(t.channel + i), other = other_of.of(t.channel + i);
+    const T* data = reinterpret_cast<const T*>(a.data) + t.column + i;
+    const Ints least = tail.clamps ? load_ints(tail.clamp_low + t.channel + i) : all_ints(INT32_MIN);
+    const Ints most = tail.clamps ? load_ints(tail.clamp_high + t.channel + i) : all_ints(INT32_MAX);
+    for (int r = 0; r < t.rows; ++r) {
+      const Ints there = subtract(load_16(data + t.at(r) * a.stride, lanes), zero);
+      int32_t* sums = t.sums + r * t.pitch + i;
+      store_16(sums, smaller(larger(sum(own(load_ints(sums)), other(there)), least), most), All{});
+    }
   });
 }
 
 template <typename Sum>
-void add_tile_of(const Tile& t, const Addend& a, Sum sum) {
-  switch (a.type) {
-    case U8: return add_tile<uint8_t>(t, a, sum);
-    case I8: return add_tile<int8_t>(t, a, sum);
-    case I16: return add_tile<int16_t>(t, a, sum);
-    default: return add_tile<int32_t>(t, a, sum);
+void add_tile_of(const Tile& tile, const Tail& t, Sum sum) {
+  switch (t.addend.type) {
+    case U8: return add_tile<uint8_t>(tile, t, sum);
+    case I8: return add_tile<int8_t>(tile, t, sum);
+    case I16: return add_tile<int16_t>(tile, t, sum);
+    default: return add_tile<int32_t>(tile, t, sum);
   }
 }
 
 inline void clamp_tile(const Tile& t, const int32_t* low, const int32_t* high) {
-  by_rows(t, [&](int32_t* sums, int64_t, int i, auto) {
-    const Ints c = larger(load_ints(sums), load_ints(low + t.channel + i));
-    store_16(sums, smaller(c, load_ints(high + t.channel + i)), All{});
+  by_columns(t, [&](int i, auto) {
+    const Ints least = load_ints(low + t.channel + i), most = load_ints(high + t.channel + i);
+    for (int r = 0; r < t.rows; ++r) {
+      int32_t* sums = t.sums + r * t.pitch + i;
+      store_16(sums, smaller(larger(load_ints(sums), least), most), All{});
+    }
   });
 }
 
 inline void real_tile(const Tile& t, const Output& o) {
-  float* data = reinterpret_cast<float*>(o.data) + t.column;
-  const float* ratio = o.move.ratio + t.channel;
-  const int64_t stride = o.stride;
-  by_rows(t, [&](const int32_t* sums, int64_t row, int i, auto lanes) {
-    const Floats c = to_floats(load_ints(sums));
-    store_16(data + row * stride + i, multiply(c, load_floats(ratio + i)), lanes);
+  by_columns(t, [&](int i, auto lanes) {
+    const Floats ratio = load_floats(o.move.ratio + t.channel + i);
+    float* data = reinterpret_cast<float*>(o.data) + t.column + i;
+    for (int r = 0; r < t.rows; ++r)
+      store_16(data + t.at(r) * o.stride, multiply(to_floats(load_ints(t.sums + r * t.pitch + i)), ratio), lanes);
   });
 }
 
 template <typename T>
 void store_tile(const Tile& t, const Output& o) {
-  const Plain move(o.move);
   const Ints zero = all_ints(o.zero);
-  const int64_t stride = o.stride;
-  T* data = reinterpret_cast<T*>(o.data) + t.column;
-  by_rows(t, [&](const int32_t* sums, int64_t row, int i, auto lanes) {
-    const Ints q = move(load_ints(sums), t.channel + i);
-    store_16(data + row * stride + i, add(q, zero), lanes);
+  const Plain plain(o.move);
+  by_columns(t, [&](int i, auto lanes) {
+    const auto move = plain.of(t.channel + i);
+    T* data = reinterpret_cast<T*>(o.data) + t.column + i;
+    for (int r = 0; r < t.rows; ++r)
+      store_16(data + t.at(r) * o.stride, add(move(load_ints(t.sums + r * t.pitch + i)), zero), lanes);
   });
 }
 
-// Bytes keep their low 8 bits, so that int8 and uint8 are stored alike.
-inline void finish_tile(const Tile& tile, const Tail& t) {
-  const auto plus = [](Ints own, Ints other) { return add(own, other); };
-  const auto minus = [](Ints own, Ints other) { return subtract(own, other); };
-  const auto from = [](Ints own, Ints other) { return subtract(other, own); };
-  if (t.adds == PLUS) add_tile_of(tile, t.addend, plus);
-  if (t.adds == MINUS) add_tile_of(tile, t.addend, minus);
-  if (t.adds == FROM) add_tile_of(tile, t.addend, from);
-  if (t.clamps) clamp_tile(tile, t.clamp_low, t.clamp_high);
-  for (int k = 0; k < t.outputs; ++k) {
-    const Output& o = t.output[k];
-    if (o.move.form == TO_REAL) real_tile(tile, o);
-    else if (o.type <= I8) store_tile<uint8_t>(tile, o);
-    else if (o.type == I16) store_tile<int16_t>(tile, o);
-    else store_tile<int32_t>(tile, o);
-  }
-}
-
 // ---------------------------------------------------------------- bytes straight from registers
-// Rows of `width` sums, more than 16 * (V - 1) and at most 16 * V, to bytes, with what does not change kept in
-// registers.
+// Rows of `width` sums, at most 16 * V, to bytes, with what does not change kept in registers.
 template <int V>
 struct Quick {
   struct Step {
@@ -173,14 +167,16 @@ struct Quick {
     }
     Ints operator()(Ints c, int v) const { return scaled(c, ratio[v], least, most); }
   };
-  const bool twice;
+  const bool twice, words;  // words: clipped as words, all of a row together
   const Step first, last;
   const Ints zero;
+  const ByteRange range;
   const int width;
 
   Quick(const Output& o, int channel, int width)
-      : twice(o.move.first), first(twice ? *o.move.first : o.move, channel), last(o.move, channel),
-        zero(all_ints(o.zero)), width(width) {}
+      : twice(o.move.first), words(width % 8 == 0 && width > 16 * (V - 1) && o.move.bounded),
+        first(twice ? *o.move.first : o.move, channel), last(o.move, channel), zero(all_ints(o.zero)),
+        range(o.type == I8, o.zero, (int)o.move.low, (int)o.move.high), width(width) {}
 
   ALWAYS void operator()(const int32_t* sums, uint8_t* to) const {
     Ints row[V];
@@ -194,8 +190,9 @@ struct Quick {
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       q[v] = twice ? first(row[v], v) : row[v];
-      q[v] = add(last(q[v], v), zero);
+      q[v] = words ? to_ints(multiply(to_floats(q[v]), last.ratio[v])) : add(last(q[v], v), zero);
     }
+    if (words) return store_bytes(to, q, width, range);
     if constexpr (V == 4)
       if (width == 64) return store_64(to, q[0], q[1], q[2], q[3]);
 #pragma GCC unroll 4
@@ -205,3 +202,40 @@ struct Quick {
     }
   }
 };
+
+// Bytes of a tile, one row after the other.
+template <int V>
+__attribute__((noinline)) void end_quick_of(const Output& o, const Tile& tile) {
+  const Quick<V> quick(o, tile.channel, tile.width);
+  for (int r = 0; r < tile.rows; ++r)
+    quick(tile.sums + r * tile.pitch, reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + tile.column);
+}
+
+inline void end_quick(const Output& o, const Tile& tile) {
+  switch ((tile.width + 15) / 16) {
+    case 1: return end_quick_of<1>(o, tile);
+    case 2: return end_quick_of<2>(o, tile);
+    case 3: return end_quick_of<3>(o, tile);
+    default: return end_quick_of<4>(o, tile);
+  }
+}
+
+// ---------------------------------------------------------------- all that follows the sums
+// Bytes keep their low 8 bits, so that int8 and uint8 are stored alike.
+inline void finish_tile(const Tile& tile, const Tail& t) {
+  const auto plus = [](Ints own, Ints other) { return add(own, other); };
+  const auto minus = [](Ints own, Ints other) { return subtract(own, other); };
+  const auto from = [](Ints own, Ints other) { return subtract(other, own); };
+  if (t.adds == PLUS) add_tile_of(tile, t, plus);
+  if (t.adds == MINUS) add_tile_of(tile, t, minus);
+  if (t.adds == FROM) add_tile_of(tile, t, from);
+  if (t.clamps && !t.adds) clamp_tile(tile, t.clamp_low, t.clamp_high);
+  for (int k = 0; k < t.outputs; ++k) {
+    const Output& o = t.output[k];
+    if (o.move.form == TO_REAL) real_tile(tile, o);
+    else if (is_quick(o) && tile.width <= 64) end_quick(o, tile);
+    else if (o.type <= I8) store_tile<uint8_t>(tile, o);
+    else if (o.type == I16) store_tile<int16_t>(tile, o);
+    else store_tile<int32_t>(tile, o);
+  }
+}
