@@ -170,9 +170,9 @@ class _Correcting:
                 consts[1] = replace(groups, integers=self.grouped[node.name]).joined()
         if self.bias and 2 in consts:
             # a layer is linear, so its mean is that of the mean of what it reads
-            integers = [x.mean(0, keepdim=True, dtype=torch.float64), consts[1].to(torch.float64), consts[2]]
+            integers = [x.mean(0, keepdim=True).to(torch.float64), consts[1].to(torch.float64), consts[2]]
             of_mean = [c * q.scale for c, q in zip(integers, targets, strict=True)]
-            wanted = _channel_means(node, given.mean(0, keepdim=True, dtype=torch.float64))
+            wanted = _channel_means(node, given.mean(0, keepdim=True).to(torch.float64))
             lacking = wanted - _channel_means(node, rule.compute(node.attrs, *of_mean))
             moved = consts[2] + torch.round(lacking / targets[2].scale.flatten()).to(torch.int64)
             consts[2] = moved.clamp(targets[2].qmin, targets[2].qmax)
@@ -255,8 +255,7 @@ def _giving_back(weights: Tensor, halves: Sequence[tuple[Tensor, Tensor]]) -> Te
     """
 
     def change(moments: Tensor, lost: Tensor) -> Tensor:
-        changed: Tensor = torch.linalg.solve(_damped(moments, DAMPING), lost @ weights)
-        return changed
+        return torch.cholesky_solve(lost @ weights, torch.linalg.cholesky(_damped(moments, DAMPING)))
 
     if len(halves) < 2:
         return torch.zeros_like(weights)
