@@ -32,6 +32,8 @@ def batches():
 def unlabelled():
     return [x for x, _ in batches()]
 """
+#: TPU-MLIR quantizes the model as it is.
+PLAIN = ("--corrections", "none")
 MODEL, DATA, STRATEGY, FILE = (
     "stored_zoo:net",
     "stored_zoo:batches",
@@ -48,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "stored_zoo.py").write_text(ZOO, "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert main(["quantize", MODEL, "--hardware", "x86_vnni", "--data", DATA, "--save", STRATEGY]) == 0
+        assert main(["quantize", MODEL, "--hardware", "x86_vnni", "--data", DATA, "--save", STRATEGY, *PLAIN]) == 0
         assert main([*REALIZE, "--save", FILE]) == 0
         yield folder
     sys.modules.pop("stored_zoo", None)

@@ -58,7 +58,10 @@ def test_the_trained_model_is_the_shipped_one(seed: int) -> None:
     try:
         trained, inputs = in_training(seed, name, scheme)
     except HagoError as error:
-        assert "cannot hold DoReFa's weights" in str(error) or "DoReFa's grid needs one number" in str(error)
+        refusals = ("cannot hold DoReFa's weights", "DoReFa's grid needs one number", "which are not trained")
+        assert any(refusal in str(error) for refusal in refusals)
+        if refusals[-1] in str(error):
+            return
         trained, inputs = in_training(seed, name, "hago")
     for _ in range(2):
         trained.train()(*inputs)  # updates the ranges with the inputs
