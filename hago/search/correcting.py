@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,6 +19,7 @@ from hago.correction import Corrections, Splits, name_apart
 from hago.errors import InfeasibleBits, as_strings, check_choice
 from hago.graph import takes_any_batch
 from hago.plan import Bits, Plan
+from hago.search.confirmation import Confirmation, Fold, losses_of
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.layer_correction import correct_layers, most_samples
@@ -87,14 +89,13 @@ def correct(
     candidates = _of_graph(prepared)
     if not candidates:
         return prepared
-    measuring = evaluator or sqnr_evaluator(prepared)
+    measuring = (evaluator or sqnr_evaluator(prepared)).judging_by(OBJECTIVES[SQNR])
 
     def value(of: Prepared) -> float:
         try:
-            _, _, measured = first_safe_bits(measuring, of.resolver, of.calibration.peaks)
+            return first_safe_bits(measuring, of.resolver, of.calibration.peaks)[1].value
         except InfeasibleBits:
             return -math.inf
-        return OBJECTIVES[SQNR].finish(measured.contributions[SQNR].mean(0))
 
     return max((prepared, *candidates), key=value)
 
@@ -153,23 +154,24 @@ def first_point(prepared: Prepared, evaluator: Evaluator) -> MeasuredPoint:
 
 
 def choose_thresholds(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
-    """The point with the thresholds that serve the outputs best, see `hago.search.output_thresholds`, of those that do
-    not overflow at its bits.
+    """The point with the thresholds that serve the outputs best, see `hago.search.output_thresholds`, if they surely do
+    so on samples that did not give the gradients.
 
     Args:
         evaluator: what measured the point.
     """
-    if "thresholds" not in point.prepared.correction_names or not may_choose_thresholds(point.prepared):
+    samples, seen = evaluator.batches.samples, samples_of_gradients(evaluator.batches.samples)
+    wanted = "thresholds" in point.prepared.correction_names and may_choose_thresholds(point.prepared)
+    if not wanted or samples == seen:
         return point
-    seen, best = samples_of_gradients(evaluator.batches.samples), point
+    tried = []
     for proposal in threshold_proposals(point.prepared):
-        try:
-            tried = first_point(proposal, evaluator)
-        except InfeasibleBits:
-            continue
-        if _value(tried.measured, evaluator, seen) > _value(best.measured, evaluator, seen):
-            best = tried
-    return best
+        with suppress(InfeasibleBits):
+            tried.append(first_point(proposal, evaluator))
+    best = max(tried, key=lambda other: _value(other.measured, evaluator, seen), default=point)
+    confirmation = Confirmation(tuple(batch.size for batch in evaluator.batches), (Fold(seen, samples),))
+    before, after = ([losses_of(evaluator.objective, of.measured)] for of in (point, best))
+    return best if confirmation.gain(before, after).is_significant(candidates=max(1, len(tried))) else point
 
 
 def _value(measured: Measurement, evaluator: Evaluator, seen: int) -> float:
@@ -212,5 +214,5 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
 
 def _attempts(wanted: Sequence[str]) -> list[tuple[bool, bool]]:
     """Which of rounding and biases are corrected together."""
-    rounding, bias = ("rounding" in wanted, "bias" in wanted)
-    return [pair for pair in ((rounding, bias), (rounding, False)) if any(pair)][: 2 if rounding and bias else 1]
+    together = ("rounding" in wanted, "bias" in wanted)
+    return [together, (True, False)] if all(together) else [together] if any(together) else []

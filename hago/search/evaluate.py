@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
@@ -113,6 +114,12 @@ class Evaluator:
         names = ["sqnr", "agreement", *(["accuracy"] if classed else [])]
         self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names}
         self._measures |= {o.name: o for o in (objective, *also)}
+
+    def judging_by(self, objective: Objective) -> Evaluator:
+        """An evaluator of this objective alone, with the same outputs of the float model and cache of values."""
+        other = copy(self)
+        other.objective, other._measures, other._best = objective, {objective.name: objective}, None
+        return other
 
     def measure(self, plan: Plan, enough: Enough | None = None, see: See | None = None) -> Measurement:
         """Simulate a Plan over all batches, or until it is enough.

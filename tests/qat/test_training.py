@@ -38,6 +38,10 @@ def equal(a: Any, b: Any) -> bool:
     return all(count_differing(x, y) == 0 for x, y in zip(outputs(a), outputs(b), strict=True))
 
 
+#: Scales of groups are not trained.
+TRAINED = sorted(n for n, chip in EVERY.items() if not any(d.groups for descs in chip.ops.values() for d in descs))
+
+
 def in_training(seed: int, name: str, scheme: str) -> tuple[QatModel, list[Tensor]]:
     """A random network at random bits on some hardware, prepared; and inputs."""
     rng = random.Random(seed)
@@ -54,14 +58,11 @@ def test_the_trained_model_is_the_shipped_one(seed: int) -> None:
     """The forward pass in training, the simulation and the integer model are equal, before and after a step."""
     rng = random.Random(seed)
     scheme = rng.choice(sorted(TRAINING_SCHEMES))
-    name = rng.choice(sorted(EVERY))
+    name = rng.choice(TRAINED)
     try:
         trained, inputs = in_training(seed, name, scheme)
     except HagoError as error:
-        refusals = ("cannot hold DoReFa's weights", "DoReFa's grid needs one number", "which are not trained")
-        assert any(refusal in str(error) for refusal in refusals)
-        if refusals[-1] in str(error):
-            return
+        assert "cannot hold DoReFa's weights" in str(error) or "DoReFa's grid needs one number" in str(error)
         trained, inputs = in_training(seed, name, "hago")
     for _ in range(2):
         trained.train()(*inputs)  # updates the ranges with the inputs

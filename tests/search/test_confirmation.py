@@ -272,7 +272,7 @@ def test_what_is_taken_is_surely_better_where_it_was_not_shaped(count: int, spec
 def test_one_sample_confirms_nothing() -> None:
     found = run_search(residual_block(), "x86_vnni", DATA[0][0][:1], SearchOptions.of(progress=False))
     assert found.strategy.made_by["refined"] == {"kept_aside": 0, "turns": 0}
-    one = hago.quantize(residual_block(), "x86_vnni", DATA[0][0][:1], corrections=WITHOUT_THRESHOLDS).strategy
+    one = hago.quantize(residual_block(), "x86_vnni", DATA[0][0][:1]).strategy
     assert dict(one.thresholds) == dict(found.strategy.thresholds)
 
 
