@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library, and beside it a compiler that copies it and counts how often it was asked."""
+    """A library, and beside it a compiler that copies it where objects are linked, and counts how often it was asked."""
     folder = tmp_path_factory.mktemp("compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("HAGO_NATIVE", raising=False)
@@ -33,6 +33,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = folder / "c++"
     script.write_text(
         '#!/bin/sh\nfor last; do :; done\nif [ "$1" = --version ]; then echo copy 1.0; exit; fi\n'
+        'case " $* " in *" -c "*) : > "$last"; exit;; esac\n'
         f'echo x >> "{folder}/count"\ncp "{folder}/kernels.so" "$last"\n'
     )
     script.chmod(0o755)

@@ -27,10 +27,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from tqdm import tqdm
 
 from hago.errors import LogError, warn
 from hago.runtime.native.instruction_sets import InstructionSet, largest_set
@@ -359,9 +362,8 @@ def build(target: InstructionSet | None) -> Path:
             shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as place:
         built = Path(place) / "kernels.so"
-        sources = sorted(map(str, SOURCES.glob("*.cpp")))
-        command = [compiler, *OPTIONS, *options, *sources, "-o", str(built)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT)
+        objects = _compiled([compiler, *OPTIONS, *options], Path(place))
+        _run_compiler([compiler, *OPTIONS, *options, *objects, "-o", str(built)])
         built.chmod(0o755)
         digest, size = _sha256(built), built.stat().st_size
         kept = folder / f"{manifest.stem}-{digest[:16]}.so"
@@ -371,6 +373,27 @@ def build(target: InstructionSet | None) -> Path:
     record = {"library": kept.name, "bytes": size, "sha256": digest}
     replace_file(manifest, canonical(record))
     return kept
+
+
+def _compiled(command: Sequence[str], folder: Path) -> list[str]:
+    """The object files of all sources, compiled side by side."""
+
+    def compiled(source: Path) -> str:
+        made = str(folder / f"{source.stem}.o")
+        _run_compiler([*(word for word in command if word != "-shared"), "-c", str(source), "-o", made])
+        return made
+
+    # those that take longest first
+    sources = sorted(SOURCES.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path.name))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        # quiet where standard error is no terminal
+        return list(
+            tqdm(pool.map(compiled, sources), "building kernels, once", len(sources), leave=False, disable=None)
+        )
+
+
+def _run_compiler(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT)
 
 
 def _kept(manifest: Path) -> Path | None:

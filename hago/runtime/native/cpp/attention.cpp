@@ -59,11 +59,8 @@ template <typename Scores, typename Product>
 void attend(const Attention& at, const Tail& scores_tail, const Tail& tail, const char* q, const char* k, const char* v,
             int64_t period, int threads) {
   const Matrices &s = at.scores, &p = at.product;
-  const int64_t each = rows_at_once(s, threads), parts = (s.rows + each - 1) / each;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int64_t job = 0; job < s.outer * s.inner * parts; ++job) {
-    const int64_t product = job / parts, first = job % parts * each, last = std::min(s.rows, first + each);
-    const int64_t outer = product / s.inner, inner = product % s.inner;
+  for_rows_of_products(s, threads, [&](const RowsOfProduct& of) {
+    const auto [product, outer, inner, first, last] = of;
     Panels<Scores> keys(s);
     keys.fill(k, outer * s.b_outer + inner * s.b_inner);
     Panels<Product> values(p);
@@ -87,7 +84,7 @@ void attend(const Attention& at, const Tail& scores_tail, const Tail& tail, cons
       }
       by_values(bytes.data(), 0, n, there, period, row, 0);
     }
-  }
+  });
 }
 
 }  // namespace

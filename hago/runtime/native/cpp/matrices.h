@@ -220,5 +220,22 @@ inline int64_t rows_at_once(const Matrices& m, int threads) {
   return std::max<int64_t>(1, ((m.rows + parts - 1) / parts + TALL - 1) / TALL * TALL);
 }
 
+// Rows [first, last) of one of the products, which is `outer` and `inner` along the batch axes.
+struct RowsOfProduct {
+  int64_t product, outer, inner, first, last;
+};
+
+// Calls `work` for all rows of all products. Every thread takes products, or a part of the rows of one where there are
+// fewer products than threads.
+template <typename Work>
+void for_rows_of_products(const Matrices& m, int threads, const Work& work) {
+  const int64_t each = rows_at_once(m, threads), parts = (m.rows + each - 1) / each;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int64_t job = 0; job < m.outer * m.inner * parts; ++job) {
+    const int64_t product = job / parts, first = job % parts * each;
+    work(RowsOfProduct{product, product / m.inner, product % m.inner, first, std::min(m.rows, first + each)});
+  }
+}
+
 // Whether four bytes are multiplied at once.
 inline bool multiplies_bytes(const Matrices& m) { return DOTS_BYTES == EXACTLY && m.a_type <= I8 && m.b_type <= I8; }
