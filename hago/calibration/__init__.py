@@ -6,10 +6,12 @@
 from hago.calibration.collection import Calibration, collect
 from hago.calibration.estimators import ESTIMATORS, Mse, dorefa_of, named_estimator
 from hago.calibration.given_ranges import GivenRanges, ModesLike, ThresholdsLike, make_given_ranges
-from hago.calibration.statistics import Estimator, TensorStatistics
+from hago.calibration.statistics import BINS, CHANNEL_BINS, Estimator, TensorStatistics
 from hago.calibration.threshold_cache import ThresholdCache
 
 __all__ = [
+    "BINS",
+    "CHANNEL_BINS",
     "ESTIMATORS",
     "Calibration",
     "Estimator",

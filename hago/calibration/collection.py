@@ -18,7 +18,7 @@ from hago.arithmetic.numerics import extremes
 from hago.arithmetic.schemes import Grid
 from hago.calibration.given_ranges import GivenRanges
 from hago.calibration.observer import Observer
-from hago.calibration.statistics import TensorStatistics
+from hago.calibration.statistics import CHANNEL_BINS, TensorStatistics
 from hago.data import Batch
 from hago.errors import DataError
 from hago.graph import CONST, Graph, Node, run_real
@@ -34,12 +34,14 @@ class Calibration:
         ranges: (minimum, maximum) of every node with float values.
         given: ranges from the user, in place of observed ones.
         refined: refined thresholds, in place of estimated ones, by group and grid.
+        channel_bins: bins of the histograms of channels of constants, whose thresholds are estimated when asked for.
     """
 
     statistics: Mapping[str, TensorStatistics]
     ranges: Mapping[str, tuple[float, float]]
     given: GivenRanges = field(default_factory=GivenRanges)
     refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    channel_bins: int = CHANNEL_BINS
 
     @property
     def peaks(self) -> dict[str, float]:

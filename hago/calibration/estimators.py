@@ -241,8 +241,8 @@ _MIDPOINTS: Final = 256
 #: Candidates are skipped if their clipping error alone exceeds the error of the first candidate by this part of the sum
 #: of squares.
 _SLACK: Final = 1e-9
-#: Channels that are processed at a time; their tables take a few megabytes.
-_BLOCK: Final = 64
+#: Bins of the channels that are processed at a time; their tables take a few megabytes.
+_BINS_AT_ONCE: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -425,8 +425,9 @@ class Mse:
     def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
         """The range of least error; see Estimator."""
         search = _affine if two_sided(grid) else _symmetric
-        starts = range(0, statistics.channels, _BLOCK)
-        blocks = statistics.derive("blocks", lambda: [statistics.channel_slice(i, i + _BLOCK) for i in starts])
+        size = max(1, _BINS_AT_ONCE // statistics.histogram.shape[1])
+        starts = range(0, statistics.channels, size)
+        blocks = statistics.derive("blocks", lambda: [statistics.channel_slice(i, i + size) for i in starts])
         lo, hi = zip(*(search(block, grid) for block in blocks), strict=True)
         return torch.cat(lo), torch.cat(hi)
 

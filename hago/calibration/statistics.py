@@ -16,6 +16,8 @@ from hago.arithmetic.schemes import Grid
 
 #: Histogram bins over [-limit, limit]; even, so that zero is an edge between two bins.
 BINS: Final = 4096
+#: Bins of the histogram of one channel of a constant, which has few values.
+CHANNEL_BINS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,10 +11,10 @@ from torch import Tensor
 from hago.arithmetic.schemes import Grid
 from hago.caching import LRU
 from hago.calibration.observer import constant_statistics
-from hago.calibration.statistics import BINS, Estimator, TensorStatistics, stack
+from hago.calibration.statistics import CHANNEL_BINS, Estimator, TensorStatistics, stack
 from hago.errors import DataError, HagoError, did_you_mean
 
-#: The number of channels of a constant that are estimated at a time: their histograms take 8 MiB.
+#: The number of channels of a constant that are estimated at a time: their histograms take 2 MiB.
 _BLOCK = 256
 #: The number of groups of a constant that are estimated at a time, and the bins of their histograms: a group has few
 #: values, and a constant many groups.
@@ -33,14 +33,15 @@ class ThresholdCache:
     """The thresholds that an estimator gives, each computed when it is first asked for.
 
     Made by `plan.threshold_sources.EstimatedThresholds`, which calls it whenever a Plan is resolved. The statistics
-    of a constant are computed when they are first needed. Those of whole tensors are kept. Those per channel (8 * BINS
-    bytes per channel, far more than the weight itself) are computed in blocks, of which the most recently used are
+    of a constant are computed when they are first needed. Those of whole tensors are kept. Those per channel (8 *
+    channel_bins bytes each, more than the weight itself) are computed in blocks, of which the most recently used are
     kept. So are those per group, each of which is estimated as a channel with coarser bins.
 
     Args:
         statistics: statistics of the observed nodes, by name.
         constants: float tensors by name; looked up before `statistics`.
         estimator: called for one tensor, or for many nodes at once if it has `together`.
+        channel_bins: bins of the histogram of a channel of a constant.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class ThresholdCache:
         statistics: Mapping[str, TensorStatistics],
         constants: Mapping[str, Tensor],
         estimator: Estimator,
+        channel_bins: int = CHANNEL_BINS,
     ) -> None:
-        self.estimator = estimator
+        self.estimator, self.channel_bins = estimator, channel_bins
         self._statistics = statistics
         self._constants = constants
         self._whole: dict[str, TensorStatistics] = {}  # of constants
@@ -59,7 +61,7 @@ class ThresholdCache:
 
     def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> ThresholdCache:
         """A cache with other statistics of observed nodes, which shares all thresholds that do not depend on them."""
-        other = ThresholdCache(statistics, self._constants, self.estimator)
+        other = ThresholdCache(statistics, self._constants, self.estimator, self.channel_bins)
         other._whole, other._ranges, other._blocks = self._whole, self._ranges, self._blocks
         return other
 
@@ -135,7 +137,7 @@ class ThresholdCache:
             key: of the cached statistics, equal for equal rows: the node, the axis of its channels, and the size of
                 groups or 0.
         """
-        at_once, bins = (_BLOCK, BINS) if grid.group is None else (_GROUPS, _GROUP_BINS)
+        at_once, bins = (_BLOCK, self.channel_bins) if grid.group is None else (_GROUPS, _GROUP_BINS)
 
         def statistics(start: int) -> TensorStatistics:
             return constant_statistics(rows[start : start + at_once], 0, node, bins)

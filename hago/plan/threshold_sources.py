@@ -38,7 +38,7 @@ class EstimatedThresholds:
     """
 
     def __init__(self, graph: Graph, calibration: Calibration, estimator: Estimator, ops: Ops = OPS) -> None:
-        self._thresholds = ThresholdCache(calibration.statistics, graph.consts, estimator)
+        self._thresholds = ThresholdCache(calibration.statistics, graph.consts, estimator, calibration.channel_bins)
         self._given, self._consts, self._refined = calibration.given, graph.consts, calibration.refined
         self._sharing_scale = _sharing_scale(graph, ops)
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hago.calibration import named_estimator
-from hago.errors import LONGEST_QUOTE, HagoError, LogError, StrategyMismatch, as_strings, shortened_to
+from hago.calibration import BINS, named_estimator
+from hago.errors import LONGEST_QUOTE, HagoError, LogError, StrategyMismatch, as_strings, shortened, shortened_to
 from hago.hardware import Hardware, hardware_hash
 from hago.search.correcting import wanted_corrections
 from hago.search.goal import Goal, GoalOptions, make_goal, normalized_limits, parse_limits
@@ -112,6 +112,18 @@ def with_limits_as_logged(options: GoalOptions, logged: Header) -> GoalOptions:
     if not same_limits(texts, [*keep, *normalized_limits(options.budget_cost)]):
         return options
     return replace(options, keep=texts[: len(keep)], budget_cost=texts[len(keep) :])
+
+
+def logged_channel_bins(logged: Header) -> int:
+    """The bins of the histograms of channels of constants with which a log was begun; earlier logs do not state them.
+
+    Raises:
+        LogError: the header was edited.
+    """
+    bins = logged.settings.get("channel_bins", BINS)
+    if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= BINS or bins % 2:
+        raise LogError(f"channel_bins is {shortened(bins)} in the header of the log; it was edited")
+    return bins
 
 
 def _limits(settings: Mapping[str, Any]) -> list[str]:

@@ -7,9 +7,10 @@ are closer to the float model's.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 import torch
@@ -26,8 +27,9 @@ from hago.search.layer_correction import correct_layers, most_samples
 from hago.search.objective import OBJECTIVES
 from hago.search.output_thresholds import may_choose_thresholds, samples_of_gradients, threshold_proposals
 from hago.search.preparation import Prepared
-from hago.search.safe_bits import first_safe_bits
+from hago.search.safe_bits import first_safe_bits, safe_bits
 from hago.search.split import find_splits
+from hago.search.squared_gradients import SquaredGradients
 from hago.study import Header
 
 #: Where operands have fewer bits, weights are also rounded without moving biases, which may then lose by that.
@@ -103,18 +105,30 @@ def correct(
 def _of_graph(prepared: Prepared) -> list[Prepared]:
     """The model with the corrections of its graph that are worth measuring."""
     names, candidates = prepared.correction_names, list[Prepared]()
-    splits = find_splits(prepared, norms="equalization" in names) if "splitting" in names else Splits()
-    split = prepared.corrected(Corrections(splits=splits)) if splits else prepared
+    plan, measured = _measured(prepared)
+    splits = Splits()
+    if "splitting" in names:
+        splits = find_splits(prepared.graph, plan, measured, norms="equalization" in names)
+    split = prepared
+    if splits:
+        split = prepared.corrected(Corrections(splits=splits))
+        plan, measured = _measured(split)
     if splits.channels:
         candidates.append(split)
     if "equalization" in names:
-        found = find_equalization(split)
+        found = find_equalization(split, plan, measured)
         # of norms whose factors stay, a second one would be in vain
         norms = tuple(n for n in splits.norms if name_apart(n) in found.equalization)
         if found:
             found = replace(found, splits=replace(splits, norms=norms))
             candidates.append(prepared.corrected(found))
     return candidates
+
+
+def _measured(prepared: Prepared) -> tuple[Plan, Callable[[], SquaredGradients]]:
+    """The Plan with the most safe bits, and what the model's outputs say of it, which is measured once if asked for."""
+    plan = prepared.resolver(safe_bits(prepared))
+    return plan, cache(lambda: SquaredGradients.measure(prepared, plan))
 
 
 def sqnr_evaluator(prepared: Prepared) -> Evaluator:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from hago.calibration import dorefa_of
+from hago.calibration import BINS, dorefa_of
 from hago.hardware import hardware_hash
 from hago.plan import HardwareId
 from hago.search.preparation import Prepared
@@ -77,6 +77,7 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
             **{k: how[k] for k in ("race", "topology", "refined") if k in how},
             **({"thresholds": given.to_json()} if given.gives_ranges else {}),
             **({"corrections": {"names": list(names), **prepared.corrections.to_json()}} if names else {}),
+            **({"channel_bins": bins} if (bins := prepared.calibration.channel_bins) != BINS else {}),
         },
         confirmed=how.get("confirmed"),
         **named_parts,

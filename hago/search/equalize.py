@@ -8,7 +8,7 @@ tensor, or of a weight's row. With gradients g of the outputs (`hago.search.grad
 
 for activations, and likewise for weights with f_in / f_out. Steps are those of the Plan, times the ratio of the ranges
 with and without factors; ranges are norms of order RANGE_NORM over channels, which are smooth. The logarithm of the
-loss is minimized over the logarithms of factors by L-BFGS-B (SciPy).
+loss is minimized over the logarithms of factors by L-BFGS.
 
 A clamp has one limit for all channels. A channel that reaches it on the data keeps its factor; others get none that
 would let it cut them.
@@ -22,11 +22,10 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,18 +42,16 @@ from hago.correction import (
 )
 from hago.graph import Node, run_real
 from hago.plan import Plan
-from hago.search.gradients import gradients
-from hago.search.objective import SQUARED_ERROR
 from hago.search.preparation import Prepared
-from hago.search.safe_bits import safe_bits
+from hago.search.squared_gradients import SquaredGradients, is_rounded
 
-#: Samples whose gradients weigh the factors.
-GRADIENT_SAMPLES: Final = 32
 #: The order of the norm that stands for the largest channel.
 RANGE_NORM: Final = 8
 #: Factors are at most 2 to this power, and at least its inverse.
 MOST_OCTAVES: Final = 12.0
+#: Of L-BFGS, with so many pairs of steps and changes of the slope.
 ITERATIONS: Final = 24
+HISTORY: Final = 10
 #: A divisor in place of 0.
 TINY: Final = 1e-300
 #: An equalization is worth measuring if it is expected to gain this many dB.
@@ -128,11 +125,13 @@ class _Activation:
         return float(ratio * loss)
 
 
-def find_equalization(prepared: Prepared, seed: int = 0) -> Corrections:
-    """The equalization with the least expected error of the outputs at the most safe bits; an empty one where no factor
-    is free, or too little is expected of it.
+def find_equalization(prepared: Prepared, plan: Plan, measured: Callable[[], SquaredGradients]) -> Corrections:
+    """The equalization with the least expected error of the outputs; an empty one where no factor is free, or too
+    little is expected of it. If the model has clamps, it runs over all batches.
 
-    The float model runs forward and backward over GRADIENT_SAMPLES, and once over all batches if it has clamps.
+    Args:
+        plan: gives the steps of weights and edges.
+        measured: measures the model with this plan; called if there are free factors.
     """
     graph, ops = prepared.graph, prepared.hardware.known_ops
     channels = track_channels(graph, ops)
@@ -140,10 +139,8 @@ def find_equalization(prepared: Prepared, seed: int = 0) -> Corrections:
     free = free[free > FIXED]
     if not len(free):
         return Corrections()
-    plan = prepared.resolver(safe_bits(prepared))
-    task = _Task(prepared, channels, plan)
-    task.measure_ranges()
-    task.measure_gradients(seed)
+    task = _Task(prepared, channels, plan, measured())
+    task.measure_clamped()
     least, most = task.bounds()
     octaves, gain = _minimize(task.errors(), channels.count, free, least, most)
     if gain < LEAST_EXPECTED_DB:
@@ -156,70 +153,36 @@ def find_equalization(prepared: Prepared, seed: int = 0) -> Corrections:
 
 @dataclass(slots=True)
 class _Task:
-    """What is measured for one equalization.
+    """What one equalization is found from.
 
     Args:
         plan: gives the steps of weights and edges.
-        largest: by node, the largest magnitude of every entry of its value at batch 1.
-        weights: by edge of a constant, the sum of its squared gradients.
-        edges: by edge of an activation, for every channel the sum of its squared gradients.
+        measured: of the prepared model with this plan.
     """
 
     prepared: Prepared
     channels: Channels
     plan: Plan
-    largest: dict[str, Tensor] = field(default_factory=dict)
-    weights: dict[Edge, Tensor] = field(default_factory=dict)
-    edges: dict[Edge, Tensor] = field(default_factory=dict)
+    measured: SquaredGradients
 
-    def measure_ranges(self) -> None:
-        """Run the float model for the largest magnitude of every channel: over all batches where clamps must cut
-        nothing off, else over the samples of the gradients."""
+    def measure_clamped(self) -> None:
+        """Run the float model over all batches for the largest magnitudes of what clamps read: they must cut nothing
+        off."""
         graph, ops = self.prepared.graph, self.prepared.hardware.known_ops
+        read = {graph[name].inputs[0] for name in self.channels.clips}
 
         def see(node: Node, value: Any) -> None:
-            numbers = self.channels.values.get(node.name)
-            if numbers is None or not isinstance(value, Tensor) or not _is_of_samples(numbers, value):
-                return
-            if value.is_floating_point() and bool((numbers > FIXED).any()):
-                new = value.abs().amax(0, keepdim=True)
-                old = self.largest.get(node.name)
-                self.largest[node.name] = new if old is None else torch.maximum(old, new)
+            if node.name in read:
+                self.measured.see(node, value)
 
-        for batch in self.prepared.batches if self.channels.clips else self.prepared.batches.first(GRADIENT_SAMPLES):
-            run_real(graph, batch.inputs, see, ops)
-
-    def measure_gradients(self, seed: int) -> None:
-        """Run it forward and backward for the squared gradients of weights and edges."""
-        p = self.prepared
-        wanted = {e for e in p.graph.edges if self._step(e) is not None}
-
-        def on_constant(edge: Edge, g: Tensor) -> None:
-            if edge in wanted:
-                self.weights[edge] = self.weights.get(edge, 0.0) + g.detach().to(torch.float64).square()
-
-        def on_activation(edge: Edge, g: Tensor) -> None:
-            numbers = self.channels.values.get(p.graph.source(edge))
-            if edge in wanted and numbers is not None and _is_of_samples(numbers, g):
-                squares = g.detach().to(torch.float64).square().sum(0, keepdim=True)
-                self.edges[edge] = self.edges.get(edge, 0.0) + squares
-
-        gradients(
-            p.graph,
-            p.batches.first(GRADIENT_SAMPLES),
-            {},
-            SQUARED_ERROR.probe,
-            lambda edge: (),
-            p.hardware.known_ops,
-            seed,
-            on_constant=on_constant,
-            on_activation=on_activation,
-        )
+        if read:
+            for batch in self.prepared.batches:
+                run_real(graph, batch.inputs, see, ops)
 
     def _step(self, edge: Edge) -> Tensor | None:
         """The scale at which the plan rounds the values of an edge; None where it does not."""
         target = self.plan.target(edge)
-        if target is None or target.qmax - target.qmin > 1 << 16:
+        if target is None or not is_rounded(self.plan, edge):
             return None
         return target.spread_over(self.prepared.graph[self.prepared.graph.source(edge)].shape or ()).scale
 
@@ -230,18 +193,21 @@ class _Task:
         for name, scalable in self.channels.scalable.items():
             node = graph[name]
             edge = node.edges[1] if len(node.edges) > 1 else None
-            if node.op not in LAYERS or edge not in self.weights:
+            if node.op not in LAYERS or edge not in self.measured.edges:
                 continue
             step = self._step(edge)
             assert step is not None
-            found.append(_weight_errors(node, graph.consts[node.inputs[1]], self.weights[edge], step, scalable))
-        for edge, squares in self.edges.items():
-            numbers, largest = self.channels.values[graph.source(edge)], self.largest.get(graph.source(edge))
-            step = self._step(edge)
-            if largest is None or step is None or step.numel() > 1:
+            found.append(_weight_errors(node, graph.consts[node.inputs[1]], self.measured.edges[edge], step, scalable))
+        for edge, squares in self.measured.edges.items():
+            source, step = graph.source(edge), self._step(edge)
+            numbers, largest = self.channels.values.get(source), self.measured.largest.get(source)
+            # not where the model fixes the batch, or no channel has a factor
+            if numbers is None or largest is None or not numbers.shape == largest.shape == squares.shape:
+                continue
+            if step is None or step.numel() > 1 or not bool((numbers > FIXED).any()):
                 continue
             own, index = torch.unique(numbers.flatten(), return_inverse=True)
-            loss = torch.zeros(len(own), dtype=torch.float64).index_add_(0, index, squares.flatten())
+            loss = torch.zeros(len(own), dtype=torch.float64).index_add_(0, index, squares.flatten().to(torch.float64))
             top = torch.zeros(len(own), dtype=torch.float64).scatter_reduce_(
                 0, index, largest.flatten().to(torch.float64), "amax"
             )
@@ -256,9 +222,10 @@ class _Task:
         most = torch.full((count,), MOST_OCTAVES, dtype=torch.float64)
         for name, limit in self.channels.clips.items():
             (source,) = self.prepared.graph[name].inputs
-            if source not in self.largest:
+            largest = self.measured.largest.get(source)
+            if largest is None or largest.shape != self.channels.values[name].shape:
                 continue
-            numbers, ratio = self.channels.values[name].flatten(), self.largest[source].flatten() / limit
+            numbers, ratio = self.channels.values[name].flatten(), largest.flatten() / limit
             ratio = ratio.to(torch.float64)
             top = torch.zeros(count, dtype=torch.float64).scatter_reduce_(0, numbers, ratio, "amax")
             here = torch.zeros(count, dtype=torch.bool).index_fill_(0, numbers, True)
@@ -267,11 +234,6 @@ class _Task:
             least, most = least.masked_fill(binds, 0.0), most.masked_fill(binds, 0.0)
         least[: FIXED + 1], most[: FIXED + 1] = 0.0, 0.0
         return least, torch.maximum(most, least)
-
-
-def _is_of_samples(numbers: Tensor, value: Tensor) -> bool:
-    """Whether a value has the numbers of one sample in every sample; not where the model fixes the batch."""
-    return value.ndim > 0 and numbers.shape == (1, *value.shape[1:])
 
 
 def _weight_errors(node: Node, weight: Tensor, squares: Tensor, step: Tensor, scalable: Scalable) -> _Weight:
@@ -285,25 +247,31 @@ def _weight_errors(node: Node, weight: Tensor, squares: Tensor, step: Tensor, sc
 
     size = weight.abs().to(torch.float64)
     powers = by_pair((size / size.max().clamp_min(TINY)) ** RANGE_NORM)
-    return _Weight(scalable.reads, scalable.gives, powers, by_pair(squares * variance), step.numel() > 1)
+    return _Weight(
+        scalable.reads, scalable.gives, powers, by_pair(squares.to(torch.float64) * variance), step.numel() > 1
+    )
 
 
 def _minimize(
     errors: Sequence[_Weight | _Activation], count: int, free: Tensor, least: Tensor, most: Tensor
 ) -> tuple[Tensor, float]:
     """The logarithms of all factors, and how many dB less the expected error is with them."""
-    from scipy.optimize import minimize  # slow to import
+    low, high, best = least[free], most[free], torch.zeros(count, dtype=torch.float64)
+    at = torch.zeros_like(low).clamp(low, high).requires_grad_()
+    lowest = before = math.log(max(math.fsum(e.expected(best, torch.zeros_like(best)) for e in errors), TINY))
 
-    def loss(values: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+    def loss() -> float:
+        nonlocal best, lowest
         octaves, slope = torch.zeros(2, count, dtype=torch.float64)
-        octaves[free] = torch.from_numpy(np.asarray(values))
+        octaves[free] = inside = at.detach().clamp(low, high)
         total = max(math.fsum(e.expected(octaves, slope) for e in errors), TINY)
-        return math.log(total), (slope[free] / total).numpy()
+        slope = slope[free] / total
+        # beyond a bound, the loss is that at the bound
+        at.grad = torch.where((at.detach() - inside) * slope < 0.0, 0.0, slope)
+        if (value := math.log(total)) < lowest:
+            best, lowest = octaves, value
+        return value
 
-    start = torch.zeros(len(free), dtype=torch.float64).clamp(least[free], most[free]).numpy()
-    before, _ = loss(np.zeros(len(free)))
-    bounds = list(zip(least[free].tolist(), most[free].tolist(), strict=True))
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": ITERATIONS})
-    octaves = torch.zeros(count, dtype=torch.float64)
-    octaves[free] = torch.from_numpy(np.asarray(found.x))
-    return octaves, (before - float(found.fun)) * 10 / math.log(10)
+    optimizer = torch.optim.LBFGS([at], max_iter=ITERATIONS, history_size=HISTORY, line_search_fn="strong_wolfe")
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
+    return best, (before - lowest) * 10 / math.log(10)

@@ -139,6 +139,7 @@ def gradients(
     chunk: int = GRADIENT_CHUNK,
     on_constant: OnGradients | None = None,
     on_activation: OnGradients | None = None,
+    on_value: Callable[[Node, Any], None] | None = None,
 ) -> Gradients:
     """Make one forward and one backward pass over the data, `chunk` samples at a time.
 
@@ -149,9 +150,10 @@ def gradients(
         chunk: number of samples that are differentiated at once.
         on_constant: called with the gradients of every constant, once per chunk.
         on_activation: called with those of every edge whose values are no constant, (samples, ...).
+        on_value: called with every node and its value, once per chunk.
     """
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-    sums = _Pass(graph, ranges, probe, errors, ops, generator, on_constant, on_activation)
+    sums = _Pass(graph, ranges, probe, errors, ops, generator, on_constant, on_activation, on_value)
     for batch in batches:
         for start in range(0, batch.size, chunk):
             labels = None if batch.labels is None else batch.labels[start : start + chunk]
@@ -172,9 +174,10 @@ class _Pass:
         generator: torch.Generator,
         on_constant: OnGradients | None,
         on_activation: OnGradients | None,
+        on_value: Callable[[Node, Any], None] | None,
     ) -> None:
         self.graph, self.probe, self.errors, self.ops, self.generator = graph, probe, errors, ops, generator
-        self.on_constant, self.on_activation = on_constant, on_activation
+        self.on_constant, self.on_activation, self.on_value = on_constant, on_activation, on_value
         self.spectra: dict[Edge, Spectrum] = {}
         self.weights: dict[Edge, list[float]] = {}
         self.samples, self.signal = 0, 0.0
@@ -191,7 +194,7 @@ class _Pass:
         leaves = [channels_last(x.detach().clone()).requires_grad_(observed and x.is_floating_point()) for x in inputs]
         consts = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in self.consts.items()}
         with torch.enable_grad():
-            outputs = run_graph(self.graph, leaves, self._step, consts=consts)
+            outputs = run_graph(self.graph, leaves, self._step, consts=consts, on_value=self.on_value)
             outputs = [self._alias_with_hook(Edge(OUTPUT, slot), o) for slot, o in enumerate(outputs)]
             vectors = self.probe(outputs, labels, self.generator)
             pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if v is not None and o.requires_grad]

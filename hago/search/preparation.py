@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from hago.calibration import (
+    CHANNEL_BINS,
     Calibration,
     Estimator,
     GivenRanges,
@@ -53,6 +54,8 @@ class QuantizationOptions:
         search_topology: whether the space chooses between integer and float, too. In a search, None lets the costs in
             use decide; elsewhere it stands for no.
         corrections: names of those that may be made; see `hago.search.correcting`.
+        channel_bins: bins of the histogram of a channel of a constant, from which its threshold is estimated; earlier
+            logs have more.
     """
 
     estimator: str | Estimator | None = None
@@ -62,6 +65,7 @@ class QuantizationOptions:
     modes: ModesLike | None = None
     search_topology: bool | None = None
     corrections: str | Sequence[str] | None = None
+    channel_bins: int = CHANNEL_BINS
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,8 @@ class Prepared:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HagoWarning)  # what was warned of holds for this graph, too
                 return changed._analyzed()
-        calibration = replace(collect(graph, self.batches, old.statistics.keys(), ops), given=old.given)
+        seen = collect(graph, self.batches, old.statistics.keys(), ops)
+        calibration = replace(seen, given=old.given, channel_bins=old.channel_bins)
         resolver = estimated_resolver(graph, self.hardware, self.topology, self.space, calibration, self.estimator, ops)
         return replace(changed, calibration=calibration, resolver=resolver).pruned()
 
@@ -121,6 +126,7 @@ class Prepared:
             self.keep_float,
             self.fix_bits,
             search_topology=any(group.is_kind for group in self.space.groups.values()),
+            channel_bins=self.calibration.channel_bins,
         )
         return replace(made, correction_names=self.correction_names, corrections=self.corrections)
 
@@ -183,6 +189,7 @@ def prepare(
         kept,
         options.fix_bits,
         search_topology=bool(options.search_topology),
+        channel_bins=options.channel_bins,
     )
 
 
@@ -196,6 +203,7 @@ def _calibrated(
     fixed: Mapping[str, int] | None,
     *,
     search_topology: bool,
+    channel_bins: int,
 ) -> Prepared:
     """Analyze the topology of a graph, build its space of bits, calibrate, and drop the choices of bits that fit no
     signature of the hardware."""
@@ -211,7 +219,7 @@ def _calibrated(
         # another topology quantizes other edges
         space = with_kinds(space, chip, topology, graph)
         observed |= {graph.source(e) for e in graph.edges if e.dst != OUTPUT and topology.edges[e]}
-    calibration = replace(collect(graph, batches, observed, ops), given=given)
+    calibration = replace(collect(graph, batches, observed, ops), given=given, channel_bins=channel_bins)
     resolver = estimated_resolver(graph, chip, topology, space, calibration, estimator, ops)
     prepared = Prepared(
         graph=graph,

@@ -21,7 +21,7 @@ from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware
 from hago.plan import Strategy
 from hago.search.confirmation import Confirmation, losses_of
-from hago.search.continuation import check_same_options, with_limits_as_logged
+from hago.search.continuation import check_same_options, logged_channel_bins, with_limits_as_logged
 from hago.search.correcting import TRAINABLE, MeasuredPoint, correct, correct_point, logged_corrections
 from hago.search.description import description, header_of
 from hago.search.earlier_logs import LogPath, hashes_of, known_scores
@@ -368,7 +368,8 @@ def continued(
     if options.searcher == AUTO and logged.searcher["name"] in AUTO_SEARCHERS:
         options = replace(options, searcher=searcher_text(logged.searcher["name"], logged.searcher["options"]))
     check_same_options(options, hardware, logged, str(path), spell)
-    return replace(options, goal=with_limits_as_logged(options.goal, logged)), logged
+    quantization = replace(options.quantization, channel_bins=logged_channel_bins(logged))
+    return replace(options, quantization=quantization, goal=with_limits_as_logged(options.goal, logged)), logged
 
 
 # ---------------------------------------------------------------- the trials

@@ -20,7 +20,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,13 +29,10 @@ from torch import Tensor
 
 from hago.arithmetic.types import Edge
 from hago.correction import LAYERS, Chain, Splits, chain_axis, chains_of, norms_to_separate
-from hago.graph import Graph, Node, run_real
+from hago.graph import Graph
 from hago.plan import Plan
-from hago.search.equalize import GRADIENT_SAMPLES, TINY
-from hago.search.gradients import gradients
-from hago.search.objective import SQUARED_ERROR
-from hago.search.preparation import Prepared
-from hago.search.safe_bits import safe_bits
+from hago.search.equalize import TINY
+from hago.search.squared_gradients import SquaredGradients
 
 #: The most further parts of a chain.
 MOST_PARTS: Final = 2
@@ -65,23 +62,20 @@ class _Rounded:
         )
 
 
-def find_splits(prepared: Prepared, *, norms: bool, seed: int = 0) -> Splits:
+def find_splits(graph: Graph, plan: Plan, measured: Callable[[], SquaredGradients], *, norms: bool) -> Splits:
     """The norms that can be computed once more for layers, and the channels that are better computed in parts.
 
-    The float model runs forward and backward over GRADIENT_SAMPLES if it has layers whose channels can be in parts.
-
     Args:
+        plan: of the graph.
+        measured: measures the graph with this plan; called if there are layers whose channels can be in parts.
         norms: whether norms are split.
-        seed: of the random vectors on the outputs.
     """
-    graph = prepared.graph
-    plan = prepared.resolver(safe_bits(prepared))
     layers = {n.name for n in graph if n.op in LAYERS and plan.target(Edge(n.name, 1)) is not None}
     apart = tuple(n for n in norms_to_separate(graph) if any(e.dst in layers for e in graph.out_edges[n]))
     chains = _apart_from_each_other(graph, [c for c in chains_of(graph) if {c.first, c.last} <= layers])
     if not chains:
         return Splits(apart if norms else ())
-    losses, sizes = _measured(prepared, plan, chains, seed)
+    losses, sizes = _measured(graph, plan, chains, measured())
     total = max(math.fsum(float(loss.sum()) for loss in losses.values()), TINY)
     channels = {}
     for chain in chains:
@@ -109,47 +103,28 @@ def _edges(graph: Graph, chain: Chain) -> list[Edge]:
 
 
 def _measured(
-    prepared: Prepared, plan: Plan, chains: Sequence[Chain], seed: int
+    graph: Graph, plan: Plan, chains: Sequence[Chain], measured: SquaredGradients
 ) -> tuple[dict[Edge, Tensor], dict[str, Tensor]]:
     """By edge that the plan rounds, the expected loss by channel of a chain (of other edges: in all), and by node
     between layers its largest magnitudes by channel."""
-    graph, ops = prepared.graph, prepared.hardware.known_ops
     axes = {e: _axis(graph, chain, e) for chain in chains for e in _edges(graph, chain)}
     between = {graph.source(e): axis for e, axis in axes.items() if e.slot == 0}
-    squares: dict[Edge, Tensor] = {}
-    sizes: dict[str, Tensor] = {}
-
-    def add(edge: Edge, g: Tensor) -> None:
-        target = plan.target(edge)
-        if target is None or target.qmax - target.qmin > 1 << 16:
-            return
-        errors = g.detach().to(torch.float64).square()
+    losses = {}
+    for edge, squares in measured.edges.items():
+        target, squares = plan.target(edge), squares.to(torch.float64)
+        assert target is not None
         if target.scale.numel() > 1 or edge not in axes:
-            scale = target.spread_over(g.shape).scale.to(torch.float64)
-            errors = (errors * (scale**2 / 12)).sum().reshape(1)
+            scale = target.spread_over(squares.shape).scale.to(torch.float64)
+            losses[edge] = (squares * (scale**2 / 12)).sum().reshape(1)
         else:
-            errors = errors.movedim(axes[edge], 0).flatten(1).sum(1) * (float(target.scale) ** 2 / 12)
-        squares[edge] = squares.get(edge, 0.0) + errors
-
-    def see(node: Node, value: object) -> None:
-        if node.name in between and isinstance(value, Tensor):
-            new = value.abs().movedim(between[node.name], 0).flatten(1).amax(1).to(torch.float64)
-            sizes[node.name] = torch.maximum(sizes[node.name], new) if node.name in sizes else new
-
-    gradients(
-        graph,
-        prepared.batches.first(GRADIENT_SAMPLES),
-        {},
-        SQUARED_ERROR.probe,
-        lambda edge: (),
-        ops,
-        seed,
-        on_constant=add,
-        on_activation=add,
-    )
-    for batch in prepared.batches.first(GRADIENT_SAMPLES):
-        run_real(graph, batch.inputs, see, ops)
-    return squares, sizes
+            by_channel = squares.movedim(axes[edge], 0).flatten(1).sum(1)
+            losses[edge] = by_channel * (float(target.scale) ** 2 / 12)
+    sizes = {
+        name: measured.largest[name].movedim(axis, 0).flatten(1).amax(1).to(torch.float64)
+        for name, axis in between.items()
+        if name in measured.largest
+    }
+    return losses, sizes
 
 
 def _axis(graph: Graph, chain: Chain, edge: Edge) -> int:

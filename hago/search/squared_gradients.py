@@ -1,0 +1,93 @@
+"""How strongly the outputs react to errors of every entry of a network's values, and how large these entries are.
+
+Equalization and splits weigh what rounding costs by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.types import Edge
+from hago.graph import Node
+from hago.plan import Plan
+from hago.search.gradients import gradients
+from hago.search.objective import SQUARED_ERROR
+from hago.search.preparation import Prepared
+
+#: Samples that are differentiated.
+GRADIENT_SAMPLES: Final = 32
+#: Grids of more levels are taken to be exact.
+MOST_LEVELS: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class SquaredGradients:
+    """Sums over the samples of the squared gradients of the outputs, and the largest magnitudes, float32.
+
+    Activations keep one entry for all samples, so they have the shape (1, ...) of a value of a single sample.
+
+    Args:
+        edges: by edge that a Plan rounds, the sum of squared gradients, in the shape of the constant or activation.
+        largest: by node that such an edge of an activation comes from, the largest magnitude of every entry.
+    """
+
+    edges: dict[Edge, Tensor] = field(default_factory=dict)
+    largest: dict[str, Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def measure(prepared: Prepared, plan: Plan, seed: int = 0) -> SquaredGradients:
+        """Run the float model forward and backward over GRADIENT_SAMPLES.
+
+        Args:
+            plan: says which edges are rounded.
+            seed: of the random vectors on the outputs.
+        """
+        graph, found = prepared.graph, SquaredGradients()
+        rounded = {e for e in graph.edges if is_rounded(plan, e)}
+        sources = {graph.source(e) for e in rounded} - graph.consts.keys()
+
+        def add(edge: Edge, g: Tensor) -> None:
+            if edge in rounded:
+                squares = g.detach().square()
+                squares = squares if graph.source(edge) in graph.consts else over_samples(squares, torch.sum)
+                found.edges[edge] = found.edges[edge] + squares if edge in found.edges else squares
+
+        def see(node: Node, value: Any) -> None:
+            if node.name in sources:
+                found.see(node, value)
+
+        gradients(
+            graph,
+            prepared.batches.first(GRADIENT_SAMPLES),
+            {},
+            SQUARED_ERROR.probe,
+            lambda edge: (),
+            prepared.hardware.known_ops,
+            seed,
+            on_constant=add,
+            on_activation=add,
+            on_value=see,
+        )
+        return found
+
+    def see(self, node: Node, value: Any) -> None:
+        """Take the values of a node into its largest magnitudes."""
+        if isinstance(value, Tensor) and value.is_floating_point():
+            new, old = over_samples(value.detach().abs(), torch.amax), self.largest.get(node.name)
+            self.largest[node.name] = new if old is None else torch.maximum(old, new)
+
+
+def is_rounded(plan: Plan, edge: Edge) -> bool:
+    """Whether a Plan rounds the values of an edge to a grid that is no finer than MOST_LEVELS."""
+    target = plan.target(edge)
+    return target is not None and target.qmax - target.qmin <= MOST_LEVELS
+
+
+def over_samples(value: Tensor, reduce: Any) -> Tensor:
+    """The first axis reduced to one entry, by `torch.sum` or `torch.amax`."""
+    reduced: Tensor = reduce(value, 0, keepdim=True) if value.ndim else value
+    return reduced
