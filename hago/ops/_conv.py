@@ -100,17 +100,16 @@ def in_order(terms: Tensor, order: Order) -> Tensor:
     return (terms if order == "channels_inner" else terms.movedim(-1, 1)).flatten(1)
 
 
-def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
-    x, w = operands[:2]
+def _reads(attrs: Attrs, x: Tensor, w: Tensor) -> TermsAt:
     kernel, groups = w.shape[2:], attrs["groups"]
     seen = windows(x, groups, _pads(attrs, kernel), kernel, attrs["stride"], attrs["dilation"])
-    weights = w.movedim(1, -1).contiguous()
+    return lambda index: seen[(index[0], index[1] // (len(w) // groups), *index[2:])]
 
-    def at(index: tuple[Tensor, ...]) -> Tensor:
-        sample, channel, *place = index
-        return in_order(seen[(sample, channel // (len(w) // groups), *place)] * weights[channel], order)
 
-    return at
+def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
+    x, w = operands[:2]
+    reads_at, weights = _reads(attrs, x, w), w.movedim(1, -1).contiguous()
+    return lambda index: in_order(reads_at(index) * weights[index[1]], order)
 
 
 def _reshape_product(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
@@ -139,7 +138,7 @@ def conv_rule(dims: int) -> OpRule:
             starts_region=True,
             weight=_WEIGHT,
             product=MatrixProduct(_to_matrices, _reshape_product),
-            addends=Addends(_terms),
+            addends=Addends(_terms, reads=_reads),
         ),
         macs=_macs,
         samples=_samples(dims),

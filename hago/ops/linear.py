@@ -34,6 +34,10 @@ def _reshape_product(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Ten
     return product.reshape(*x.shape[:-1], -1)
 
 
+def _reads(attrs: Attrs, x: Tensor, w: Tensor) -> TermsAt:
+    return lambda index: x[index[:-1]]
+
+
 def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
     x, w = operands[:2]
     return lambda index: x[index[:-1]] * w[index[-1]]
@@ -56,7 +60,7 @@ RULE = OpRule(
         starts_region=True,
         weight=_WEIGHT,
         product=MatrixProduct(_to_matrices, _reshape_product),
-        addends=Addends(_terms, bias_axis=-1),
+        addends=Addends(_terms, bias_axis=-1, reads=_reads),
     ),
     macs=_macs,
     samples=(

@@ -184,19 +184,22 @@ class Confirmation:
         folds: see `folds_of`.
         is_blind: whether thresholds of activations are tested by `UnseenSamples`, too; not for older logs.
         max_forwards: the largest cost of one fold, see MAX_FORWARDS; infinite for older logs.
+        refines_weights: whether thresholds of weights are refined, too.
     """
 
     sizes: tuple[int, ...]
     folds: tuple[Fold, ...]
     is_blind: bool = True
     max_forwards: float = MAX_FORWARDS
+    refines_weights: bool = True
 
     @staticmethod
-    def of(batches: Batches, logged: Header | None = None) -> Confirmation | None:
+    def of(batches: Batches, logged: Header | None = None, *, refines_weights: bool = True) -> Confirmation | None:
         """The confirmation for these batches; None to take proposals without one, as logs of version 1 did.
 
         Args:
             logged: the header of the log that is continued or replayed; None for a new search.
+            refines_weights: whether a new search refines thresholds of weights, too.
         """
         refined = None if logged is None else logged.settings.get("refined")
         if refined is True:
@@ -204,9 +207,10 @@ class Confirmation:
         sizes = tuple(batch.size for batch in batches)
         made = Confirmation(sizes, folds_of(sizes))
         if refined is None:
-            return made
+            return replace(made, refines_weights=refines_weights)
         limit = float(refined.get("forwards", math.inf))
-        return replace(made, is_blind=bool(refined.get("blind")), max_forwards=limit)
+        weights = bool(refined.get("refines_weights", True))
+        return replace(made, is_blind=bool(refined.get("blind")), max_forwards=limit, refines_weights=weights)
 
     @property
     def count(self) -> int:
@@ -217,7 +221,9 @@ class Confirmation:
     def record(self) -> dict[str, Any]:
         """The entries of the log's header that are known before anything is measured."""
         entries: dict[str, Any] = {"kept_aside": self.count, "turns": len(self.folds)}
-        return {**entries, "blind": True} if self.is_blind and self.folds else entries
+        if self.is_blind and self.folds:
+            entries["blind"] = True
+        return entries if self.refines_weights else {**entries, "refines_weights": False}
 
     def gain(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> Gain:
         """The gain of `after` over `before` on the validation samples.

@@ -20,7 +20,7 @@ NOT_IN_HEADER: Final = frozenset(
     {"searcher", "goal", "race", "estimated", "topology", "weights", "refined", "confirmed", "corrections"}
 )
 #: Keys of the record of refined thresholds that say how they are refined; the others are measurements.
-_SETTINGS: Final = ("kept_aside", "turns", "blind", "forwards")
+_SETTINGS: Final = ("kept_aside", "turns", "blind", "forwards", "refines_weights")
 
 
 def description(scorer: GoalScorer, searcher: Searcher, seed: int, search_topology: bool) -> dict[str, Any]:

@@ -227,11 +227,10 @@ def _windows(rule: OpRule, attrs: Attrs, x: Sequence[Tensor], weight: Tensor) ->
     Args:
         x: values of the same shape, whose windows are taken at the same places.
     """
-    assert rule.integer is not None and rule.integer.addends is not None and rule.integer.addends.terms is not None
+    assert rule.integer is not None and rule.integer.addends is not None and rule.integer.addends.reads is not None
     axis, groups = rule.integer.addends.bias_axis, attrs.get("groups", 1)
     length = weight[0].numel()
-    ones = torch.ones_like(weight, dtype=torch.float32)
-    shape = list(rule.compute(attrs, x[0].to("meta", torch.float32), ones.to("meta")).shape)
+    shape = list(rule.compute(attrs, x[0].to("meta", torch.float32), weight.to("meta")).shape)
     del shape[axis]
     places = math.prod(shape)
     wanted = max(LEAST_WINDOWS, WINDOWS_PER_WEIGHT * min(length, MOST_TOGETHER))
@@ -242,8 +241,8 @@ def _windows(rule: OpRule, attrs: Attrs, x: Sequence[Tensor], weight: Tensor) ->
     index = [i.repeat(groups) for i in torch.unravel_index(chosen, shape)]
     first_outputs = torch.arange(groups) * (len(weight) // groups)  # any output of a group reads its windows
     index.insert(axis % (len(shape) + 1), first_outputs.repeat_interleave(count))
-    terms = [rule.integer.addends.terms(attrs, (v.to(torch.float32), ones), "channels_inner") for v in x]
-    return [at(tuple(index)).reshape(groups, count, length) for at in terms]
+    reads = [rule.integer.addends.reads(attrs, v.to(torch.float32), weight) for v in x]
+    return [at(tuple(index)).reshape(groups, count, length) for at in reads]
 
 
 def _giving_back(weights: Tensor, halves: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

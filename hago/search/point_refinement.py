@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -36,7 +37,15 @@ from hago.search.confirmation import (
     figures_of,
     losses_of,
 )
-from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_FORWARDS, Gradients, Spectrum, gradients, thinned
+from hago.search.gradients import (
+    CHUNK_SAMPLES,
+    GRADIENT_CHUNK,
+    GRADIENT_FORWARDS,
+    Gradients,
+    Spectrum,
+    gradients,
+    thinned,
+)
 from hago.search.guidance import make_surrogate
 from hago.search.objective import Pull
 from hago.search.preparation import Prepared
@@ -103,14 +112,15 @@ def _make_refinements(task: RefinementTask, confirmation: Confirmation) -> tuple
     """
     folds = confirmation.folds
     samples = _TuningSamples.of(task, folds[0] if len(folds) == 1 else None)
+    over = partial(_SharedPass.over, task, refines_weights=confirmation.refines_weights)
     if len(folds) < 2:
-        final = _SharedPass.over(task, [samples.batch]).refinement(samples, [0])
+        final = over([samples.batch]).refinement(samples, [0])
         final.count_gradients(final.gradient_pass_forwards)
         return [final] * len(folds), final
     # there are several folds only of few samples, all of which are differentiated, so that rows are samples
     assert samples.step == 1
     parts = [samples.batch.rows(fold.first, fold.last) for fold in folds]
-    shared = _SharedPass.over(task, parts)
+    shared = over(parts)
     refinements = []
     for index, fold in enumerate(folds):
         others = [i for i in range(len(parts)) if i != index]
@@ -126,7 +136,7 @@ class _SharedPass:
     """A gradient pass over parts of the samples, from which `_make_refinements` makes every refinement.
 
     Args:
-        scales: of the weights at the safe bits, without gradients.
+        scales: of the weights at the safe bits, without gradients; of none where weights are not refined.
         probes: random vectors, of which only the layout of columns is used.
         products: of the errors of weights with the gradients.
         by_part: the gradients of each part.
@@ -143,20 +153,22 @@ class _SharedPass:
     measurements: dict[str, _Measured]
 
     @staticmethod
-    def over(task: RefinementTask, parts: Sequence[Batch]) -> _SharedPass:
+    def over(task: RefinementTask, parts: Sequence[Batch], *, refines_weights: bool) -> _SharedPass:
         """Differentiate the parts."""
         least_squares = task.least_squares
         bits = safe_bits(least_squares)
-        scales = WeightScales.of(least_squares, least_squares.resolver(bits), bits, KEPT_ERROR_BYTES)
+        if refines_weights:
+            scales = WeightScales.of(least_squares, least_squares.resolver(bits), bits, KEPT_ERROR_BYTES)
+        else:
+            scales = WeightScales.of_none(least_squares)
         if not least_squares.hardware.requantize.power_of_two:
             scales.bar_large_errors(MAX_ERROR_RATIO)
-        chunks = max(-(-part.size // CHUNK_SAMPLES) for part in parts)
+        chunk = CHUNK_SAMPLES if refines_weights else GRADIENT_CHUNK
+        chunks = max(-(-part.size // chunk) for part in parts)
         probes = WeightGradients.of_probes(least_squares, chunks, len(parts))
         has_most_bits = bits == widest_feasible(least_squares.resolver).bits
         choices = COMPUTED_CHOICES if not task.metric and has_most_bits else None
-        by_part = gradients_by_part(
-            least_squares, task.goal.objective, task.seed, parts, CHUNK_SAMPLES, probes, choices
-        )
+        by_part = gradients_by_part(least_squares, task.goal.objective, task.seed, parts, chunk, probes, choices)
         products = scales.products(probes)
         probes.sums.clear()
         return _SharedPass(task, scales, probes, products, by_part, choices, {})

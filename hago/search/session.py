@@ -297,7 +297,9 @@ def run_search(
         steps("refining thresholds" if refines else "measuring sensitivities")
         check_costs_reachable(goal, prepared)
         warn_of_unlimited_loss(goal, options.searcher)
-        confirmation = Confirmation.of(scorer.evaluator.batches, logged) if refines else None
+        # weights that are rounded with error feedback, at the most bits, gain nothing more
+        weights = bool(costs) or "rounding" not in prepared.correction_names
+        confirmation = Confirmation.of(scorer.evaluator.batches, logged, refines_weights=weights) if refines else None
         start = find_starting_point(
             searcher,
             refines,

@@ -252,6 +252,11 @@ class WeightScales:
         weights = {g.edges[0]: w for g, w in pairs if w is not None}
         return WeightScales(weights, factors, _ErrorCache(prepared.hardware.requantize.rounding, factors, kept_bytes))
 
+    @staticmethod
+    def of_none(prepared: Prepared) -> WeightScales:
+        """No factors: of no weight."""
+        return WeightScales({}, FACTORS, _ErrorCache(prepared.hardware.requantize.rounding, FACTORS, 0))
+
     @property
     def estimated_factors(self) -> dict[Edge, Tensor]:
         """The index of the estimated threshold for every channel."""
