@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -100,16 +101,34 @@ def in_order(terms: Tensor, order: Order) -> Tensor:
     return (terms if order == "channels_inner" else terms.movedim(-1, 1)).flatten(1)
 
 
-def _reads(attrs: Attrs, x: Tensor, w: Tensor) -> TermsAt:
-    kernel, groups = w.shape[2:], attrs["groups"]
-    seen = windows(x, groups, _pads(attrs, kernel), kernel, attrs["stride"], attrs["dilation"])
-    return lambda index: seen[(index[0], index[1] // (len(w) // groups), *index[2:])]
-
-
 def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
     x, w = operands[:2]
-    reads_at, weights = _reads(attrs, x, w), w.movedim(1, -1).contiguous()
-    return lambda index: in_order(reads_at(index) * weights[index[1]], order)
+    kernel, groups = w.shape[2:], attrs["groups"]
+    seen = windows(x, groups, _pads(attrs, kernel), kernel, attrs["stride"], attrs["dilation"])
+    weights = w.movedim(1, -1).contiguous()
+
+    def at(index: tuple[Tensor, ...]) -> Tensor:
+        sample, channel, *place = index
+        return in_order(seen[(sample, channel // (len(w) // groups), *place)] * weights[channel], order)
+
+    return at
+
+
+def _windows_at(attrs: Attrs, x: Tensor, w: Tensor, index: tuple[Tensor, ...]) -> Tensor:
+    sample, *places = index
+    kernel, groups, count = w.shape[2:], attrs["groups"], len(index[0])
+    row, inside = sample.unsqueeze(1), torch.ones(count, 1, dtype=torch.bool)
+    along = zip(places, kernel, _pads(attrs, kernel), attrs["stride"], attrs["dilation"], x.shape[2:], strict=True)
+    for place, k, (before, _), step, gap, size in along:
+        entries = (place * step - before).unsqueeze(1) + torch.arange(k) * gap
+        is_inside = (entries >= 0) & (entries < size)
+        inside = (inside.unsqueeze(2) & is_inside.unsqueeze(1)).flatten(1)
+        row = ((row * size).unsqueeze(2) + entries.clamp(0, size - 1).unsqueeze(1)).flatten(1)
+    # where the layout is channels-last, rows of channels are a view
+    seen = x.movedim(1, -1).flatten(0, -2).index_select(0, row.flatten()).view(count, row.shape[1], -1)
+    if not bool(inside.all()):
+        seen.masked_fill_(~inside.unsqueeze(2), 0)
+    return seen.reshape(count, row.shape[1], groups, -1).permute(2, 0, 1, 3).contiguous().flatten(2)
 
 
 def _reshape_product(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
@@ -138,7 +157,7 @@ def conv_rule(dims: int) -> OpRule:
             starts_region=True,
             weight=_WEIGHT,
             product=MatrixProduct(_to_matrices, _reshape_product),
-            addends=Addends(_terms, reads=_reads),
+            addends=Addends(_terms, windows_at=_windows_at),
         ),
         macs=_macs,
         samples=_samples(dims),

@@ -91,13 +91,14 @@ class Addends:
             (`numerics.Order`), without the bias; padding is 0. None for an op with one addition (add, sub) or none
             (mul, neg).
         bias_axis: the axis of the output along which a bias, the third operand, lies.
-        reads: of a layer, from `(attrs, x, w)` to the entries of x that the weights of any outputs are multiplied with,
-            (n, *window, channels); None for other ops, and for layers whose outputs read windows of several shapes.
+        windows_at: from `(attrs, x, w, index)` to what the weights of a layer are multiplied with at n places of its
+            output, (groups, n, K), along K as weights (output, *kernel, channels) have it; `index` is that of `terms`
+            without the channel. None for other ops, and where outputs read windows of several shapes.
     """
 
     terms: Callable[[Attrs, Sequence[Tensor], Order], TermsAt] | None = None
     bias_axis: int = 1
-    reads: Callable[[Attrs, Tensor, Tensor], TermsAt] | None = None
+    windows_at: Callable[[Attrs, Tensor, Tensor, tuple[Tensor, ...]], Tensor] | None = None
 
 
 #: The addends of an op that adds two values at most.

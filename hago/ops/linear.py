@@ -34,8 +34,8 @@ def _reshape_product(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Ten
     return product.reshape(*x.shape[:-1], -1)
 
 
-def _reads(attrs: Attrs, x: Tensor, w: Tensor) -> TermsAt:
-    return lambda index: x[index[:-1]]
+def _windows_at(attrs: Attrs, x: Tensor, w: Tensor, index: tuple[Tensor, ...]) -> Tensor:
+    return x[index].unsqueeze(0)
 
 
 def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
@@ -60,7 +60,7 @@ RULE = OpRule(
         starts_region=True,
         weight=_WEIGHT,
         product=MatrixProduct(_to_matrices, _reshape_product),
-        addends=Addends(_terms, bias_axis=-1, reads=_reads),
+        addends=Addends(_terms, bias_axis=-1, windows_at=_windows_at),
     ),
     macs=_macs,
     samples=(

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -154,19 +154,20 @@ class _Correcting:
             if rounds:
                 edge = node.edges[1]
                 stored, seen = self.weights[edge], carrier_to_real(self.before.edges[node.edges[0]], x)
-                rounded = _rounded(weight, stored.qparams, stored.integers, node.attrs, rule, (seen, real))
+                reads = _Reads(seen, real, torch.ones(()))
+                rounded = _rounded(weight, stored.qparams, stored.integers, node.attrs, rule, reads)
                 self.weights[edge] = replace(stored, integers=rounded)
             return
         plan = self.plans[node.name]
         targets = [q for q in plan.operands if q is not None]
         consts: dict[int, Tensor] = plan.consts  # type: ignore[assignment]
         if rounds:
-            pair = (x, real / targets[0].scale.to(real.dtype))
+            reads = _Reads(x, real, targets[0].scale)
             if plan.groups is None:
-                consts[1] = _rounded(weight, targets[1], consts[1], plan.attrs, rule, pair)
+                consts[1] = _rounded(weight, targets[1], consts[1], plan.attrs, rule, reads)
             else:
                 groups = plan.groups
-                self.grouped[node.name] = _rounded(weight, groups.stored, groups.integers, plan.attrs, rule, pair)
+                self.grouped[node.name] = _rounded(weight, groups.stored, groups.integers, plan.attrs, rule, reads)
                 consts[1] = replace(groups, integers=self.grouped[node.name]).joined()
         if self.bias and 2 in consts:
             # a layer is linear, so its mean is that of the mean of what it reads
@@ -183,16 +184,27 @@ def _channel_means(node: Node, value: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- rounding
-def _rounded(
-    weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, rule: OpRule, x: tuple[Tensor, Tensor]
-) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """What a layer reads.
+
+    Args:
+        simulated: in the simulation, integers of an integer layer and real values of a float one.
+        real: in the float model.
+        unit: of the simulated values, a single number.
+    """
+
+    simulated: Tensor
+    real: Tensor
+    unit: Tensor
+
+
+def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, rule: OpRule, reads: _Reads) -> Tensor:
     """A layer's centered integer weights, rounded for the values that it reads.
 
     Args:
         weight: its real weights (outputs, channels, *kernel).
         target, nearest: how the weights are stored, and their nearest integers.
-        x: what the layer reads in the simulation, integers of an integer layer and real values of a float one; and what
-            it reads in the float model, in the same unit.
     """
     of_entries = target.spread_over(weight.shape)
     unit = of_entries.scale if target.group is None else target.scale.amax(1).reshape(-1, *[1] * (weight.ndim - 1))
@@ -205,7 +217,8 @@ def _rounded(
         ordered = values.to(torch.float64).expand(weight.shape).movedim(1, -1)
         return ordered.reshape(groups, outputs // groups, -1).transpose(1, 2)
 
-    seen, wanted = _windows(rule, attrs, x, weight)
+    seen, wanted = _windows(rule, attrs, (reads.simulated, reads.real), weight)
+    wanted /= reads.unit.to(wanted.dtype)
     steps = torch.ones(()) if target.group is None else of_entries.scale / unit
     columns = (torch.split(matrix(v), MOST_TOGETHER, 1) for v in (real, least, most, steps))
     windows = (torch.split(w, MOST_TOGETHER, 2) for w in (seen, wanted))
@@ -227,22 +240,20 @@ def _windows(rule: OpRule, attrs: Attrs, x: Sequence[Tensor], weight: Tensor) ->
     Args:
         x: values of the same shape, whose windows are taken at the same places.
     """
-    assert rule.integer is not None and rule.integer.addends is not None and rule.integer.addends.reads is not None
-    axis, groups = rule.integer.addends.bias_axis, attrs.get("groups", 1)
+    assert rule.integer is not None and rule.integer.addends is not None
+    windows_at, groups = rule.integer.addends.windows_at, attrs.get("groups", 1)
+    assert windows_at is not None
     length = weight[0].numel()
-    shape = list(rule.compute(attrs, x[0].to("meta", torch.float32), weight.to("meta")).shape)
-    del shape[axis]
+    shape = list(rule.compute(attrs, x[1].to("meta"), weight.to("meta")).shape)
+    del shape[rule.integer.addends.bias_axis]
     places = math.prod(shape)
     wanted = max(LEAST_WINDOWS, WINDOWS_PER_WEIGHT * min(length, MOST_TOGETHER))
     count = max(1, min(wanted, places, WINDOW_BYTES // (4 * groups * length)))
     chosen = torch.randperm(places, generator=torch.Generator().manual_seed(0))[:count]
     # every other sample in the first half, so that the halves do not share samples
     chosen = chosen[torch.sort(chosen // (places // len(x[0])) % 2, stable=True).indices]
-    index = [i.repeat(groups) for i in torch.unravel_index(chosen, shape)]
-    first_outputs = torch.arange(groups) * (len(weight) // groups)  # any output of a group reads its windows
-    index.insert(axis % (len(shape) + 1), first_outputs.repeat_interleave(count))
-    reads = [rule.integer.addends.reads(attrs, v.to(torch.float32), weight) for v in x]
-    return [at(tuple(index)).reshape(groups, count, length) for at in reads]
+    index = torch.unravel_index(chosen, shape)
+    return [windows_at(attrs, v, weight, index).to(torch.float32) for v in x]
 
 
 def _giving_back(weights: Tensor, halves: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

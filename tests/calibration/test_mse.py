@@ -15,6 +15,7 @@ from hago.arithmetic.schemes import Grid
 from hago.calibration import estimators as mse
 from hago.calibration.estimators import Distribution, MaxRange, Mse, levels, observed
 from hago.calibration.observer import constant_statistics
+from hago.calibration.statistics import BINS
 
 from .references import quantization_error, squared_error_by_pieces
 
@@ -168,7 +169,7 @@ def test_blocks_of_channels_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> No
     seen = constant_statistics(torch.randn(37, 50) * torch.logspace(-3, 3, 37).view(-1, 1), 0)
     for grid in (Grid(4), Grid(4, "affine"), Grid(4, power_of_two=True)):
         blocks = Mse()(seen, grid)
-        monkeypatch.setattr(mse, "_BLOCK", 5)
+        monkeypatch.setattr(mse, "_BINS_AT_ONCE", 5 * BINS)
         for got, want in zip(Mse()(seen, grid), blocks, strict=True):
             assert torch.equal(got, want)
         monkeypatch.undo()

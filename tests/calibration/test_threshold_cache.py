@@ -12,7 +12,7 @@ from hago.arithmetic.schemes import Grid
 from hago.calibration import threshold_cache
 from hago.calibration.estimators import ESTIMATORS, MaxRange, named_estimator
 from hago.calibration.observer import Observer, constant_statistics
-from hago.calibration.statistics import TensorStatistics
+from hago.calibration.statistics import CHANNEL_BINS, TensorStatistics
 from hago.calibration.threshold_cache import ThresholdCache
 from hago.errors import DataError, HagoError
 
@@ -47,9 +47,9 @@ def test_thresholds_are_those_of_the_estimator(name: str) -> None:
         ("relu", None): estimate(statistics_by_node["relu"], grid),
         ("conv", None): estimate(statistics_by_node["conv"], grid),
         ("weight", None): estimate(constant_statistics(WEIGHT), grid),
-        ("weight", 0): estimate(constant_statistics(WEIGHT, 0), grid),
-        ("weight", -1): estimate(constant_statistics(WEIGHT, 2), grid),
-        ("weight", 1): estimate(constant_statistics(WEIGHT, 1), grid),
+        ("weight", 0): estimate(constant_statistics(WEIGHT, 0, bins=CHANNEL_BINS), grid),
+        ("weight", -1): estimate(constant_statistics(WEIGHT, 2, bins=CHANNEL_BINS), grid),
+        ("weight", 1): estimate(constant_statistics(WEIGHT, 1, bins=CHANNEL_BINS), grid),
     }
     for (node, axis), ends in expected.items():
         for got, want in zip(ask(node, grid, axis), ends, strict=True):

@@ -124,6 +124,20 @@ def check_addends(case: Case) -> None:
     assert one.equal(other)
 
 
+def check_windows(case: Case) -> None:
+    """What a layer's windows hold, times its weights, adds up to its output without the bias."""
+    addends = case.form.addends
+    assert addends is not None and addends.windows_at is not None
+    x, w, *_ = values = integers(case, seed=3)
+    expected = case.rule.compute_int(case.attrs, x, w, *(torch.zeros_like(v) for v in values[2:]))
+    by_channel = expected.movedim(addends.bias_axis, -1)
+    index = torch.nonzero(torch.ones(by_channel.shape[:-1])).unbind(1)
+    windows = addends.windows_at(case.attrs, x, w, index)
+    weights = w.movedim(1, -1).reshape(len(windows), -1, windows.shape[2])
+    products = (windows.unsqueeze(2) * weights.unsqueeze(1)).sum(3)  # (groups, places, outputs of a group)
+    assert products.transpose(0, 1).reshape(by_channel.shape).equal(by_channel)
+
+
 def operands(case: Case, values: Sequence[Tensor]) -> list[Operand]:
     """What is known of the operands: constants wholly, others by their largest magnitude."""
     found = []

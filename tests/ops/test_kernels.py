@@ -25,6 +25,7 @@ from .kernel_laws import (
     check_hull,
     check_scale,
     check_split,
+    check_windows,
     varying_axes,
 )
 from .one_op import Case, affine
@@ -74,6 +75,8 @@ def test_sums_of_products(key: tuple[str, int]) -> None:
         check_bound_is_reached(case)
     if case.misfit is None and case.form.addends is not None and case.form.addends.terms is not None:
         check_addends(case)
+        if case.form.addends.windows_at is not None:
+            check_windows(case)
 
 
 def test_misfits_are_the_known_ones() -> None:
@@ -161,6 +164,11 @@ def _a_term_short(attrs: Attrs, values: Sequence[Tensor], order: Order) -> Terms
     return lambda index: whole(index)[:, 1:]
 
 
+def _shifted_windows(attrs: Attrs, x: Tensor, w: Tensor, index: tuple[Tensor, ...]) -> Tensor:
+    whole = OPS["conv2d"].integer.addends.windows_at(attrs, x, w, index)  # type: ignore[union-attr,misc]
+    return whole.roll(1, 2)
+
+
 def _negated_on_int64(attrs: Attrs, c: Tensor) -> Tensor:
     return c if c.is_floating_point() else -c
 
@@ -176,6 +184,7 @@ def _negated_on_int64(attrs: Attrs, c: Tensor) -> Tensor:
         (check_bound, lambda: broken(("sum", 0), bound=_too_small)),
         (check_bound_is_reached, lambda: broken(("conv2d", 0), bound=_too_large)),
         (check_addends, lambda: broken(("conv2d", 0), addends=Addends(_a_term_short))),
+        (check_windows, lambda: broken(("conv2d", 0), addends=Addends(windows_at=_shifted_windows))),
         (check_addends, lambda: broken(("linear", 0), addends=replace(OPS["linear"].integer.addends, bias_axis=0))),  # type: ignore[union-attr,type-var]
         (check_carriers, lambda: broken(("relu", 0), compute=_negated_on_int64)),
         (check_hull, lambda: broken(("neg", 0), bound=OPS["relu"].integer.bound)),  # type: ignore[union-attr]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library, and beside it a compiler that copies it where objects are linked, and counts how often it was asked."""
+    """A library, and beside it a compiler that copies it where objects are linked, and counts how often."""
     folder = tmp_path_factory.mktemp("compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("HAGO_NATIVE", raising=False)

@@ -192,7 +192,7 @@ def test_unseen_samples_are_measured_alone() -> None:
     assert by_turn is not None
     for turn, losses in zip(turns, by_turn, strict=True):
         aside = slice(turn.first, turn.last)
-        assert torch.allclose(losses[aside], whole[aside]) and not turn.tuning(losses).any()
+        assert torch.allclose(losses[aside], whole[aside], rtol=1e-3) and not turn.tuning(losses).any()
     assert unseen.forwards == len(turns) + 1
 
 
@@ -271,7 +271,7 @@ def test_what_is_taken_is_surely_better_where_it_was_not_shaped(count: int, spec
 
 def test_one_sample_confirms_nothing() -> None:
     found = run_search(residual_block(), "x86_vnni", DATA[0][0][:1], SearchOptions.of(progress=False))
-    assert found.strategy.made_by["refined"] == {"kept_aside": 0, "turns": 0}
+    assert found.strategy.made_by["refined"] == {"kept_aside": 0, "turns": 0, "refines_weights": False}
     one = hago.quantize(residual_block(), "x86_vnni", DATA[0][0][:1]).strategy
     assert dict(one.thresholds) == dict(found.strategy.thresholds)
 
@@ -318,23 +318,27 @@ def test_logs_of_version_1_are_replayed_and_continued_as_they_were_begun(
     content = content.replace(
         written_for.encode(), hago.hardware.hardware_hash(hago.load_hardware("x86_vnni")).encode()
     )
+    for metric in set(METRICS) - set(json.loads(content.splitlines()[1])["score"]["costs"]):  # newer costs
+        monkeypatch.delitem(METRICS, metric)  # type: ignore[arg-type]
     path = tmp_path / "log.jsonl"
+    path.write_bytes(content)
     how: dict[str, object] = {"progress": False, "log": path, **options}
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        # gradients, and so thresholds, differ in the last bit on other CPUs: the same search by the code of today
+    differences = hago.replay(residual_block(), "x86_vnni", path, DATA).differences
+    if differences:
+        # gradients, and so thresholds, differ in the last bits on other CPUs: the same search by the code of today
+        assert all(d.replayed == pytest.approx(d.logged, rel=1e-3) for d in differences)
+        path.unlink()
         how["searcher"] = options.get("searcher", "gradient")
         with monkeypatch.context() as patch:
-            patch.setattr(Confirmation, "of", staticmethod(lambda *_: None))
+            patch.setattr(Confirmation, "of", staticmethod(lambda *_, **__: None))
             run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(**how))  # type: ignore[arg-type]
         content = path.read_bytes().replace(b'"version": 2', b'"version": 1', 1)
         how.pop("searcher")
         how |= options
+        path.write_bytes(content)
+        assert hago.replay(residual_block(), "x86_vnni", path, DATA).same
     lines = content.splitlines(keepends=True)
     assert json.loads(lines[0])["version"] == 1
-    for metric in set(METRICS) - set(json.loads(lines[1])["score"]["costs"]):  # newer costs
-        monkeypatch.delitem(METRICS, metric)  # type: ignore[arg-type]
-    path.write_bytes(content)
-    assert hago.replay(residual_block(), "x86_vnni", path, DATA).same
     path.write_bytes(b"".join(lines[:2]))
     run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(**how))  # type: ignore[arg-type]
     assert timeless(path.read_bytes()) == timeless(content)
@@ -364,7 +368,7 @@ def test_logs_that_are_not_blind_are_replayed_and_continued_as_they_were_begun(
     how = SearchOptions.of(progress=False, log=path, budget=4, **options)
     with monkeypatch.context() as patch:
         older = Confirmation((8, 8), folds_of([8, 8]), is_blind=False, max_forwards=math.inf)
-        patch.setattr(Confirmation, "of", staticmethod(lambda *_: older))
+        patch.setattr(Confirmation, "of", staticmethod(lambda *_, **__: older))
         run_search(residual_block(), "vta", DATA, how)
     content = path.read_bytes()
     assert b"blind" not in content
@@ -392,7 +396,7 @@ def test_the_limit_on_refinement_is_that_of_the_log(
     monkeypatch.setattr(searcher_choice, "refine_at_point", refine)
     with monkeypatch.context() as patch:
         other = Confirmation((8, 8), folds_of([8, 8]), max_forwards=limit)
-        patch.setattr(Confirmation, "of", staticmethod(lambda *_: other))
+        patch.setattr(Confirmation, "of", staticmethod(lambda *_, **__: other))
         run_search(residual_block(), "x86_vnni", DATA, how)
     content = path.read_bytes()
     assert (b'"forwards": 3.0' in content.splitlines()[0]) == (limit == 3.0)
@@ -413,6 +417,7 @@ def test_the_header_says_what_was_kept_aside(tmp_path: Path) -> None:
         "turns": 4,
         "blind": True,
         "forwards": confirmation.MAX_FORWARDS,
+        "refines_weights": False,
     }
     assert {"gain", "standard_errors", "clipped", "clipped_before", "activations", "weights"} == set(header.confirmed)
     assert json.loads(path.read_text("utf-8").splitlines()[0])["version"] == 2

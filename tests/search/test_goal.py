@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hago import replay, search_quantize_strategy
+from hago.calibration import CHANNEL_BINS
 from hago.cost.cost import METRICS, plan_cost
 from hago.errors import HagoError, HagoWarning, InfeasibleBits
 from hago.hardware.file import load_hardware
@@ -200,6 +201,7 @@ def test_a_budget_of_bytes_is_kept(tmp_path: Path) -> None:
     assert header.settings == {
         "limits": ["weight_bytes <= 280 B"],
         "refined": {"kept_aside": 16, "turns": 4, "blind": True},
+        "channel_bins": CHANNEL_BINS,
     }
 
 
