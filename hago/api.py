@@ -138,8 +138,9 @@ def search_quantize_strategy(
         search_topology: whether nodes that the hardware can run in integers and in float may be either; by
             default, if the goal uses a cost that counts float nodes: bops, cycles, latency or energy.
         corrections: what may be changed in the model before it is quantized, where the outputs are closer to the float
-            model's for it: names in `hago.search.correcting.CORRECTIONS`, or "none"; by default all. They keep what
-            the float model computes, and the strategy holds them; see docs/corrections.md.
+            model's for it: names in `hago.search.correcting.CORRECTIONS`, or "none"; by default all but reconstruction,
+            which takes minutes. They keep what the float model computes, and the strategy holds them; see
+            docs/corrections.md.
         race: stop evaluating a point once its samples show that it is worse than the best so far. A number is the
             largest probability of stopping a point that is not worse, 0.01 for True; see `hago.search.racing`. The
             best point is always measured on all samples.

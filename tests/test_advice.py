@@ -479,6 +479,11 @@ CASES: Final = (
         lambda _: [search(keep="sqnr >= 1 dB")],
     ),
     Case(
+        "takes no options; pass",
+        lambda _: search(corrections="bias:3"),
+        lambda _: search(corrections="bias"),
+    ),
+    Case(
         "or take executor='threads:N'",
         lambda _: search(objective=lambda *outputs: 1.0, executor="processes:1", searcher="random"),
         lambda _: search(objective=lambda *outputs: 1.0, executor="threads:2", searcher="random"),

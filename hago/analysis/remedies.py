@@ -42,7 +42,7 @@ from hago.plan import (
 from hago.plan.feasibility import group_feeding, nearest_feasible
 from hago.plan.topology import matches
 from hago.search import (
-    CORRECTIONS,
+    DEFAULT_CORRECTIONS,
     Evaluator,
     MeasuredPoint,
     Prepared,
@@ -145,7 +145,7 @@ def given_options(strategy: Strategy, hardware: Hardware) -> Change:
         tuple(str(pattern) for pattern in made_by.get("keep_float", ())) or None,
         {str(pattern): int(bits) for pattern, bits in made_by.get("fix_bits", {}).items()},
         chosen_estimator(strategy, hardware),
-        None if names == CORRECTIONS else names or ("none",),
+        None if names == DEFAULT_CORRECTIONS else names or ("none",),
     )
 
 

@@ -1,8 +1,9 @@
-"""Exact integer arithmetic: dtypes, schemes, scales, multipliers, rounding, requantization, packing."""
+"""Exact integer arithmetic: dtypes, schemes, scales, multipliers, rounding, requantization, packing; and gradients."""
 
 from hago.arithmetic import (
     convolution,
     equality,
+    fake_quantize,
     groups,
     multipliers,
     numerics,
@@ -16,6 +17,7 @@ from hago.arithmetic import (
 __all__ = [
     "convolution",
     "equality",
+    "fake_quantize",
     "groups",
     "multipliers",
     "numerics",

@@ -500,7 +500,7 @@ def _quantization(
         action="append",
         choices=("none", *CORRECTIONS),
         help="what may be changed in the model before it is quantized, where that brings the outputs closer to the "
-        "float model's; by default all; may be repeated",
+        "float model's; by default all but reconstruction; may be repeated",
     )
     group.add_argument("--save", metavar="FILE", help=saves)
 

@@ -48,7 +48,7 @@ METRICS: Final = (
 )
 FLOAT_METRICS: Final = ("bops", "cycles", "latency", "energy")
 #: `hago.search.correcting`.
-CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bias")
+CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bias", "reconstruction")
 #: `hago.data`.
 BATCH_SIZE: Final = 64
 EXPECTED_DATA: Final = "an .npz file, a folder of images, or package.module:callable"

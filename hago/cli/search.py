@@ -482,7 +482,7 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         evaluator = sqnr_evaluator(prepared)
         prepared = correct(prepared, options.corrections, evaluator=evaluator)
         steps("choosing the widest bits that do not overflow")
-        made = quantize_and_measure(prepared, evaluator)
+        made = quantize_and_measure(prepared, evaluator, steps)
         strategy = made.quantizer.strategy
         with folders_of(saved):
             strategy.save(saved)

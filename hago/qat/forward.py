@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from hago.arithmetic.fake_quantize import Ends, Slope, fake_quantize_edge, trained_to_real
 from hago.arithmetic.numerics import Lost, apply_simq
 from hago.arithmetic.schemes import TWO_SIDED, Grid, make_qparams
 from hago.arithmetic.straight_through import straight_through
@@ -28,7 +29,6 @@ from hago.ops import IntegerForm, Ops, Site, Weight
 from hago.plan import NodePlan, Operands, Plan, ThresholdSource, Topology
 from hago.plan.topology import weight_edge
 from hago.qat.batch_norm import FoldedConstants, FoldedNorm, LayerFunction
-from hago.qat.fake_quantize import Ends, Slope, fake_quantize_edge, trained_to_real
 from hago.qat.ranges import TrainableRange
 
 #: The dependencies of a cached value (qparams of producers, states of ranges), and the value.

@@ -12,8 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from hago.arithmetic.fake_quantize import scale_gradient
 from hago.errors import HagoError
-from hago.qat.fake_quantize import scale_gradient
 
 #: The least magnitude of the low end of a range that contains negative values.
 _LEAST: Final = 2.0**-90

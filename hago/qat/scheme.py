@@ -14,12 +14,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from hago.arithmetic.fake_quantize import Slope
 from hago.emulation.dorefa import DOREFAS, DoReFa
 from hago.emulation.oneflow import MovingAverageMinMaxObserver
 from hago.emulation.tensorflow import MovingAvgQuantize
 from hago.errors import HagoError, did_you_mean
 from hago.qat.batch_norm import NormStyle
-from hago.qat.fake_quantize import Slope
 from hago.qat.ranges import Average
 
 #: A function from the number of channels of a range to its Average.

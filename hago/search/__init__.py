@@ -1,7 +1,14 @@
 """One search of one model on one chip: prepare, measure sensitivities, refine thresholds, evaluate, replay."""
 
 from hago.search import objective
-from hago.search.correcting import CORRECTIONS, MeasuredPoint, correct, correct_point, sqnr_evaluator
+from hago.search.correcting import (
+    CORRECTIONS,
+    DEFAULT_CORRECTIONS,
+    MeasuredPoint,
+    correct,
+    correct_point,
+    sqnr_evaluator,
+)
 from hago.search.earlier_logs import LogPath, hashes_of
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures
 from hago.search.goal import GoalOptions, normalized_limits, resolved_text
@@ -26,6 +33,7 @@ from hago.search.stored_strategy import chosen_estimator, make_strategy, plan_an
 
 __all__ = [
     "CORRECTIONS",
+    "DEFAULT_CORRECTIONS",
     "Evaluator",
     "GoalOptions",
     "LogPath",

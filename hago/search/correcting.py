@@ -7,19 +7,21 @@ are closer to the float model's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from hago.calibration import dorefa_of
 from hago.correction import Corrections, Splits, name_apart
-from hago.errors import InfeasibleBits, as_strings, check_choice
+from hago.errors import HagoError, InfeasibleBits, as_strings, check_choice
 from hago.graph import takes_any_batch
 from hago.plan import Bits, Plan
+from hago.search.block_reconstruction import STEPS, most_samples_of_blocks, reconstruct_blocks
 from hago.search.confirmation import Confirmation, Fold, losses_of
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
@@ -37,24 +39,45 @@ FEW_BITS: Final = 7
 #: The objective by which corrections are kept.
 SQNR: Final = "sqnr"
 #: The names of corrections.
-CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bias")
+CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bias", "reconstruction")
+#: Those that are made where none are named: all that take seconds.
+DEFAULT_CORRECTIONS: Final = CORRECTIONS[:-1]
 
 #: Those whose strategies can be trained: the weights of a model's own modules can hold what they change.
-TRAINABLE: Final = tuple(name for name in CORRECTIONS if name != "splitting")
+TRAINABLE: Final = tuple(name for name in DEFAULT_CORRECTIONS if name != "splitting")
 
 
 def wanted_corrections(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the corrections that are asked for: all of them by default.
+    """The names of the corrections that are asked for, reconstruction with its options: DEFAULT_CORRECTIONS by default.
 
     Raises:
-        HagoError: there is no such correction.
+        HagoError: there is no such correction, or it has no such option.
     """
     if given is None:
-        return CORRECTIONS
-    names = as_strings(given, "corrections")
-    for name in names:
+        return DEFAULT_CORRECTIONS
+    names = {text.partition(":")[0]: text for text in as_strings(given, "corrections")}
+    for name, text in names.items():
         check_choice("a correction", name, ("none", *CORRECTIONS))
-    return tuple(n for n in CORRECTIONS if n in names)
+        if name == "reconstruction":
+            _steps_of(text)
+        elif text != name:
+            raise HagoError(f"correction {text!r}: {name} takes no options; pass {name!r}")
+    return tuple(names[n] for n in CORRECTIONS if n in names)
+
+
+def _steps_of(text: str) -> int:
+    """The steps of training of every block: "reconstruction" or "reconstruction:STEPS".
+
+    Raises:
+        HagoError: STEPS is no whole number above 0.
+    """
+    _, colon, steps = text.partition(":")
+    if colon and not (steps.isascii() and steps.isdigit() and int(steps)):
+        raise HagoError(
+            f"correction {text!r}: got {steps!r} steps of training of every block, expected a whole number above 0, "
+            f"as in 'reconstruction:{STEPS}'"
+        )
+    return int(steps) if colon else STEPS
 
 
 def logged_corrections(header: Header) -> tuple[tuple[str, ...], Corrections]:
@@ -75,7 +98,7 @@ def correct(
     values as they are. So are programs that fix the size of a batch.
 
     Args:
-        given: the names of the corrections that may be made, now and once bits are chosen; by default all.
+        given: the names of the corrections that may be made, now and once bits are chosen; see `wanted_corrections`.
         found: what was found before, which is applied.
         evaluator: of the model, which measures; by default one of its own.
 
@@ -194,36 +217,52 @@ def _value(measured: Measurement, evaluator: Evaluator, seen: int) -> float:
     return evaluator.objective.finish((contributions[seen:] if len(contributions) > seen else contributions).mean(0))
 
 
-def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
-    """Correct the layers of a point: its first samples give the corrections, the others tell whether they help.
+def correct_point(
+    point: MeasuredPoint, evaluator: Evaluator, report: Callable[[str], None] = lambda step: None
+) -> MeasuredPoint:
+    """Correct the layers of a point, and then its blocks: its first samples give the corrections, the others tell
+    whether they help.
 
     Args:
         evaluator: what measured the point.
+        report: called with a text at every step of what takes minutes.
     """
-    prepared, names = point.prepared, point.prepared.correction_names
+    names, best, offsets = point.prepared.correction_names, point, dict[str, Tensor]()
     attempts = _attempts([n for n in names if n != "bias" or point.plan.nodes])  # biases of float layers are floats
-    if not attempts:
-        return point
-    samples = len(point.measured.contributions[evaluator.objective.name])
-    used = min(most_samples(prepared.graph), samples - samples // 4)
-    # in a race, samples have another order than in `prepared`
-    first = [batch.inputs for batch in evaluator.batches.first(used)]
-    inputs = [torch.cat(parts) for parts in zip(*first, strict=True)]
-    best = point
     few_bits = any(b < FEW_BITS for b in point.bits.values())
     for rounding, bias in attempts:
         if best is not point and not few_bits:
             break
+        inputs = _first_inputs(evaluator, most_samples(point.prepared.graph))
         found = correct_layers(point.plan, inputs, rounding=rounding, bias=bias)
-        if not found:
-            continue
-        corrected = prepared.with_offsets(found)
-        measured = evaluator.measure(corrected.resolver(point.bits))
-        if not measured.extremes.overflows and _value(measured, evaluator, used) > _value(
-            best.measured, evaluator, used
-        ):
-            best = MeasuredPoint(corrected, point.bits, measured)
+        better = _with_offsets(best, found, evaluator, len(inputs[0]))
+        if better is not best:
+            best, offsets = better, found
+    for text in (n for n in names if n.startswith("reconstruction")):
+        inputs = _first_inputs(evaluator, most_samples_of_blocks(best.plan))
+        moved = reconstruct_blocks(best.plan, inputs, steps=_steps_of(text), report=report)
+        both = {**offsets, **{name: offset + offsets.get(name, 0) for name, offset in moved.items()}}
+        best = _with_offsets(best, both if moved else {}, evaluator, len(inputs[0]))
     return best
+
+
+def _first_inputs(evaluator: Evaluator, most: int) -> list[Tensor]:
+    """The inputs that corrections are found on: at most `most` samples, and a quarter at least is left."""
+    samples = evaluator.batches.samples
+    # in a race, samples have another order than in `Prepared`
+    first = [batch.inputs for batch in evaluator.batches.first(max(1, min(most, samples - samples // 4)))]
+    return [torch.cat(parts) for parts in zip(*first, strict=True)]
+
+
+def _with_offsets(best: MeasuredPoint, offsets: Mapping[str, Tensor], evaluator: Evaluator, used: int) -> MeasuredPoint:
+    """The point with the integers of constants moved, if that is better on the samples after those that were used."""
+    if not offsets:
+        return best
+    corrected = best.prepared.with_offsets(offsets)
+    measured = evaluator.measure(corrected.resolver(best.bits))
+    if measured.extremes.overflows or _value(measured, evaluator, used) <= _value(best.measured, evaluator, used):
+        return best
+    return MeasuredPoint(corrected, best.bits, measured)
 
 
 def _attempts(wanted: Sequence[str]) -> list[tuple[bool, bool]]:

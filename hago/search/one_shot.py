@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hago.search.correcting import choose_thresholds, correct_point, first_point, sqnr_evaluator
@@ -41,10 +42,16 @@ def quantize_in_one_shot(prepared: Prepared, evaluator: Evaluator | None = None)
     return quantize_and_measure(prepared, evaluator).quantizer
 
 
-def quantize_and_measure(prepared: Prepared, evaluator: Evaluator | None = None) -> OneShot:
-    """The same, with what was measured on the way."""
+def quantize_and_measure(
+    prepared: Prepared, evaluator: Evaluator | None = None, report: Callable[[str], None] = lambda step: None
+) -> OneShot:
+    """The same, with what was measured on the way.
+
+    Args:
+        report: called with a text at every step of what takes minutes.
+    """
     evaluator = evaluator or sqnr_evaluator(prepared)
-    point = correct_point(choose_thresholds(first_point(prepared, evaluator), evaluator), evaluator)
+    point = correct_point(choose_thresholds(first_point(prepared, evaluator), evaluator), evaluator, report)
     results = evaluator.summary(point.measured.contributions)
     refined = {"refined": True} if point.prepared.refinement_record else {}
     provenance = made_by(point.prepared, evaluator.objective.name, 0) | refined | {"results": results}

@@ -513,7 +513,7 @@ class Search:
         with interruptible_job("search", self.options.run.progress) as steps:
             steps("correcting the layers of the best")
             point = MeasuredPoint(self.prepared, bits, scorer.evaluator.measure(self.prepared.resolver(bits)))
-            corrected = correct_point(point, scorer.evaluator)
+            corrected = correct_point(point, scorer.evaluator, steps)
         plan = corrected.plan
         score = scorer.under_goal(plan, scorer.evaluator.concluded(plan, bits, corrected.measured))
         if corrected is point or score.rank <= result.score.rank:

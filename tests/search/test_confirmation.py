@@ -21,7 +21,7 @@ from toys import timeless
 import hago
 from hago.cost.cost import METRICS
 from hago.data.batches import Batches
-from hago.search import CORRECTIONS, choice_refinement, confirmation, searcher_choice
+from hago.search import DEFAULT_CORRECTIONS, choice_refinement, confirmation, searcher_choice
 from hago.search.choice_refinement import _Proposals
 from hago.search.confirmation import (
     FEW,
@@ -145,7 +145,7 @@ def proposed(prepared: Prepared, data: list[tuple[Tensor, Tensor]], aside: Fold 
 
 
 #: Corrections of one shot but for thresholds, which a search chooses itself.
-WITHOUT_THRESHOLDS = [name for name in CORRECTIONS if name != "thresholds"]
+WITHOUT_THRESHOLDS = [name for name in DEFAULT_CORRECTIONS if name != "thresholds"]
 
 
 @pytest.mark.parametrize("spec", ["x86_vnni", "tflite", "vta"])

@@ -1,7 +1,7 @@
 """Fake quantization on an edge: the arithmetic of the Plan forward, a straight-through gradient backward.
 
 Forward, every edge computes `numerics.apply_simq`, so that training computes with the integers that will be shipped.
-`qat.forward` calls `fake_quantize_edge` for every operand and output that it quantizes.
+`qat.forward` and `simulation.differentiable` call `fake_quantize_edge` for every operand and output that they quantize.
 Backward, rounding passes the gradient unchanged, and clipping passes it inside its range, or everywhere.
 """
 
@@ -53,6 +53,7 @@ class _Recipe:
     requantize: Requantize
     inside: tuple[Any, Any]
     residual: bool
+    unrounded: Tensor | None = None
 
 
 class _FakeQuantize(torch.autograd.Function):
@@ -68,6 +69,9 @@ class _FakeQuantize(torch.autograd.Function):
     ) -> Tensor:
         wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
         y = apply_simq(wide, recipe.simq, recipe.requantize)
+        if recipe.unrounded is not None:
+            exact = _clamp(wide * _number_or_tensor(factor, wide), recipe.simq).to(y.dtype)
+            y.addcmul_(recipe.unrounded, exact.sub_(y))  # faster than torch.where
         ctx.recipe = recipe
         rounded = ctx.needs_input_grad[1] and not recipe.residual
         ctx.save_for_backward(x, factor, y if rounded else None)
@@ -102,6 +106,16 @@ def _number_or_tensor(factor: Tensor, like: Tensor) -> Tensor | float:
     return float(factor.item()) if factor.numel() == 1 else factor.to(like.dtype)
 
 
+def _clamp(x: Tensor, simq: SimQ) -> Tensor:
+    """Values in quanta of the target, clipped to its range."""
+    assert simq.target is not None
+    low, high = clip_range(simq.target)
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        low, high = (torch.as_tensor(end).to(x.dtype) for end in (low, high))
+        return torch.maximum(torch.minimum(x, high), low)
+    return x.clamp_(low, high)
+
+
 def _mask_outside(grad: Tensor, x: Tensor, low: Any, high: Any) -> Tensor:
     """`grad` where low < x < high, else 0; computed by one kernel if the limits are numbers."""
     if isinstance(low, float) and isinstance(high, float):
@@ -129,6 +143,7 @@ def fake_quantize_edge(
     *,
     relu_fused: bool = False,
     ends: Ends | None = None,
+    unrounded: Tensor | None = None,
 ) -> Tensor:
     """Quantize real values, or requantize centered integers, to centered integers of `target`, with gradients.
 
@@ -137,6 +152,7 @@ def fake_quantize_edge(
         target: its scale may require a gradient, and so may that of `source`.
         relu_fused: whether the clipping stands for a relu, so that the gradient is 0 below 0.
         ends: of the clipping, if they are learned; ignored if `relu_fused`.
+        unrounded: of x's shape and the result's dtype, 1 at entries that are clipped but not rounded, 0 at others.
 
     Returns:
         The values of `numerics.apply_simq`, float32 or float64.
@@ -148,7 +164,7 @@ def fake_quantize_edge(
         inside = (_end(low, -_MARGIN), _end(high, _MARGIN))
     if relu_fused:
         inside = (0.0, inside[1])
-    recipe = _Recipe(SimQ(source, target), requantize, inside, slope.residual)
+    recipe = _Recipe(SimQ(source, target), requantize, inside, slope.residual, unrounded)
     learned = Ends() if ends is None or relu_fused else ends
     return apply(_FakeQuantize, x, factor, learned.low, learned.high, recipe)
 

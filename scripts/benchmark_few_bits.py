@@ -1,0 +1,83 @@
+"""Accuracy with few bits of weights and of layer inputs on `x86_vnni`, in one shot, as a table.
+
+The first and the last layer have 8 bits, as papers have it; everything else is as the chip computes it in integers.
+Rows are the corrections that are made: none, those of the default, and block reconstruction behind these, with a number
+of steps each. Calibration sees no labels; results are of test samples that calibration did not see. Lost is float's
+accuracy less ours, in points, paired on the same samples, with its 95 % interval. Seconds are those of the processor on
+one thread, for all of `hago.quantize`.
+
+    python scripts/benchmark_few_bits.py --assets DIR --models mobilenetv2_cifar96 --steps 100 400
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+from _assets import NAMES, Asset, load, outputs, sqnr
+from torch import Tensor
+
+import hago
+from hago.search import DEFAULT_CORRECTIONS, paired_interval
+
+LAYERS = ("linear", "conv1d", "conv2d", "conv3d")
+
+
+def fixed_bits(asset: Asset, weights: int, inputs: int) -> dict[str, int]:
+    """Bits by edge: those of the layers' inputs and weights, and 8 for the first and the last layer."""
+    layers = [node.name for node in hago.from_torch(asset.module, asset.calibration[0]) if node.op in LAYERS]
+    bits = {f"{name}:{slot}": b for name in layers for slot, b in ((0, inputs), (1, weights))}
+    return bits | {f"{name}:{slot}": 8 for name in (layers[0], layers[-1]) for slot in (0, 1)}
+
+
+def figures(asset: Asset, reference: Tensor, out: Tensor) -> str:
+    """The cells of a row: accuracy, what is lost, agreement with float and SQNR."""
+    assert asset.labels is not None
+    right, ours = ((o.argmax(1) == asset.labels).double() for o in (reference, out))
+    lost, low, high = (100 * x for x in paired_interval(right - ours))
+    agreement = float((reference.argmax(1) == out.argmax(1)).double().mean())
+    lost_text = f"{lost:.1f} ({low:.1f} to {high:.1f})"
+    return f"{float(ours.mean()):.3f} | {lost_text} | {agreement:.3f} | {sqnr(reference, out):.1f} dB"
+
+
+def rows(asset: Asset, weights: int, inputs: int, steps: Sequence[int]) -> Iterator[str]:
+    """The lines of the table."""
+    reference = outputs(asset.module, asset.test)
+    yield f"| {asset.name} | float | | {asset.score(reference):.3f} | | | | |"
+    bits = fixed_bits(asset, weights, inputs)
+    kinds = {"none": ["none"], "default": list(DEFAULT_CORRECTIONS)}
+    kinds |= {f"reconstruction, {n} steps": [*DEFAULT_CORRECTIONS, f"reconstruction:{n}"] for n in steps}
+    for name, corrections in kinds.items():
+        start = time.process_time()
+        quantizer = hago.quantize(asset.module, "x86_vnni", asset.calibration, fix_bits=bits, corrections=corrections)
+        seconds = time.process_time() - start
+        cells = figures(asset, reference, outputs(quantizer.simulate(), asset.test))
+        yield f"| {asset.name} | W{weights}A{inputs} | {name} | {cells} | {seconds:.0f} s |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--assets", required=True, help="the folder of networks and data")
+    parser.add_argument("--models", nargs="+", choices=NAMES, default=["cifar_resnet20", "mobilenetv2_cifar96"])
+    parser.add_argument("--weights", type=int, default=4, help="bits of weights")
+    parser.add_argument("--inputs", type=int, default=4, help="bits of layer inputs")
+    parser.add_argument("--steps", type=int, nargs="*", default=[400], help="of reconstruction")
+    parser.add_argument("--calibration", type=int, default=256)
+    parser.add_argument("--test", type=int, default=600)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore", hago.errors.HagoWarning)
+    torch.set_num_threads(1)
+    print("| network | bits | corrections | accuracy | lost, points | agreement | SQNR | processor time |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in args.models:
+        asset = load(args.assets, name, args.calibration, args.test)
+        for line in rows(asset, args.weights, args.inputs, args.steps):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

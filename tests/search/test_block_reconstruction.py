@@ -1,0 +1,261 @@
+"""Block reconstruction: what is cut, what is trained, and what is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_up.random_graphs import random_graph, random_inputs
+from networks import ResNet, Uneven, images, randomized
+from torch import Tensor
+
+import hago
+from hago.arithmetic.types import Edge
+from hago.errors import HagoError
+from hago.graph import Graph, compute_real, run_real
+from hago.plan import Plan, feasibility
+from hago.runtime.exactness import compare_plan_exactly
+from hago.search import MeasuredPoint, block_reconstruction, correct, correct_point, correcting, prepare, sqnr_evaluator
+from hago.search.block_reconstruction import blocks_of, reconstruct_blocks, trained_layers
+from hago.search.preparation import QuantizationOptions
+from hago.search.safe_bits import safe_bits
+from hago.simulation import DifferentiableNodes, Drop, Simulator
+
+DATA = [images(16, 3, 8, 8, seed=n) for n in range(4)]
+CHIPS = ("x86_vnni", "vta", "tflite", "cmsis_nn", "int16_accumulator", "cpu_weight_only")
+SEEDS = range(24)
+
+
+def plan_of_random_graph(seed: int, chip: str, *, safe: bool = True) -> tuple[Plan, list[Tensor]] | None:
+    graph = random_graph(seed)
+    inputs = random_inputs(graph, seed, batch=4)
+    try:
+        prepared = prepare(graph, chip, [tuple(inputs)])
+    except HagoError:
+        return None  # a chip without one of its operators
+    bits = safe_bits(prepared) if safe else feasibility.widest_feasible(prepared.resolver).bits
+    return prepared.resolver(bits), list(inputs)
+
+
+def crossing(graph: Graph, before: set[str], layers: set[str]) -> set[str]:
+    """The values of nodes before a cut that nodes behind it read, and that depend on a layer."""
+    depends = set[str]()
+    for node in graph.computed:
+        if node.name in layers or depends.intersection(node.inputs):
+            depends.add(node.name)
+    return {n for node in graph.computed if node.name not in before for n in node.inputs if n in before & depends}
+
+
+# ---------------------------------------------------------------- blocks
+def test_blocks_are_cut_where_one_value_passes_and_give_the_network() -> None:
+    cuts = 0
+    for seed in range(60):
+        graph = random_graph(seed)
+        inputs = random_inputs(graph, seed, batch=2)
+        layers = {n.name for n in graph.computed if n.op in ("conv1d", "conv2d", "linear")}
+        if not layers:
+            continue
+        blocks = blocks_of(graph, layers, together=1)
+        assert [n for block in blocks for n in block.nodes] == list(graph.computed)
+        values: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
+        before = set[str]()
+        for block in blocks:
+            assert block.layers and set(block.layers) <= layers
+            assert len(crossing(graph, before, layers)) <= 1
+            computed = {name: values[name] for name in block.reads}
+            for node in block.nodes:
+                read = [computed[n] if n in computed else graph.consts[n] for n in node.inputs]
+                computed[node.name] = compute_real(node, read)
+            before |= {node.name for node in block.nodes}
+            values |= computed
+        for name, expected in zip(graph.outputs, run_real(graph, inputs), strict=True):
+            assert torch.equal(values[name], expected)
+        cuts += len(blocks) - 1
+    assert cuts > 5, cuts
+
+
+def test_residual_blocks_stay_whole_and_chains_are_joined() -> None:
+    graph = hago.from_torch(randomized(ResNet((4, 8), blocks=1)), images(1, 3, 32, 32))
+    layers = {n.name for n in graph.computed if n.op in ("conv2d", "linear")}
+    blocks = blocks_of(graph, layers)
+    assert [sorted(block.layers) for block in blocks] == [
+        ["conv1", "stages.0.0.conv1", "stages.0.0.conv2"],
+        ["stages.1.0.conv1", "stages.1.0.conv2", "stages.1.0.downsample.0"],
+        ["fc"],
+    ]
+    alone = blocks_of(graph, layers, together=1)
+    assert [len(block.layers) for block in alone] == [1, 2, 3, 1]
+
+
+# ---------------------------------------------------------------- the simulation with gradients
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("fused", [True, False])
+def test_rounded_nodes_with_gradients_are_those_of_the_simulator(chip: str, fused: bool) -> None:
+    compared = 0
+    for seed in SEEDS:
+        made = plan_of_random_graph(seed, chip, safe=False)  # accumulators overflow
+        if made is None:
+            continue
+        plan, inputs = made
+        graph = plan.graph
+        live = {
+            Edge(name, slot): c.to(torch.float64).requires_grad_()
+            for name, node in plan.nodes.items()
+            for slot, c in node.consts.items()
+        }
+        ends = graph.outputs if fused else tuple(graph.by_name)
+        nodes = DifferentiableNodes(plan, ends)
+        simulator, expected = Simulator(plan), dict[str, Any]()
+        simulator.run(inputs, on_value=lambda node, value, expected=expected: expected.update({node.name: value}))
+        given = nodes.run(graph.computed, simulator.begin(inputs), live)
+        for name in ends:
+            if name in given:
+                assert torch.equal(given[name].detach().double(), expected[name].double()), (seed, name)
+                compared += 1
+    assert compared > 10
+
+
+def test_gradients_reach_weights_and_dropped_values_are_not_rounded() -> None:
+    prepared = prepare(Uneven().eval(), "x86_vnni", DATA, QuantizationOptions(fix_bits={"*": 4}))
+    plan = prepared.resolver(safe_bits(prepared))
+    nodes, layers = DifferentiableNodes(plan, plan.graph.outputs), trained_layers(plan)
+    live = {
+        e: plan.nodes[e.dst].consts[e.slot].to(torch.float64).requires_grad_() for of in layers.values() for e in of
+    }
+    drop = Drop(torch.Generator().manual_seed(0))
+    given = [
+        nodes.run(plan.graph.computed, {"x": DATA[0]}, live, drop=d)[plan.graph.outputs[0]] for d in (None, drop, drop)
+    ]
+    assert not torch.equal(given[0], given[1]) and not torch.equal(given[1], given[2])
+    given[1].square().sum().backward()
+    assert len(live) == 8 and all(x.grad is not None and bool(x.grad.any()) for x in live.values())
+    half = float(drop.like(torch.empty(1000, 100)).mean())
+    assert 0.49 < half < 0.51
+
+
+# ---------------------------------------------------------------- reconstruction
+@pytest.mark.parametrize("chip", ["x86_vnni", "vta", "int16_accumulator", "cpu_weight_only"])
+def test_reconstructed_blocks_run_in_integers_as_simulated(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(self: Any, block: Any, variables: Any, *_: Any) -> dict[Edge, Tensor]:
+        return {edge: variable.integers().detach() for edge, variable in variables.items()}
+
+    monkeypatch.setattr(block_reconstruction._Reconstruction, "_better", trained)
+    monkeypatch.setattr(block_reconstruction, "WEIGHT_RATE", 4.0)  # weights leave their range
+    changed = 0
+    for seed in range(8):
+        made = plan_of_random_graph(seed, chip)
+        if made is None:
+            continue
+        plan, inputs = made
+        found, again = (reconstruct_blocks(plan, inputs, steps=4) for _ in range(2))
+        assert found.keys() == again.keys() and all(torch.equal(found[n], again[n]) for n in found)
+        graph = plan.graph
+        prepared = prepare(graph, chip, [tuple(inputs)])
+        moved = prepared.with_offsets(found).resolver(safe_bits(prepared))
+        for name, offset in found.items():
+            (edge,) = graph.out_edges[name]
+            if edge in plan.weights:
+                before, after, target = (
+                    plan.weights[edge].integers,
+                    moved.weights[edge].integers,
+                    plan.weights[edge].qparams,
+                )
+            else:
+                before, after = (p.nodes[edge.dst].consts[edge.slot] for p in (plan, moved))
+                target = plan.nodes[edge.dst].operands[edge.slot]
+            assert target is not None and torch.equal(after.long(), before.long() + offset)
+            stored = after + target.spread_over(after.shape).zero_point
+            assert target.qmin <= int(stored.min()) and int(stored.max()) <= target.qmax
+        result = compare_plan_exactly(moved, random_inputs(graph, seed + 1))
+        assert result.same, (seed, result)
+        changed += bool(found)
+    assert changed > 3
+
+
+def test_reconstruction_helps_is_stored_and_replays(tmp_path: Path) -> None:
+    fresh = images(128, 3, 8, 8, seed=77)
+    with torch.no_grad():
+        expected = Uneven().eval()(fresh)
+    without, made = (
+        hago.quantize(Uneven().eval(), "x86_vnni", DATA, corrections=c, fix_bits={"*": 4})
+        for c in ("none", ["reconstruction:200"])
+    )
+    errors = [float((q.simulate()(fresh) - expected).square().mean()) for q in (without, made)]
+    assert errors[1] < 0.5 * errors[0]
+    assert made.strategy.made_by["corrections"] == ["reconstruction:200"]
+    made.strategy.save(tmp_path / "s.json")
+    again = hago.create_quantizer(Uneven().eval(), "x86_vnni", tmp_path / "s.json")
+    assert torch.equal(again.realize()(fresh), made.simulate()(fresh))
+    assert hago.replay(Uneven().eval(), "x86_vnni", tmp_path / "s.json", DATA).same
+
+
+def test_a_block_that_is_worse_on_samples_that_did_not_train_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = prepare(Uneven().eval(), "x86_vnni", DATA, QuantizationOptions(fix_bits={"*": 4}))
+    plan = prepared.resolver(safe_bits(prepared))
+    train = block_reconstruction._Reconstruction._train
+
+    def harmful(self: Any, *args: Any) -> Any:
+        variables = train(self, *args)
+        with torch.no_grad():
+            for variable in variables.values():
+                variable.moved.add_(1e4)
+        return variables
+
+    inputs = [torch.cat(DATA)]
+    assert reconstruct_blocks(plan, inputs, steps=100)
+    monkeypatch.setattr(block_reconstruction._Reconstruction, "_train", harmful)
+    assert not reconstruct_blocks(plan, inputs, steps=1)
+
+
+def a_point(names: list[str]) -> tuple[MeasuredPoint, Any]:
+    prepared = prepare(Uneven().eval(), "x86_vnni", DATA, QuantizationOptions(fix_bits={"*": 4}))
+    evaluator = sqnr_evaluator(prepared)
+    return correcting.first_point(correct(prepared, names, evaluator=evaluator), evaluator), evaluator
+
+
+def test_what_does_not_help_on_the_samples_kept_aside_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    point, evaluator = a_point(["reconstruction"])
+    kept = correct_point(point, evaluator)
+    seen = 48
+
+    def aside(of: MeasuredPoint) -> float:
+        return float(of.measured.contributions["sqnr"][seen:, 1].mean())
+
+    assert aside(kept) != aside(point)
+
+    def harmful(plan: Plan, inputs: list[Tensor], **how: Any) -> dict[str, Tensor]:
+        assert len(inputs[0]) == seen  # a quarter of 64 is left
+        return {name: torch.full_like(plan.graph.consts[name], 5, dtype=torch.int64) for name in plan.graph.consts}
+
+    monkeypatch.setattr(correcting, "reconstruct_blocks", harmful)
+    assert correct_point(point, evaluator) is point
+
+
+def test_reconstruction_is_made_only_if_named_and_takes_steps() -> None:
+    assert "reconstruction" not in correcting.wanted_corrections(None)
+    assert correcting.wanted_corrections(["reconstruction", "bias"]) == ("bias", "reconstruction")
+    assert correcting.wanted_corrections("reconstruction:7") == ("reconstruction:7",)
+    for wrong in ("reconstruction:", "reconstruction:0", "reconstruction:many", "bias:3"):
+        with pytest.raises(HagoError, match=wrong):
+            correcting.wanted_corrections(wrong)
+
+
+def test_a_search_reconstructs_its_best_and_an_interrupt_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"progress": False, "searcher": "greedy", "fix_bits": {"*": 4}, "budget": 2}
+    options |= {"corrections": "reconstruction:30", "save": tmp_path / "s.json"}
+    strategy, score = hago.search_quantize_strategy(Uneven().eval(), "x86_vnni", DATA, **options)
+    assert strategy.corrections.offsets
+    assert hago.evaluate_strategy(Uneven().eval(), "x86_vnni", strategy, DATA).value == score
+    (tmp_path / "s.json").unlink()
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(correcting, "reconstruct_blocks", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hago.search_quantize_strategy(Uneven().eval(), "x86_vnni", DATA, **options)
+    assert (tmp_path / "s.json").exists()
