@@ -36,6 +36,7 @@ from hago.search import (
     SearchOutcome,
     correct,
     import_with_held_out,
+    is_one_shot,
     paired_difference,
     paired_interval,
     prepare,
@@ -400,11 +401,6 @@ def _overflow_remedy(
 
 
 # ---------------------------------------------------------------- stored strategies
-def is_one_shot(strategy: Strategy) -> bool:
-    """Whether a strategy is that of `hago.quantize`, so that it is no better than one shot."""
-    return "estimator" in strategy.made_by and {"searcher", "finetuned", "trained"}.isdisjoint(strategy.made_by)
-
-
 def one_shot_options(strategy: Strategy) -> QuantizationOptions:
     """The options with which `hago.quantize` gives the one shot that a strategy is compared with: the patterns of the
     strategy, and the estimator that its user chose. Only where the user chose none are thresholds refined, whose record
@@ -461,7 +457,10 @@ def answer_for_search(outcome: SearchOutcome, steps: JobProgress, objective: Obj
     resolver = stored_resolver(prepared.graph, prepared.hardware, outcome.strategy)
     known: dict[str, Known] = {}
     try:
-        made = quantize_and_measure(prepared)
+        made = outcome.one_shot
+        # `hago.quantize` judges by the SQNR, over the samples in their order
+        if made is None or made.evaluator.objective.name != "sqnr" or "race" in outcome.strategy.made_by:
+            made = quantize_and_measure(prepared)
         one_shot: Plan | str = made.quantizer.plan
         if objective is None or objective.name == made.evaluator.objective.name:
             known[CALIBRATION] = _known(made)

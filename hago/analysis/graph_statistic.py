@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from hago.analysis.error_causes import Cause
 from hago.analysis.remedies import Remedies, Suspect
 from hago.arithmetic.numerics import Overflow
+from hago.correction import CorrectionPass
 from hago.plan import Verdict
 from hago.search.objective import MOST_DB
 from hago.serialization.summary import Summarized, Summary, names_text
@@ -300,7 +301,7 @@ def cause_in_words(row: NodeStatistic, cause: Cause) -> tuple[str, str]:
         return (
             f"{_named(edge)} in {edge.bits} bits has one scale for {edge.channels} channels, which leaves "
             f"{edge.narrow_channels} of them with less than 4 bits",
-            "a scale per channel if the hardware has it, channels equalized beforehand, or more bits",
+            "a scale per channel if the hardware has it, the correction equalization, or more bits",
         )
     return f"{_named(edge)} is rounded to {_grid(edge)}", f"more bits on {edge.edge}, or a tighter threshold"
 
@@ -510,6 +511,25 @@ def _agreement(differences: int) -> str:
     return "the simulator and the integer model agree on every value"
 
 
+def pass_table(passes: Sequence[CorrectionPass]) -> list[str]:
+    """What every pass of corrections gained when the strategy was made; no line without any."""
+    if not passes:
+        return []
+    cells = [
+        (
+            f"  {', '.join(each.names)}",
+            decimals(each.before),
+            decimals(each.after),
+            "" if each.gain is None else f"{each.gain:+.2f}",
+            str(each.samples or ""),
+            "kept" if each.kept else f"not kept: {each.why_not}",
+        )
+        for each in passes
+    ]
+    titles = ("  pass", "before", "after", "gain", "samples", "")
+    return ["", "corrections: what each gained, in dB of the outputs' SQNR", *table(titles, cells, right=titles[1:5])]
+
+
 def value_table(rows: Sequence[NodeStatistic]) -> list[str]:
     """A table of ranges, means and standard deviations; `same` if the integer model has the same."""
     figures = ("min", "max", "mean", "std")
@@ -580,6 +600,7 @@ class GraphStatistic(Summarized):
         rows: one per node in order, with inputs and without constants.
         outputs: names of the nodes that the model returns.
         remedies: changes of the strategy that were tried; None if none were.
+        passes: what the passes of corrections gained when the strategy was made.
     """
 
     hardware: str
@@ -588,6 +609,7 @@ class GraphStatistic(Summarized):
     rows: tuple[NodeStatistic, ...]
     outputs: tuple[str, ...]
     remedies: Remedies | None = None
+    passes: tuple[CorrectionPass, ...] = ()
 
     def __getitem__(self, name: str) -> NodeStatistic:
         return next(r for r in self.rows if r.name == name)
@@ -639,6 +661,7 @@ class GraphStatistic(Summarized):
             "first_wrong": None if wrong is None else wrong.to_json(),
             "blame": self.blame,
             "remedies": None if self.remedies is None else self.remedies.to_json(),
+            "corrections": [each.to_json() for each in self.passes],
             "nodes": [r.to_json() for r in self.rows],
         }
 
@@ -674,4 +697,4 @@ class GraphStatistic(Summarized):
             f"{counted(self.samples, 'sample')} in {counted(self.batches, 'batch', 'batches')}"
         )
         lines = error_table(self.rows, self.blame, self.first_wrong, self.total_differences, self.remedies)
-        return "\n".join([head, *lines])
+        return "\n".join([head, *lines, *pass_table(self.passes)])

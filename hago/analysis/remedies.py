@@ -2,7 +2,8 @@
 samples.
 
 `find_remedies` takes the nodes that add most of the error, and tries for each to keep it float and to give its worst
-edge other bits; it also tries the other estimators, and what rules overflow out. Every change is resolved to a Plan and
+edge other bits, and of the corrections that were not made those that cure the cause of its error; it also tries the
+other estimators, and what rules overflow out. Every change is resolved to a Plan and
 simulated, so what is reported is legal and its gain is measured. All thresholds that a change does not concern stay
 those of the strategy. `rule_out_overflow` finds bits with which accumulators are proved to hold every input.
 """
@@ -48,10 +49,14 @@ from hago.search import (
     Prepared,
     QuantizationOptions,
     chosen_estimator,
+    correct,
     correct_point,
+    is_one_shot,
     make_strategy,
+    named_effort,
     plan_of,
     prepare,
+    quantize_in_one_shot,
     stored_resolver,
 )
 from hago.search.objective import named_objective
@@ -67,6 +72,12 @@ LEAST_GAIN: Final = 0.05
 #: The pattern of all weights, and the number of groups above which it stands for their names.
 ALL_WEIGHTS: Final = "*.weight"
 MOST_NAMED: Final = 4
+#: By the cause of a node's error, the corrections that cure it.
+CURES: Final[Mapping[Cause, tuple[str, ...]]] = {
+    "rounding": ("splitting", "equalization", "thresholds"),
+    "constants": ("equalization", "thresholds", "rounding", "bias"),
+    "saturation": ("thresholds",),
+}
 #: The estimators that are tried.
 _TRIED_ESTIMATORS: Final = ("mse", "max_range", "percentile", "power2_range")
 
@@ -145,7 +156,7 @@ def given_options(strategy: Strategy, hardware: Hardware) -> Change:
         tuple(str(pattern) for pattern in made_by.get("keep_float", ())) or None,
         {str(pattern): int(bits) for pattern, bits in made_by.get("fix_bits", {}).items()},
         chosen_estimator(strategy, hardware),
-        None if names == CORRECTIONS else names or ("none",),
+        None if names == named_effort(None).corrections else names or ("none",),
     )
 
 
@@ -455,7 +466,11 @@ class _Trials:
     def run(self, suspects: Sequence[Suspect], overflowing: Sequence[str]) -> Remedies:
         found: list[Remedy] = []
         impossible: dict[str, tuple[str, ...]] = {}
+        untried = set(self._missing_corrections())
         for suspect in suspects:
+            cures = [name for name in CURES.get(suspect.cause, ()) if name in untried]
+            untried -= {*cures}
+            found += self._best(suspect.node, [Change(corrections=self._with_correction(name)) for name in cures])
             if self.plan.hardware.float_descs(suspect.op):
                 found += self._best(suspect.node, [Change(keep_float=glob.escape(suspect.node))])
             changes = list(self._other_bits(suspect))
@@ -512,11 +527,27 @@ class _Trials:
         """The change with the largest gain, if there is one that helps."""
         tried = [remedy for change in changes if (remedy := self._try(node, change)) is not None]
         best = max(tried, key=lambda remedy: remedy.gain, default=None)
-        if best is not None and best.gain >= LEAST_GAIN and self.strategy.corrections.offsets:
+        if best is None or best.gain < LEAST_GAIN:
+            return []
+        if self.strategy.corrections.offsets and best.change.corrections is None:
             best = self._try(node, best.change, corrected=True)
         return [] if best is None or best.gain < LEAST_GAIN else [best]
 
     # ------------------------------------------------------------ changes
+    def _missing_corrections(self) -> Sequence[str]:
+        """The corrections that can be made and were not: those that change thresholds or the graph only for a strategy
+        of one shot, whose thresholds are estimated again."""
+        made_by, names = self.strategy.made_by, named_effort(None).corrections
+        if "estimated" in made_by or "weights" in made_by or not {"finetuned", "trained"}.isdisjoint(made_by):
+            return ()
+        possible = names if is_one_shot(self.strategy) else ("rounding", "bias")
+        return [name for name in possible if name not in made_by.get("corrections", ())]
+
+    def _with_correction(self, name: str) -> tuple[str, ...]:
+        """The corrections of the strategy and a further one, in the order in which they are made."""
+        made = self.strategy.made_by.get("corrections", ())
+        return tuple(n for n in CORRECTIONS if n == name or n in made)
+
     def _other_bits(self, suspect: Suspect) -> Iterator[Change]:
         """The next and the most bits on the worst edge that may have more; fewer where accumulators overflow."""
         groups, bits = self.prepared.space.groups, self.strategy.bits
@@ -553,7 +584,7 @@ class _Trials:
             corrected: correct the layers as the strategy's are, and compare with the strategy as it is.
         """
         self.tried += 1
-        base = self.base if corrected else self.uncorrected
+        base = self.base if corrected or change.corrections is not None else self.uncorrected
         try:
             strategy = self._apply(change, corrected)
             plan = plan_of(self.plan.graph, self.plan.hardware, strategy)
@@ -574,6 +605,8 @@ class _Trials:
         Raises:
             HagoError: the hardware does not allow it.
         """
+        if change.corrections is not None and is_one_shot(self.strategy):
+            return self._in_one_shot(change)
         prepared, keep_float = self.prepared, self.keep_float
         if change.keep_float is not None:
             keep_float = (*keep_float, *as_strings(change.keep_float, "keep_float"))
@@ -605,10 +638,28 @@ class _Trials:
             **({} if change.estimator is None else {"estimator": change.estimator}),
         }
         changed_point = replace(prepared, resolver=resolver)
-        if corrected and self.strategy.corrections.offsets:
+        if change.corrections is not None:
+            changed_point = replace(changed_point, correction_names=change.corrections)
+            made_by["corrections"] = list(change.corrections)
+        if change.corrections is not None or (corrected and self.strategy.corrections.offsets):
             measured = self.evaluator.measure(point.plan)
             changed_point = correct_point(MeasuredPoint(changed_point, point.bits, measured), self.evaluator).prepared
         return make_strategy(changed_point, changed_point.resolver(point.bits), point.bits, made_by)
+
+    def _in_one_shot(self, change: Change) -> Strategy:
+        """One shot on these samples with a change.
+
+        Raises:
+            HagoError: the hardware does not allow it.
+        """
+        merged = given_options(self.strategy, self.plan.hardware).merged(change)
+        options = QuantizationOptions(
+            estimator=merged.estimator,
+            keep_float=as_strings(merged.keep_float, "keep_float"),
+            fix_bits=merged.fix_bits,
+        )
+        prepared = prepare(self.plan.graph.uncorrected, self.plan.hardware, self.batches, options)
+        return quantize_in_one_shot(correct(prepared, merged.corrections)).strategy
 
     def _resolver(self, prepared: Prepared, changed: Collection[str], estimator: str | None) -> Resolver:
         """A Resolver with the strategy's thresholds where they still hold; with estimated ones only for another

@@ -58,6 +58,7 @@ from hago.search import (
     for_training,
     hashes_of,
     import_with_held_out,
+    named_effort,
     prepare,
     quantize_and_measure,
     resolved_text,
@@ -165,6 +166,7 @@ def quantization_arguments(args: Namespace) -> dict[str, Any]:
         "thresholds": args.calibration_table,
         "modes": args.quantize_table,
         "corrections": args.corrections,
+        "effort": args.effort,
     }
 
 
@@ -360,6 +362,7 @@ def _outcome(
     lines = [
         *run.lines(args, outcome),
         *([] if outcome.unconfirmed is None else wrapped(f"  {outcome.unconfirmed}", " " * 4)),
+        *_one_shot_lines(outcome.preferred_on),
         *_strategy_lines(outcome.strategy),
         _costs(best),
         *_limit_lines(strategy.made_by.get("goal", {})),
@@ -449,6 +452,14 @@ def _figures(results: Mapping[str, Any]) -> str:
     return ", ".join([*(f"{name} {value:.6g}" for name, value in others.items()), figures_in_words(results)])
 
 
+def _one_shot_lines(samples: int) -> list[str]:
+    """A line that says that one shot is taken, if it was better on so many samples."""
+    if not samples:
+        return []
+    text = f"  one shot is closer to the float model on {counted(samples, 'sample')} kept aside, so it is taken"
+    return wrapped(text, " " * 4)
+
+
 def _costs(best: Trial) -> str:
     parts = (
         f"{name} {amount_text(name, value).removesuffix(f' {name}')}"
@@ -480,9 +491,10 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         prepared = prepare(graph, hardware, batches, options, steps=steps)
         steps("correcting the model")
         evaluator = sqnr_evaluator(prepared)
-        prepared = correct(prepared, options.corrections, evaluator=evaluator)
+        effort = named_effort(args.effort)
+        prepared = correct(prepared, effort.corrections_of(options.corrections), evaluator=evaluator)
         steps("choosing the widest bits that do not overflow")
-        made = quantize_and_measure(prepared, evaluator)
+        made = quantize_and_measure(prepared, evaluator, effort)
         strategy = made.quantizer.strategy
         with folders_of(saved):
             strategy.save(saved)

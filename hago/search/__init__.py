@@ -3,6 +3,7 @@
 from hago.search import objective
 from hago.search.correcting import CORRECTIONS, MeasuredPoint, correct, correct_point, sqnr_evaluator
 from hago.search.earlier_logs import LogPath, hashes_of
+from hago.search.effort import EFFORTS, Effort, named_effort
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures
 from hago.search.goal import GoalOptions, normalized_limits, resolved_text
 from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
@@ -22,10 +23,20 @@ from hago.search.session import (
     for_training,
     run_search,
 )
-from hago.search.stored_strategy import chosen_estimator, make_strategy, plan_and_batches, plan_of, stored_resolver
+from hago.search.stored_strategy import (
+    chosen_estimator,
+    is_one_shot,
+    make_strategy,
+    passes_of,
+    plan_and_batches,
+    plan_of,
+    stored_resolver,
+)
 
 __all__ = [
     "CORRECTIONS",
+    "EFFORTS",
+    "Effort",
     "Evaluator",
     "GoalOptions",
     "LogPath",
@@ -50,12 +61,15 @@ __all__ = [
     "hashes_of",
     "held_out_figures",
     "import_with_held_out",
+    "is_one_shot",
     "load_front",
     "make_strategy",
+    "named_effort",
     "normalized_limits",
     "objective",
     "paired_difference",
     "paired_interval",
+    "passes_of",
     "plan_and_batches",
     "plan_of",
     "prepare",

@@ -1,14 +1,13 @@
 """Which corrections a model gets before it is quantized.
 
 A correction is found, measured in one shot on the calibration data beside one shot without it, and kept if the outputs
-are closer to the float model's.
+are closer to the float model's. What every pass gained is recorded in `Prepared.passes`, and in strategies.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
@@ -16,7 +15,7 @@ from typing import Final
 import torch
 
 from hago.calibration import dorefa_of
-from hago.correction import Corrections, Splits, name_apart
+from hago.correction import CorrectionPass, Corrections, Splits, WhyNot, name_apart, passes_from_json
 from hago.errors import InfeasibleBits, as_strings, check_choice
 from hago.graph import takes_any_batch
 from hago.plan import Bits, Plan
@@ -24,7 +23,7 @@ from hago.search.confirmation import Confirmation, Fold, losses_of
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.layer_correction import correct_layers, most_samples
-from hago.search.objective import OBJECTIVES
+from hago.search.objective import OBJECTIVES, Objective
 from hago.search.output_thresholds import may_choose_thresholds, samples_of_gradients, threshold_proposals
 from hago.search.preparation import Prepared
 from hago.search.safe_bits import first_safe_bits, safe_bits
@@ -39,6 +38,8 @@ SQNR: Final = "sqnr"
 #: The names of corrections.
 CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bias")
 
+#: Those that change the graph, before bits are chosen.
+OF_GRAPH: Final = ("splitting", "equalization")
 #: Those whose strategies can be trained: the weights of a model's own modules can hold what they change.
 TRAINABLE: Final = tuple(name for name in CORRECTIONS if name != "splitting")
 
@@ -59,8 +60,13 @@ def wanted_corrections(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def logged_corrections(header: Header) -> tuple[tuple[str, ...], Corrections]:
     """The names of the corrections of the search that a log is of, and those that it began with."""
-    stored = dict(header.settings.get("corrections", {}))
-    return tuple(stored.pop("names", ())), Corrections.from_json(stored)
+    stored = header.settings.get("corrections", {})
+    return tuple(stored.get("names", ())), Corrections.from_json(stored)
+
+
+def logged_passes(header: Header) -> tuple[CorrectionPass, ...]:
+    """What the passes of corrections gained that the search of a log made before its first trial."""
+    return passes_from_json(header.settings.get("corrections", {}).get("passes", ()), "the log's header")
 
 
 def correct(
@@ -89,22 +95,35 @@ def correct(
     if not _is_free(prepared):
         return replace(prepared, correction_names=())
     candidates = _of_graph(prepared)
-    if not candidates:
-        return prepared
-    measuring = (evaluator or sqnr_evaluator(prepared)).judging_by(OBJECTIVES[SQNR])
+    measuring = (evaluator or sqnr_evaluator(prepared)).judging_by(OBJECTIVES[SQNR]) if candidates else None
 
     def value(of: Prepared) -> float:
         try:
+            assert measuring is not None
             return first_safe_bits(measuring, of.resolver, of.calibration.peaks)[1].value
         except InfeasibleBits:
             return -math.inf
 
-    return max((prepared, *candidates), key=value)
+    tried = [prepared, *(candidate for _, candidate in candidates)]
+    values = [value(of) for of in tried] if candidates else [0.0]
+    best = max(range(len(tried)), key=lambda index: values[index])
+    passes = [
+        _pass(names, values[index], values[index + 1], prepared.batches.samples, kept=index < best)
+        for index, (names, _) in enumerate(candidates)
+    ]
+    seen = {name for names, _ in candidates for name in names}
+    passes += [
+        CorrectionPass((n,), why_not="nothing to change")
+        for n in OF_GRAPH
+        if n in prepared.correction_names and n not in seen
+    ]
+    return replace(tried[best], passes=tuple(passes))
 
 
-def _of_graph(prepared: Prepared) -> list[Prepared]:
-    """The model with the corrections of its graph that are worth measuring."""
-    names, candidates = prepared.correction_names, list[Prepared]()
+def _of_graph(prepared: Prepared) -> list[tuple[tuple[str, ...], Prepared]]:
+    """The model with the corrections of its graph that are worth measuring, each with those before it, and the names of
+    what it adds to these."""
+    names, candidates = prepared.correction_names, list[tuple[tuple[str, ...], Prepared]]()
     plan, measured = _measured(prepared)
     splits = Splits()
     if "splitting" in names:
@@ -114,14 +133,15 @@ def _of_graph(prepared: Prepared) -> list[Prepared]:
         split = prepared.corrected(Corrections(splits=splits))
         plan, measured = _measured(split)
     if splits.channels:
-        candidates.append(split)
+        candidates.append((("splitting",), split))
     if "equalization" in names:
         found = find_equalization(split, plan, measured)
         # of norms whose factors stay, a second one would be in vain
         norms = tuple(n for n in splits.norms if name_apart(n) in found.equalization)
         if found:
             found = replace(found, splits=replace(splits, norms=norms))
-            candidates.append(prepared.corrected(found))
+            together = ("splitting", "equalization") if norms and not splits.channels else ("equalization",)
+            candidates.append((together, prepared.corrected(found)))
     return candidates
 
 
@@ -129,6 +149,17 @@ def _measured(prepared: Prepared) -> tuple[Plan, Callable[[], SquaredGradients]]
     """The Plan with the most safe bits, and what the model's outputs say of it, which is measured once if asked for."""
     plan = prepared.resolver(safe_bits(prepared))
     return plan, cache(lambda: SquaredGradients.measure(prepared, plan))
+
+
+def _pass(names: tuple[str, ...], before: float, after: float, samples: int, *, kept: bool) -> CorrectionPass:
+    """The record of a pass that was measured.
+
+    Args:
+        before, after: values of the SQNR in dB; infinite where accumulators overflow.
+    """
+    why: WhyNot = "overflow" if after == -math.inf else "another gains more" if after > before else "no gain"
+    known_before, known_after = (None if math.isinf(value) else round(value, 3) for value in (before, after))
+    return CorrectionPass(names, known_before, known_after, samples, "" if kept else why)
 
 
 def sqnr_evaluator(prepared: Prepared) -> Evaluator:
@@ -156,6 +187,10 @@ class MeasuredPoint:
     def plan(self) -> Plan:
         return self.prepared.resolver(self.bits)
 
+    def with_passes(self, *passes: CorrectionPass) -> MeasuredPoint:
+        """The same with the records of further passes."""
+        return replace(self, prepared=replace(self.prepared, passes=(*self.prepared.passes, *passes)))
+
 
 def first_point(prepared: Prepared, evaluator: Evaluator) -> MeasuredPoint:
     """The widest bits that do not overflow on the data.
@@ -180,18 +215,36 @@ def choose_thresholds(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoi
         return point
     tried = []
     for proposal in threshold_proposals(point.prepared):
-        with suppress(InfeasibleBits):
+        try:
             tried.append(first_point(proposal, evaluator))
-    best = max(tried, key=lambda other: _value(other.measured, evaluator, seen), default=point)
+        except InfeasibleBits:
+            continue
+    best = max(tried, key=lambda other: _value(other.measured, evaluator, seen), default=None)
+    before = _decibels(point.measured, seen)
+    if best is None:
+        return point.with_passes(_pass(("thresholds",), before, -math.inf, samples - seen, kept=False))
     confirmation = Confirmation(tuple(batch.size for batch in evaluator.batches), (Fold(seen, samples),))
-    before, after = ([losses_of(evaluator.objective, of.measured)] for of in (point, best))
-    return best if confirmation.gain(before, after).is_significant(candidates=max(1, len(tried))) else point
+    losses, others = ([losses_of(evaluator.objective, of.measured)] for of in (point, best))
+    kept = confirmation.gain(losses, others).is_significant(candidates=len(tried))
+    made = _pass(("thresholds",), before, _decibels(best.measured, seen), samples - seen, kept=kept)
+    if made.why_not == "another gains more":
+        made = replace(made, why_not="not sure")
+    return (best if kept else point).with_passes(made)
 
 
 def _value(measured: Measurement, evaluator: Evaluator, seen: int) -> float:
     """The objective on the samples after the first, which were seen; on all where there are no others."""
-    contributions = measured.contributions[evaluator.objective.name]
-    return evaluator.objective.finish((contributions[seen:] if len(contributions) > seen else contributions).mean(0))
+    return _value_of(evaluator.objective, measured, seen)
+
+
+def _decibels(measured: Measurement, seen: int) -> float:
+    """The SQNR on these samples."""
+    return _value_of(OBJECTIVES[SQNR], measured, seen)
+
+
+def _value_of(objective: Objective, measured: Measurement, seen: int) -> float:
+    contributions = measured.contributions[objective.name]
+    return objective.finish((contributions[seen:] if len(contributions) > seen else contributions).mean(0))
 
 
 def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
@@ -209,21 +262,26 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
     # in a race, samples have another order than in `prepared`
     first = [batch.inputs for batch in evaluator.batches.first(used)]
     inputs = [torch.cat(parts) for parts in zip(*first, strict=True)]
-    best = point
+    best, judging = point, samples - used or samples
+    passes, kept = list[CorrectionPass](), -1
     few_bits = any(b < FEW_BITS for b in point.bits.values())
     for rounding, bias in attempts:
         if best is not point and not few_bits:
             break
+        together = tuple(name for name, wanted in (("rounding", rounding), ("bias", bias)) if wanted)
         found = correct_layers(point.plan, inputs, rounding=rounding, bias=bias)
         if not found:
+            passes.append(CorrectionPass(together, why_not="nothing to change"))
             continue
         corrected = prepared.with_offsets(found)
         measured = evaluator.measure(corrected.resolver(point.bits))
+        after = -math.inf if measured.extremes.overflows else _decibels(measured, used)
+        passes.append(_pass(together, _decibels(point.measured, used), after, judging, kept=False))
         if not measured.extremes.overflows and _value(measured, evaluator, used) > _value(
             best.measured, evaluator, used
         ):
-            best = MeasuredPoint(corrected, point.bits, measured)
-    return best
+            best, kept = MeasuredPoint(corrected, point.bits, measured), len(passes) - 1
+    return best.with_passes(*(replace(p, why_not="") if i == kept else p for i, p in enumerate(passes)))
 
 
 def _attempts(wanted: Sequence[str]) -> list[tuple[bool, bool]]:

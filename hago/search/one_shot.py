@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hago.search.correcting import choose_thresholds, correct_point, first_point, sqnr_evaluator
 from hago.search.description import made_by
+from hago.search.effort import Effort
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.preparation import Prepared
 from hago.search.quantizer import Quantizer
@@ -29,24 +30,30 @@ class OneShot:
     measured: Measurement
 
 
-def quantize_in_one_shot(prepared: Prepared, evaluator: Evaluator | None = None) -> Quantizer:
+def quantize_in_one_shot(
+    prepared: Prepared, evaluator: Evaluator | None = None, effort: Effort | None = None
+) -> Quantizer:
     """Quantize to the widest bits whose accumulators do not overflow on the data, as `hago.quantize` does.
 
     Args:
         evaluator: what measured the corrections of the model; by default a new one.
+        effort: says how many turns of corrections are made; by default the default one.
 
     Raises:
         InfeasibleBits: accumulators overflow on the data at every width.
     """
-    return quantize_and_measure(prepared, evaluator).quantizer
+    return quantize_and_measure(prepared, evaluator, effort).quantizer
 
 
-def quantize_and_measure(prepared: Prepared, evaluator: Evaluator | None = None) -> OneShot:
+def quantize_and_measure(
+    prepared: Prepared, evaluator: Evaluator | None = None, effort: Effort | None = None
+) -> OneShot:
     """The same, with what was measured on the way."""
     evaluator = evaluator or sqnr_evaluator(prepared)
     point = correct_point(choose_thresholds(first_point(prepared, evaluator), evaluator), evaluator)
     results = evaluator.summary(point.measured.contributions)
     refined = {"refined": True} if point.prepared.refinement_record else {}
-    provenance = made_by(point.prepared, evaluator.objective.name, 0) | refined | {"results": results}
+    done = {} if effort is None else {"effort": effort.to_json()}
+    provenance = made_by(point.prepared, evaluator.objective.name, 0) | done | refined | {"results": results}
     strategy = make_strategy(point.prepared, point.plan, point.bits, provenance)
     return OneShot(Quantizer(point.plan, strategy), evaluator, point.measured)

@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hago.data import Batches
@@ -22,11 +23,20 @@ from hago.importing import HardwareLike, as_hardware
 from hago.plan import Strategy
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.continuation import check_same_options, logged_channel_bins, with_limits_as_logged
-from hago.search.correcting import TRAINABLE, MeasuredPoint, correct, correct_point, logged_corrections
-from hago.search.description import description, header_of
+from hago.search.correcting import (
+    TRAINABLE,
+    MeasuredPoint,
+    correct,
+    correct_point,
+    logged_corrections,
+    logged_passes,
+)
+from hago.search.description import description, header_of, passes_record
 from hago.search.earlier_logs import LogPath, hashes_of, known_scores
-from hago.search.evaluate import held_out_figures
+from hago.search.effort import Effort, logged_effort, named_effort
+from hago.search.evaluate import Measurement, held_out_figures
 from hago.search.goal import GoalOptions, make_goal
+from hago.search.one_shot import OneShot, quantize_and_measure
 from hago.search.pareto_front import FrontWriter, ParetoFront
 from hago.search.preparation import (
     Prepared,
@@ -55,7 +65,6 @@ from hago.search.stored_strategy import make_strategy, plan_and_batches
 from hago.search.workers import check_executor, open_executor, remote_scoring
 from hago.searchers import (
     AUTO,
-    AUTO_SEARCHERS,
     check_racing,
     check_seed,
     parse_searcher,
@@ -123,13 +132,14 @@ class SearchOptions:
 
 
 def for_training(options: SearchOptions) -> SearchOptions:
-    """The options of a search whose strategy is trained: without the corrections that trained weights cannot hold,
-    unless the user named corrections, or a log says which were made."""
+    """The options of a search whose strategy is trained: without the corrections of its effort that trained weights
+    cannot hold, unless the user named corrections, or a log says which were made."""
     log = options.run.log
     begun = log is not None and Path(log).exists() and Path(log).stat().st_size > 0
     if begun or options.quantization.corrections is not None:
         return options
-    return options.changed(corrections=TRAINABLE)
+    names = named_effort(options.quantization.effort).corrections
+    return options.changed(corrections=tuple(name for name in names if name in TRAINABLE))
 
 
 # ---------------------------------------------------------------- results
@@ -169,6 +179,9 @@ class SearchOutcome(Summarized):
         prepared: the calibrated graph with estimated thresholds, as one-shot quantization takes it.
         held_out: the further batches that the best strategy was reported on, if there are any.
         unconfirmed: the trial with a better score than the best one, if there is one.
+        one_shot: one-shot quantization with the same corrections and objective, where the search was compared with it.
+        preferred_on: number of samples that were kept aside on which one shot was better, so that it is returned; 0
+            where a trial is.
     """
 
     strategy: Strategy
@@ -180,6 +193,8 @@ class SearchOutcome(Summarized):
     prepared: Prepared
     held_out: Batches | None = None
     unconfirmed: Unconfirmed | None = None
+    one_shot: OneShot | None = None
+    preferred_on: int = 0
 
     @property
     def measure(self) -> str:
@@ -262,6 +277,7 @@ def run_search(
     started = time.monotonic()
     chip = as_hardware(hardware)
     options, logged = continued(options, chip)
+    effort = named_effort(options.quantization.effort) if logged is None else logged_effort(logged)
     goal = make_goal(options.goal)
     costs = costs_in_use(options.searcher, goal)
     quantization = with_search_topology(options.quantization, costs)
@@ -287,19 +303,24 @@ def run_search(
             known=known_scores(options.run.reuse, prepared, goal),
         )
         steps("correcting the model")
-        names, found = (quantization.corrections, None) if logged is None else logged_corrections(logged)
+        new = effort.corrections_of(quantization.corrections), None
+        names, found = new if logged is None else logged_corrections(logged)
         calibrated = correct(prepared, names, found, scorer.evaluator)
+        if logged is not None:
+            calibrated = replace(calibrated, passes=logged_passes(logged))
         choices = calibrated.space.size
         prepared = prune_redundant_choices(calibrated, costs)
         goal = resolve_limits(goal, calibrated, scorer.evaluator)
         scorer = scorer.with_prepared(prepared).with_goal(goal)
-        searcher, refines = choose_searcher(options.searcher, scorer, options.quantization)
+        searcher, refines = choose_searcher(options.searcher, scorer, options.quantization, effort)
         steps("refining thresholds" if refines else "measuring sensitivities")
         check_costs_reachable(goal, prepared)
         warn_of_unlimited_loss(goal, options.searcher)
         # weights that are rounded with error feedback, at the most bits, gain nothing more
         weights = bool(costs) or "rounding" not in prepared.correction_names
-        confirmation = Confirmation.of(scorer.evaluator.batches, logged, refines_weights=weights) if refines else None
+        aside = Confirmation.of(scorer.evaluator.batches, logged, refines_weights=weights)
+        confirmation = aside if refines else None
+        compared = aside if names and not costs and _name_of(searcher) in effort.searchers else None
         start = find_starting_point(
             searcher,
             refines,
@@ -308,11 +329,13 @@ def run_search(
             choices=choices,
             seed=options.seed,
             confirmation=confirmation,
+            effort=effort,
         )
         scorer = scorer.with_prepared(start.prepared)
         check_measures_reachable(goal, start.prepared, start.most_bits, scorer)
         searcher = build_searcher(searcher, start, options.seed)
     calibrated, scorer = calibrated.unobserved(), scorer.unobserved()
+    record = effort.to_json() if logged is None or "effort" in logged.settings else {}
     search = Search(
         options=options,
         held_out=held_out,
@@ -320,14 +343,21 @@ def run_search(
         costs=costs,
         scorer=scorer,
         searcher=searcher,
-        description=description(scorer, searcher, options.seed, bool(quantization.search_topology)),
+        description=description(scorer, searcher, options.seed, bool(quantization.search_topology), record),
+        effort=effort,
         confirmation=confirmation,
+        compared=compared,
         gradient_forwards=start.gradient_forwards,
         simulations=start.simulations,
         before=time.monotonic() - started,
     )
     before_trials()
     return search.run()
+
+
+def _name_of(searcher: Any) -> str:
+    """The name of a searcher that is given by name; empty for others."""
+    return parse_searcher(searcher)[0] if isinstance(searcher, str) else ""
 
 
 def check_options(options: SearchOptions) -> None:
@@ -338,6 +368,7 @@ def check_options(options: SearchOptions) -> None:
     """
     make_goal(options.goal)
     check_seed(options.seed)
+    named_effort(options.quantization.effort)
     Budget.parse(options.budget)
     check_executor(options.run.executor)
     check_distinct({"log": options.run.log, "save": options.run.save, "front": options.run.front})
@@ -350,7 +381,7 @@ def continued(
 ) -> tuple[SearchOptions, Header | None]:
     """The options for going on with a log, and its header; the same options and None where there is no log yet.
 
-    A default search keeps the searcher that was the default when it began, with its options.
+    A default search keeps the searcher that its effort stood for when it began, with its options.
 
     Args:
         spell: how the user writes an option, given the keyword of `hago.search_quantize_strategy`.
@@ -367,7 +398,7 @@ def continued(
         return options, None
     if not options.run.resume:
         raise LogError(f"log {path} exists; resume it, or give another path")
-    if options.searcher == AUTO and logged.searcher["name"] in AUTO_SEARCHERS:
+    if options.searcher == AUTO and logged.searcher["name"] in logged_effort(logged).searchers:
         options = replace(options, searcher=searcher_text(logged.searcher["name"], logged.searcher["options"]))
     check_same_options(options, hardware, logged, str(path), spell)
     quantization = replace(options.quantization, channel_bins=logged_channel_bins(logged))
@@ -375,6 +406,20 @@ def continued(
 
 
 # ---------------------------------------------------------------- the trials
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A strategy that a search may return, with its score and what was measured of it on all samples."""
+
+    strategy: Strategy
+    score: Score
+    measured: Measurement
+
+
+def _figures(score: Score) -> dict[str, Any]:
+    """The entries of `made_by` for a score."""
+    return {"results": dict(score.results), "costs": dict(score.costs)}
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
     """A search that is ready for its first trial. `run_search` makes it and calls `run` once.
@@ -385,7 +430,10 @@ class Search:
         costs: the costs in use.
         scorer: scores points with the thresholds of the starting point.
         description: the parts of `made_by` that all strategies of the search share; see `hago.search.description`.
+        effort: how much is done.
         confirmation: the samples that confirm the best trial; None where only bits are chosen.
+        compared: the samples on which the result is compared with one shot, which it must not be worse than; None for
+            searchers other than those of the effort, and where costs are in use, whose limits one shot does not know.
         gradient_forwards, simulations: the cost of the steps before the first trial, in forwards.
         before: seconds that these steps took.
     """
@@ -397,7 +445,9 @@ class Search:
     scorer: GoalScorer
     searcher: Searcher
     description: Mapping[str, Any]
+    effort: Effort
     confirmation: Confirmation | None
+    compared: Confirmation | None
     gradient_forwards: float
     simulations: float
     before: float
@@ -418,12 +468,14 @@ class Search:
         result = self.confirm_best(searched)
         if result.score.shortfall:
             raise InfeasibleBits(explain_missed_limits(self.scorer.goal, result))
-        strategy, score = self.corrected(result)
-        strategy = self.measure_held_out(strategy)
+        found = self.corrected(result)
+        one_shot = self.one_shot()
+        chosen = self.better_of(found, one_shot)
+        strategy = self.measure_held_out(chosen.strategy)
         forwards = self.gradient_forwards + self.scorer.evaluator.reuse.spent.passes
         return SearchOutcome(
             strategy,
-            self.figure_of(score),
+            self.figure_of(chosen.score),
             result,
             front,
             forwards=forwards,
@@ -433,6 +485,8 @@ class Search:
             unconfirmed=None
             if result.best is searched.best or self.confirmation is None
             else Unconfirmed(searched.best, self.value_text(searched.best), self.confirmation.count),
+            one_shot=one_shot,
+            preferred_on=0 if chosen is found or self.compared is None else self.compared.count,
         )
 
     def run_trials(self) -> tuple[StudyResult, ParetoFront]:
@@ -505,32 +559,62 @@ class Search:
         figures = score.results
         return float(figures.get("sim_acc", figures.get(self.scorer.goal.objective.name, score.value)))
 
-    def corrected(self, result: StudyResult) -> tuple[Strategy, Score]:
-        """The strategy of the best trial with the corrections of layers that improve it, and its score."""
-        scorer, bits = self.scorer, result.best.bits
+    def corrected(self, result: StudyResult) -> Found:
+        """The best trial with the corrections of layers that improve it."""
+        scorer, best = self.scorer, result.best
+        bits = best.bits
+        point = MeasuredPoint(self.prepared, bits, scorer.evaluator.measure(self.prepared.resolver(bits)))
         if not self.prepared.correction_names:
-            return self.strategy_of(result.best), result.score
+            return Found(self.strategy_of(best), best.score, point.measured)
         with interruptible_job("search", self.options.run.progress) as steps:
             steps("correcting the layers of the best")
-            point = MeasuredPoint(self.prepared, bits, scorer.evaluator.measure(self.prepared.resolver(bits)))
             corrected = correct_point(point, scorer.evaluator)
-        plan = corrected.plan
+        plan, passes = corrected.plan, passes_record(corrected.prepared)
         score = scorer.under_goal(plan, scorer.evaluator.concluded(plan, bits, corrected.measured))
-        if corrected is point or score.rank <= result.score.rank:
-            return self.strategy_of(result.best), result.score
-        figures = {"results": dict(score.results), "costs": dict(score.costs)}
-        return make_strategy(corrected.prepared, plan, bits, {**self.description, **figures}), score
+        if score.rank <= best.score.rank:
+            return Found(self.strategy_of(best, passes), best.score, point.measured)
+        how = {**self.description, **passes, **_figures(score)}
+        return Found(make_strategy(corrected.prepared, plan, bits, how), score, corrected.measured)
+
+    def one_shot(self) -> OneShot | None:
+        """One shot with the corrections of the search; None where the search is not compared with it, or every width
+        overflows."""
+        if self.compared is None:
+            return None
+        with interruptible_job("search", self.options.run.progress) as steps:
+            steps("comparing with one shot")
+            try:
+                return quantize_and_measure(self.calibrated, self.scorer.evaluator, self.effort)
+            except InfeasibleBits:
+                return None
+
+    def better_of(self, found: Found, one_shot: OneShot | None) -> Found:
+        """What was found, or one shot, if that keeps the limits and is better on the samples that were kept aside."""
+        if one_shot is None or self.compared is None:
+            return found
+        scorer, strategy, measured = self.scorer, one_shot.quantizer.strategy, one_shot.measured
+        evaluated = scorer.evaluator.concluded(one_shot.quantizer.plan, strategy.bits, measured)
+        score = scorer.under_goal(one_shot.quantizer.plan, evaluated)
+        folds = len(self.compared.folds)
+        before, after = ([losses_of(scorer.goal.objective, m)] * folds for m in (found.measured, measured))
+        if score.shortfall or score.overflows or self.compared.gain(before, after).part <= 0.0:
+            return found
+        own = {k: v for k, v in self.description.items() if k not in ("estimator", "refined", "confirmed", "passes")}
+        return Found(replace(strategy, made_by={**strategy.made_by, **own, **_figures(score)}), score, measured)
 
     def value_text(self, trial: Trial) -> str:
         """The objective of a trial, in words."""
         objective = self.scorer.goal.objective
         return objective.text(float(trial.score.results.get(objective.figure, trial.score.value)))
 
-    def strategy_of(self, trial: Trial) -> Strategy:
-        """The strategy of a trial."""
-        figures = {"results": dict(trial.score.results), "costs": dict(trial.score.costs)}
+    def strategy_of(self, trial: Trial, further: Mapping[str, Any] = MappingProxyType({})) -> Strategy:
+        """The strategy of a trial.
+
+        Args:
+            further: entries of its `made_by`.
+        """
         plan = self.prepared.resolver(trial.bits)
-        return make_strategy(self.prepared, plan, trial.bits, {**self.description, **figures})
+        return make_strategy(self.prepared, plan, trial.bits, {**self.description, **_figures(trial.score), **further})
 
     def save(self, strategy: Strategy) -> None:
         """Write the best strategy to the path that the user gave."""
