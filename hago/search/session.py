@@ -408,11 +408,12 @@ def continued(
 # ---------------------------------------------------------------- the trials
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A strategy that a search may return, with its score and what was measured of it on all samples."""
+    """A strategy that a search may return, with its score and what was measured of it on all samples; None where
+    nothing may be corrected, so that it is compared with nothing."""
 
     strategy: Strategy
     score: Score
-    measured: Measurement
+    measured: Measurement | None
 
 
 def _figures(score: Score) -> dict[str, Any]:
@@ -563,9 +564,9 @@ class Search:
         """The best trial with the corrections of layers that improve it."""
         scorer, best = self.scorer, result.best
         bits = best.bits
-        point = MeasuredPoint(self.prepared, bits, scorer.evaluator.measure(self.prepared.resolver(bits)))
         if not self.prepared.correction_names:
-            return Found(self.strategy_of(best), best.score, point.measured)
+            return Found(self.strategy_of(best), best.score, None)
+        point = MeasuredPoint(self.prepared, bits, scorer.evaluator.measure(self.prepared.resolver(bits)))
         with interruptible_job("search", self.options.run.progress) as steps:
             steps("correcting the layers of the best")
             corrected = correct_point(point, scorer.evaluator)
@@ -590,7 +591,7 @@ class Search:
 
     def better_of(self, found: Found, one_shot: OneShot | None) -> Found:
         """What was found, or one shot, if that keeps the limits and is better on the samples that were kept aside."""
-        if one_shot is None or self.compared is None:
+        if one_shot is None or self.compared is None or found.measured is None:
             return found
         scorer, strategy, measured = self.scorer, one_shot.quantizer.strategy, one_shot.measured
         evaluated = scorer.evaluator.concluded(one_shot.quantizer.plan, strategy.bits, measured)
@@ -599,8 +600,9 @@ class Search:
         before, after = ([losses_of(scorer.goal.objective, m)] * folds for m in (found.measured, measured))
         if score.shortfall or score.overflows or self.compared.gain(before, after).part <= 0.0:
             return found
-        own = {k: v for k, v in self.description.items() if k not in ("estimator", "refined", "confirmed", "passes")}
-        return Found(replace(strategy, made_by={**strategy.made_by, **own, **_figures(score)}), score, measured)
+        own = {k: v for k, v in self.description.items() if k not in ("estimator", "passes")}
+        how = {**strategy.made_by, **own, **_figures(score), "taken": "one shot"}
+        return Found(replace(strategy, made_by=how), score, measured)
 
     def value_text(self, trial: Trial) -> str:
         """The objective of a trial, in words."""
