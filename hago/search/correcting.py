@@ -232,6 +232,13 @@ def choose_thresholds(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoi
     return (best if kept else point).with_passes(made)
 
 
+def is_better(point: MeasuredPoint, other: MeasuredPoint, evaluator: Evaluator) -> bool:
+    """Whether a point is better than another on the last quarter of the samples, from which no correction is found."""
+    samples = evaluator.batches.samples
+    seen = samples - samples // 4
+    return _value(point.measured, evaluator, seen) > _value(other.measured, evaluator, seen)
+
+
 def _value(measured: Measurement, evaluator: Evaluator, seen: int) -> float:
     """The objective on the samples after the first, which were seen; on all where there are no others."""
     return _value_of(evaluator.objective, measured, seen)

@@ -5,11 +5,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hago.search.correcting import choose_thresholds, correct_point, first_point, sqnr_evaluator
+from hago.search.correcting import (
+    MeasuredPoint,
+    choose_thresholds,
+    correct_point,
+    first_point,
+    is_better,
+    sqnr_evaluator,
+)
 from hago.search.description import made_by
-from hago.search.effort import Effort
+from hago.search.effort import EFFORTS, Effort
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.preparation import Prepared
 from hago.search.quantizer import Quantizer
@@ -50,10 +57,25 @@ def quantize_and_measure(
 ) -> OneShot:
     """The same, with what was measured on the way."""
     evaluator = evaluator or sqnr_evaluator(prepared)
-    point = correct_point(choose_thresholds(first_point(prepared, evaluator), evaluator), evaluator)
+    point = _corrected(first_point(prepared, evaluator), evaluator)
     results = evaluator.summary(point.measured.contributions)
     refined = {"refined": True} if point.prepared.refinement_record else {}
     done = {} if effort is None else {"effort": effort.to_json()}
     provenance = made_by(point.prepared, evaluator.objective.name, 0) | done | refined | {"results": results}
     strategy = make_strategy(point.prepared, point.plan, point.bits, provenance)
     return OneShot(Quantizer(point.plan, strategy), evaluator, point.measured)
+
+
+def _corrected(first: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
+    """A point with the corrections that help it. Those of the least effort are tried by themselves, too: what each of
+    the others gains by itself, it may lose for those that follow."""
+    point, names = correct_point(choose_thresholds(first, evaluator), evaluator), first.prepared.correction_names
+    fewer = tuple(name for name in names if name in EFFORTS["fast"].corrections)
+    made = point.prepared.passes[len(first.prepared.passes) :]
+    if not any(each.kept and not {*each.names} <= {*fewer} for each in made):
+        return point
+    alone = correct_point(replace(first, prepared=replace(first.prepared, correction_names=fewer)), evaluator)
+    if not is_better(alone, point, evaluator):
+        return point
+    given_up = (replace(each, why_not="another gains more") if each.kept else each for each in made)
+    return replace(alone, prepared=replace(alone.prepared, correction_names=names)).with_passes(*given_up)
