@@ -33,6 +33,8 @@ from hago.study import Header
 
 #: Where operands have fewer bits, weights are also rounded without moving biases, which may then lose by that.
 FEW_BITS: Final = 7
+#: How many times as many samples and windows a further turn sees.
+MORE_A_TURN: Final = 4
 #: The objective by which corrections are kept.
 SQNR: Final = "sqnr"
 #: The names of corrections.
@@ -151,13 +153,22 @@ def _measured(prepared: Prepared) -> tuple[Plan, Callable[[], SquaredGradients]]
     return plan, cache(lambda: SquaredGradients.measure(prepared, plan))
 
 
-def _pass(names: tuple[str, ...], before: float, after: float, samples: int, *, kept: bool) -> CorrectionPass:
+def _pass(
+    names: tuple[str, ...],
+    before: float,
+    after: float,
+    samples: int,
+    *,
+    kept: bool,
+    if_better: WhyNot = "another gains more",
+) -> CorrectionPass:
     """The record of a pass that was measured.
 
     Args:
         before, after: values of the SQNR in dB; infinite where accumulators overflow.
+        if_better: why it is not kept if the outputs are closer with it.
     """
-    why: WhyNot = "overflow" if after == -math.inf else "another gains more" if after > before else "no gain"
+    why: WhyNot = "overflow" if after == -math.inf else if_better if after > before else "no gain"
     known_before, known_after = (None if math.isinf(value) else round(value, 3) for value in (before, after))
     return CorrectionPass(names, known_before, known_after, samples, "" if kept else why)
 
@@ -226,9 +237,8 @@ def choose_thresholds(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoi
     confirmation = Confirmation(tuple(batch.size for batch in evaluator.batches), (Fold(seen, samples),))
     losses, others = ([losses_of(evaluator.objective, of.measured)] for of in (point, best))
     kept = confirmation.gain(losses, others).is_significant(candidates=len(tried))
-    made = _pass(("thresholds",), before, _decibels(best.measured, seen), samples - seen, kept=kept)
-    if made.why_not == "another gains more":
-        made = replace(made, why_not="not sure")
+    after = _decibels(best.measured, seen)
+    made = _pass(("thresholds",), before, after, samples - seen, kept=kept, if_better="not sure")
     return (best if kept else point).with_passes(made)
 
 
@@ -254,18 +264,46 @@ def _value_of(objective: Objective, measured: Measurement, seen: int) -> float:
     return objective.finish((contributions[seen:] if len(contributions) > seen else contributions).mean(0))
 
 
-def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
+def correct_in_turns(point: MeasuredPoint, evaluator: Evaluator, turns: int) -> MeasuredPoint:
+    """Correct the layers of a point; then again on MORE_A_TURN times as many samples and windows of layers, as long as
+    that is surely better on the last quarter of the samples, which give no correction of layers.
+
+    Args:
+        evaluator: what measured the point.
+        turns: the most turns.
+    """
+    best = correct_point(point, evaluator)
+    made = best.prepared.passes[len(point.prepared.passes) :]
+    names = tuple(n for n in CORRECTIONS if any(each.kept and n in each.names for each in made))
+    samples = evaluator.batches.samples
+    aside = Fold(samples - samples // 4, samples)
+    confirmation = Confirmation(tuple(batch.size for batch in evaluator.batches), (aside,))
+    for turn in range(1, turns if names else 1):
+        other = correct_point(point, evaluator, MORE_A_TURN**turn)
+        losses, others = ([losses_of(evaluator.objective, of.measured)] for of in (best, other))
+        kept = confirmation.gain(losses, others).is_significant()
+        before, after = (_decibels(of.measured, aside.first) for of in (best, other))
+        passes = (*best.prepared.passes, _pass(names, before, after, aside.size, kept=kept, if_better="not sure"))
+        best = other if kept else best
+        best = replace(best, prepared=replace(best.prepared, passes=passes))
+        if not kept:
+            break
+    return best
+
+
+def correct_point(point: MeasuredPoint, evaluator: Evaluator, multiple: int = 1) -> MeasuredPoint:
     """Correct the layers of a point: its first samples give the corrections, the others tell whether they help.
 
     Args:
         evaluator: what measured the point.
+        multiple: how many times as many samples, and windows of layers, are seen as by default.
     """
     prepared, names = point.prepared, point.prepared.correction_names
     attempts = _attempts([n for n in names if n != "bias" or point.plan.nodes])  # biases of float layers are floats
     if not attempts:
         return point
     samples = len(point.measured.contributions[evaluator.objective.name])
-    used = min(most_samples(prepared.graph), samples - samples // 4)
+    used = min(most_samples(prepared.graph, multiple), samples - samples // 4)
     # in a race, samples have another order than in `prepared`
     first = [batch.inputs for batch in evaluator.batches.first(used)]
     inputs = [torch.cat(parts) for parts in zip(*first, strict=True)]
@@ -276,7 +314,7 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
         if best is not point and not few_bits:
             break
         together = tuple(name for name, wanted in (("rounding", rounding), ("bias", bias)) if wanted)
-        found = correct_layers(point.plan, inputs, rounding=rounding, bias=bias)
+        found = correct_layers(point.plan, inputs, rounding=rounding, bias=bias, multiple=multiple)
         if not found:
             passes.append(CorrectionPass(together, why_not="nothing to change"))
             continue

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from hago.search.correcting import (
     MeasuredPoint,
     choose_thresholds,
+    correct_in_turns,
     correct_point,
     first_point,
     is_better,
@@ -57,7 +58,7 @@ def quantize_and_measure(
 ) -> OneShot:
     """The same, with what was measured on the way."""
     evaluator = evaluator or sqnr_evaluator(prepared)
-    point = _corrected(first_point(prepared, evaluator), evaluator)
+    point = _corrected(first_point(prepared, evaluator), evaluator, 1 if effort is None else effort.turns)
     results = evaluator.summary(point.measured.contributions)
     refined = {"refined": True} if point.prepared.refinement_record else {}
     done = {} if effort is None else {"effort": effort.to_json()}
@@ -66,10 +67,11 @@ def quantize_and_measure(
     return OneShot(Quantizer(point.plan, strategy), evaluator, point.measured)
 
 
-def _corrected(first: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
+def _corrected(first: MeasuredPoint, evaluator: Evaluator, turns: int) -> MeasuredPoint:
     """A point with the corrections that help it. Those of the least effort are tried by themselves, too: what each of
     the others gains by itself, it may lose for those that follow."""
-    point, names = correct_point(choose_thresholds(first, evaluator), evaluator), first.prepared.correction_names
+    names = first.prepared.correction_names
+    point = correct_in_turns(choose_thresholds(first, evaluator), evaluator, turns)
     fewer = tuple(name for name in names if name in EFFORTS["fast"].corrections)
     made = point.prepared.passes[len(first.prepared.passes) :]
     if not any(each.kept and not {*each.names} <= {*fewer} for each in made):

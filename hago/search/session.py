@@ -27,7 +27,7 @@ from hago.search.correcting import (
     TRAINABLE,
     MeasuredPoint,
     correct,
-    correct_point,
+    correct_in_turns,
     logged_corrections,
     logged_passes,
 )
@@ -569,7 +569,7 @@ class Search:
         point = MeasuredPoint(self.prepared, bits, scorer.evaluator.measure(self.prepared.resolver(bits)))
         with interruptible_job("search", self.options.run.progress) as steps:
             steps("correcting the layers of the best")
-            corrected = correct_point(point, scorer.evaluator)
+            corrected = correct_in_turns(point, scorer.evaluator, self.effort.turns)
         plan, passes = corrected.plan, passes_record(corrected.prepared)
         score = scorer.under_goal(plan, scorer.evaluator.concluded(plan, bits, corrected.measured))
         if score.rank <= best.score.rank:
