@@ -32,16 +32,13 @@ class Effort:
         corrections: the names of those that may be made.
         searcher, limited_searcher: what the searcher `auto` stands for: where the most bits are allowed, and where the
             goal asks for fewer.
-        refining_forwards: the largest cost of refining thresholds on one fold, see `hago.search.confirmation`; None for
-            one that grows with the space.
-        turns: the most turns of corrections in one shot, each of which begins with what the one before it found.
+        turns: how often layers are corrected at most, see `correct_in_turns`.
     """
 
     name: str
     corrections: tuple[str, ...]
     searcher: str
     limited_searcher: str
-    refining_forwards: float | None = None
     turns: int = 1
 
     def corrections_of(self, given: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -67,8 +64,7 @@ class Effort:
 
     def to_json(self) -> dict[str, Any]:
         """What the header of a log records, beside the corrections and the searcher."""
-        limit = {} if self.refining_forwards is None else {"refining_forwards": self.refining_forwards}
-        return {"name": self.name, "turns": self.turns, **limit}
+        return {"name": self.name, "turns": self.turns}
 
 
 #: The efforts by name, from the least.
@@ -78,14 +74,7 @@ EFFORTS: Final[Mapping[str, Effort]] = MappingProxyType(
         for effort in (
             Effort("fast", ("splitting", "equalization", "bias"), "default", "sensitivity:rounds=1,moves=0"),
             Effort("good", ("splitting", "equalization", "thresholds", "rounding", "bias"), "gradient", "limited"),
-            Effort(
-                "best",
-                CORRECTIONS,
-                "gradient:moves=400",
-                "limited:rounds=12,points=12,moves=400",
-                refining_forwards=80.0,
-                turns=4,
-            ),
+            Effort("best", CORRECTIONS, "gradient:moves=400", "limited:rounds=12,points=12,moves=400", turns=4),
         )
     }
 )
@@ -108,9 +97,4 @@ def logged_effort(header: Header) -> Effort:
     if record is None:
         return EFFORTS[DEFAULT_EFFORT]
     known = EFFORTS.get(str(record["name"]), EFFORTS[DEFAULT_EFFORT])
-    return replace(
-        known,
-        name=str(record["name"]),
-        turns=int(record["turns"]),
-        refining_forwards=record.get("refining_forwards"),
-    )
+    return replace(known, name=str(record["name"]), turns=int(record["turns"]))

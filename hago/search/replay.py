@@ -17,7 +17,6 @@ from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.search.confirmation import Confirmation
 from hago.search.continuation import logged_channel_bins
 from hago.search.correcting import correct, logged_corrections
-from hago.search.effort import logged_effort
 from hago.search.goal import Goal, parse_limits
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
@@ -289,7 +288,6 @@ def _with_refined_thresholds(scorer: GoalScorer, header: Header, log: str | Path
         choices=prepared.space.size,
         seed=header.seed,
         confirmation=confirmation,
-        effort=logged_effort(header),
     )
     return start.prepared
 

@@ -101,7 +101,6 @@ def find_starting_point(
     choices: int,
     seed: int,
     confirmation: Confirmation | None,
-    effort: Effort,
 ) -> StartingPoint:
     """The thresholds, the surrogate and the bits that the trials begin with.
 
@@ -119,7 +118,7 @@ def find_starting_point(
         return StartingPoint(prepared, surrogate, bits, GRADIENT_FORWARDS)
     task = RefinementTask.of(prepared, goal, metric, scorer.evaluator, seed)
     if refines == "at_point":
-        max_forwards = effort.refining_forwards or max(LEAST_REFINING_FORWARDS, choices / CHOICES_A_FORWARD)
+        max_forwards = max(LEAST_REFINING_FORWARDS, choices / CHOICES_A_FORWARD)
         if confirmation is not None:
             max_forwards = min(max_forwards, confirmation.max_forwards)
         return refine_at_point(task, max_forwards, confirmation)

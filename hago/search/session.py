@@ -329,7 +329,6 @@ def run_search(
             choices=choices,
             seed=options.seed,
             confirmation=confirmation,
-            effort=effort,
         )
         scorer = scorer.with_prepared(start.prepared)
         check_measures_reachable(goal, start.prepared, start.most_bits, scorer)
