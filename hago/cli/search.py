@@ -489,10 +489,12 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
             stem = f"{stem}-{graph.model_hash[:HASH_IN_NAMES]}"
             saved = check_output(saved.with_name(f"{stem}.json"), STRATEGY)
         prepared = prepare(graph, hardware, batches, options, steps=steps)
-        steps("correcting the model")
+        steps("running the float model")
         evaluator = sqnr_evaluator(prepared)
         effort = named_effort(args.effort)
-        prepared = correct(prepared, effort.corrections_of(options.corrections), evaluator=evaluator)
+        names = effort.corrections_of(options.corrections)
+        steps(f"correcting the model{effort.announced(names, evaluator.forward_seconds, searches=False)}")
+        prepared = correct(prepared, names, evaluator=evaluator)
         steps("choosing the widest bits that do not overflow")
         made = quantize_and_measure(prepared, evaluator, effort)
         strategy = made.quantizer.strategy

@@ -266,7 +266,7 @@ def _value_of(objective: Objective, measured: Measurement, seen: int) -> float:
 
 def correct_in_turns(point: MeasuredPoint, evaluator: Evaluator, turns: int) -> MeasuredPoint:
     """Correct the layers of a point; then again on MORE_A_TURN times as many samples and windows of layers, as long as
-    that is surely better on the last quarter of the samples, which give no correction of layers.
+    that is better on the last quarter of the samples, which give no correction of layers.
 
     Args:
         evaluator: what measured the point.
@@ -276,14 +276,12 @@ def correct_in_turns(point: MeasuredPoint, evaluator: Evaluator, turns: int) -> 
     made = best.prepared.passes[len(point.prepared.passes) :]
     names = tuple(n for n in CORRECTIONS if any(each.kept and n in each.names for each in made))
     samples = evaluator.batches.samples
-    aside = Fold(samples - samples // 4, samples)
-    confirmation = Confirmation(tuple(batch.size for batch in evaluator.batches), (aside,))
+    aside = samples // 4
     for turn in range(1, turns if names else 1):
         other = correct_point(point, evaluator, MORE_A_TURN**turn)
-        losses, others = ([losses_of(evaluator.objective, of.measured)] for of in (best, other))
-        kept = confirmation.gain(losses, others).is_significant()
-        before, after = (_decibels(of.measured, aside.first) for of in (best, other))
-        passes = (*best.prepared.passes, _pass(names, before, after, aside.size, kept=kept, if_better="not sure"))
+        kept = is_better(other, best, evaluator)
+        before, after = (_decibels(of.measured, samples - aside) for of in (best, other))
+        passes = (*best.prepared.passes, _pass(names, before, after, aside or samples, kept=kept))
         best = other if kept else best
         best = replace(best, prepared=replace(best.prepared, passes=passes))
         if not kept:

@@ -10,14 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
+from hago.data import duration
 from hago.errors import check_choice
-from hago.search.correcting import CORRECTIONS, wanted_corrections
+from hago.search.correcting import CORRECTIONS, MORE_A_TURN, wanted_corrections
 from hago.searchers import parse_searcher
 from hago.study import Header
 
-EffortName = Literal["fast", "good", "best"]
+#: What corrections take, in passes of the float model over 256 samples; measured by `scripts/benchmark_effort.py`.
+CORRECTION_FORWARDS: Final[Mapping[str, float]] = MappingProxyType(
+    {"splitting": 2.0, "equalization": 6.0, "thresholds": 6.0, "rounding": 5.0, "bias": 1.0}
+)
+#: What a correction takes that trains layers.
+LONG_FORWARDS: Final = 100.0
+#: What a search takes besides corrections.
+SEARCH_FORWARDS: Final = 25.0
 
 #: The effort where the user names none.
 DEFAULT_EFFORT: Final = "good"
@@ -61,6 +69,31 @@ class Effort:
     def searchers(self) -> tuple[str, ...]:
         """The names of the searchers that `auto` may stand for."""
         return tuple(parse_searcher(text)[0] for text in (self.searcher, self.limited_searcher))
+
+    def expected_forwards(self, names: Sequence[str], *, searches: bool) -> float:
+        """About how much this takes, in passes of the float model over the data, calibration excluded, with one turn
+        that sees more samples, since it ends with the first that does not help.
+
+        Args:
+            names: of the corrections that may be made.
+            searches: whether points are tried, too.
+        """
+        once = sum(CORRECTION_FORWARDS.get(name, LONG_FORWARDS) for name in names)
+        again = sum(CORRECTION_FORWARDS[name] for name in ("rounding", "bias") if name in names)
+        more = (self.turns > 1) * MORE_A_TURN * again
+        return once + more + searches * (SEARCH_FORWARDS + once - again + more)
+
+    def announced(self, names: Sequence[str], forward_seconds: float, *, searches: bool) -> str:
+        """What an effort without an end takes, in words for the line of progress; empty for the others.
+
+        Args:
+            forward_seconds: of one pass of the float model.
+            names, searches: of `expected_forwards`.
+        """
+        if self.turns == 1:
+            return ""
+        forwards = self.expected_forwards(names, searches=searches)
+        return f" (effort {self.name}: about {forwards:.0f} forwards, {duration(forwards * forward_seconds)})"
 
     def to_json(self) -> dict[str, Any]:
         """What the header of a log records, beside the corrections and the searcher."""

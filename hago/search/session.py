@@ -302,9 +302,10 @@ def run_search(
             seed=options.seed,
             known=known_scores(options.run.reuse, prepared, goal),
         )
-        steps("correcting the model")
         new = effort.corrections_of(quantization.corrections), None
         names, found = new if logged is None else logged_corrections(logged)
+        takes = effort.announced(names, scorer.evaluator.forward_seconds, searches=True)
+        steps(f"correcting the model{takes}")
         calibrated = correct(prepared, names, found, scorer.evaluator)
         if logged is not None:
             calibrated = replace(calibrated, passes=logged_passes(logged))

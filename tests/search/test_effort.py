@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from toys import timeless
 
 import hago
+from hago.data import JobProgress
 from hago.errors import HagoError, LogError
+from hago.search import correct, correcting, prepare, session, sqnr_evaluator
 from hago.search import effort as efforts
-from hago.search import session
 from hago.search.correcting import CORRECTIONS
 from hago.search.effort import EFFORTS, logged_effort
 from hago.search.intervals import paired_interval
@@ -147,7 +149,8 @@ def gain_of(effort: str, name: str, chip: str, bits: int) -> tuple[float, bool]:
 
 @pytest.mark.parametrize("effort", ["good", "best"])
 def test_a_search_is_no_worse_than_a_fast_one_shot_on_unseen_samples(effort: str) -> None:
-    cells = [(name, chip, 4 if index % 2 else 8) for index, name in enumerate(NETWORKS) for chip in CHIPS[:2]]
+    cells = [(name, CHIPS[index % len(CHIPS)], 4 if index % 2 else 8) for index, name in enumerate(NETWORKS)]
+    cells.append(("clamped", "x86_vnni", 4))  # where biases alone are better than rounding and biases
     gains = {cell: gain_of(effort, *cell) for cell in cells}
     assert sum(gain for gain, _ in gains.values()) / len(gains) >= 0.0, gains
     assert not any(worse for _, worse in gains.values()), gains
@@ -179,3 +182,50 @@ def outcome_gain() -> Any:
     from hago.search.confirmation import Gain
 
     return Gain(0.0, 0.0, 8)
+
+
+@pytest.mark.parametrize(("helps", "expected"), [(True, [1, 4, 16, 64]), (False, [1, 4])])
+def test_layers_are_corrected_on_more_samples_while_that_helps(
+    helps: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    once = correcting.correct_point
+
+    def counted(point: Any, evaluator: Any, multiple: int = 1) -> Any:
+        seen.append(multiple)
+        return once(point, evaluator, multiple)
+
+    monkeypatch.setattr(correcting, "correct_point", counted)
+    monkeypatch.setattr(correcting, "is_better", lambda *_: helps)
+    prepared = prepare(Uneven().eval(), "vta", DATA)
+    evaluator = sqnr_evaluator(prepared)
+    prepared = correct(prepared, ["rounding", "bias"], evaluator=evaluator)
+    point = correcting.correct_in_turns(correcting.first_point(prepared, evaluator), evaluator, EFFORTS["best"].turns)
+    assert seen == expected
+    turns = [each for each in point.prepared.passes if each.names == ("rounding", "bias")]
+    assert [each.kept for each in turns] == [True, *[helps] * (len(expected) - 1)]
+
+
+def test_more_samples_are_kept_only_where_they_are_better_on_those_kept_aside() -> None:
+    model = Uneven().eval()
+    for chip in CHIPS[:2]:
+        data = [images(32, 3, 8, 8, seed=n) for n in range(8)]
+        once, often = (
+            hago.quantize(model, chip, data, effort=e, corrections="rounding", fix_bits={"*:1": 4}).strategy
+            for e in ("good", "best")
+        )
+        aside = [torch.cat(data)[192:]]
+        before, after = (hago.evaluate_strategy(model, chip, s, aside).value for s in (once, often))
+        assert after >= before
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_an_effort_without_an_end_says_beforehand_what_it_takes(effort: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(JobProgress, "__call__", lambda self, step: said.append(step))
+    hago.search_quantize_strategy(Uneven().eval(), "vta", DATA, effort=effort, budget=1)
+    (step,) = [text for text in said if text.startswith("correcting the model")]
+    found = re.fullmatch(r"correcting the model(?: \(effort best: about (\d+) forwards, \S+\))?", step)
+    assert found is not None and (found[1] is not None) == (effort == "best")
+    fewer, more = (EFFORTS["best"].expected_forwards(names, searches=False) for names in (["bias"], CORRECTIONS))
+    assert fewer < more < EFFORTS["best"].expected_forwards(CORRECTIONS, searches=True)
