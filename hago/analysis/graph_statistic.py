@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -262,8 +262,12 @@ class ErrorDiagnosis:
         return asdict(self)
 
 
-def diagnose_error(rows: Sequence[NodeStatistic]) -> ErrorDiagnosis | None:
-    """Find the node where a model goes wrong, by the rule of `GraphStatistic.first_wrong`; None if there is none."""
+def diagnose_error(rows: Sequence[NodeStatistic], tried: Collection[str] = ()) -> ErrorDiagnosis | None:
+    """Find the node where a model goes wrong, by the rule of `GraphStatistic.first_wrong`; None if there is none.
+
+    Args:
+        tried: the names of the corrections that were tried.
+    """
     symptom = next((r for r in rows if r.sqnr is not None and r.sqnr < WRONG_DB and r.error_power), None)
     if symptom is None or symptom.sqnr is None:
         return None
@@ -275,13 +279,17 @@ def diagnose_error(rows: Sequence[NodeStatistic]) -> ErrorDiagnosis | None:
     row = by_name[node]
     cause = row.main_cause
     assert cause is not None
-    words, remedy = cause_in_words(row, cause)
+    words, remedy = cause_in_words(row, cause, tried)
     return ErrorDiagnosis(node, parts[node], symptom.name, symptom.sqnr, cause, words, remedy)
 
 
 # ---------------------------------------------------------------- words
-def cause_in_words(row: NodeStatistic, cause: Cause) -> tuple[str, str]:
-    """Describe a cause with its edge or register, and a remedy."""
+def cause_in_words(row: NodeStatistic, cause: Cause, tried: Collection[str] = ()) -> tuple[str, str]:
+    """Describe a cause with its edge or register, and a remedy.
+
+    Args:
+        tried: the names of the corrections that were tried, which are no remedy.
+    """
     if cause == "overflow":
         verb = "wrap" if row.on_overflow == "wrap" else "are clamped"
         bound = "" if row.bound is None else f"; the largest possible is {row.bound:.3g} times its maximum"
@@ -298,10 +306,11 @@ def cause_in_words(row: NodeStatistic, cause: Cause) -> tuple[str, str]:
             f"a wider threshold for {edge.edge}, or one estimated on more data",
         )
     if cause == "constants" and edge.narrow_channels and not edge.per_channel:
+        correction = "" if "equalization" in tried else "the correction equalization, "
         return (
             f"{_named(edge)} in {edge.bits} bits has one scale for {edge.channels} channels, which leaves "
             f"{edge.narrow_channels} of them with less than 4 bits",
-            "a scale per channel if the hardware has it, the correction equalization, or more bits",
+            f"a scale per channel if the hardware has it, {correction}or more bits",
         )
     return f"{_named(edge)} is rounded to {_grid(edge)}", f"more bits on {edge.edge}, or a tighter threshold"
 
@@ -632,7 +641,7 @@ class GraphStatistic(Summarized):
         value. The node that goes wrong is the one with the largest part in the symptom's error, which may be the
         symptom itself or a node before it. Its main cause is that of the largest part of the error that it added.
         """
-        return diagnose_error(self.rows)
+        return diagnose_error(self.rows, {name for each in self.passes for name in each.names})
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:

@@ -13,6 +13,7 @@ import torch
 from networks import Outliers, Uneven, images
 
 import hago
+from hago.analysis.graph_statistic import cause_in_words
 from hago.correction import CorrectionPass, passes_from_json
 from hago.errors import LogError
 from hago.plan import Strategy
@@ -152,6 +153,20 @@ def test_an_inspection_shows_what_each_gained_and_names_the_correction_that_cure
     unseen = [images(128, 3, 8, 8, seed=77)]
     before, after = (hago.evaluate_strategy(model, "vta", s, unseen).results["sqnr"] for s in (strategy, named))
     assert after > before
+
+
+def test_what_may_help_names_the_correction_that_was_not_tried() -> None:
+    words = "the correction equalization"
+    row = narrow_row()
+    assert words in cause_in_words(row, "constants")[1] and words in cause_in_words(row, "constants", ["bias"])[1]
+    assert words not in cause_in_words(row, "constants", ["bias", "equalization"])[1]
+
+
+def narrow_row() -> Any:
+    """The statistic of a layer whose weight has one scale for channels of very different sizes."""
+    strategy = hago.quantize(Uneven().eval(), "vta", DATA, corrections="none").strategy
+    statistic = hago.inspect_graph_statistic(Uneven().eval(), "vta", strategy, DATA, remedies=False)
+    return next(row for row in statistic.rows if any(e.narrow_channels and not e.per_channel for e in row.edges))
 
 
 def test_no_correction_is_advised_where_all_were_made() -> None:

@@ -71,7 +71,8 @@ def test_named_corrections_take_the_place_of_the_efforts(effort: str) -> None:
         for how in ({"effort": effort}, {})
     )
     assert named["made_by"].pop("effort")["name"] == effort and alone["made_by"].pop("effort")["name"] == "good"
-    assert named == alone and named["made_by"]["corrections"] == ["rounding"]
+    assert named["made_by"]["corrections"] == ["rounding"]
+    assert EFFORTS[effort].turns > 1 or named == alone
     made = hago.quantize(model, "vta", DATA, effort=effort).strategy.made_by["corrections"]
     assert made == list(EFFORTS[effort].corrections)
 
