@@ -51,6 +51,7 @@ from hago.search import (
     chosen_estimator,
     correct,
     correct_point,
+    effort_of,
     is_one_shot,
     make_strategy,
     named_effort,
@@ -108,13 +109,15 @@ class Change:
         keep_float: a pattern of nodes that stay float, or several.
         fix_bits: bits by pattern of edges.
         estimator: the name of an estimator.
-        corrections: the names of the corrections that may be made, or "none"; None for the default.
+        corrections: the names of the corrections that may be made, or "none"; None for those of the effort.
+        effort: the name of an effort; None for the default.
     """
 
     keep_float: str | tuple[str, ...] | None = None
     fix_bits: Mapping[str, int] = field(default_factory=dict)
     estimator: str | None = None
     corrections: tuple[str, ...] | None = None
+    effort: str | None = None
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -125,7 +128,7 @@ class Change:
         """The options as keyword arguments."""
         kept = self.keep_float
         given = {"keep_float": list(kept) if isinstance(kept, tuple) else kept, "fix_bits": dict(self.fix_bits)}
-        given |= {"estimator": self.estimator, "corrections": list(self.corrections or ())}
+        given |= {"estimator": self.estimator, "corrections": list(self.corrections or ()), "effort": self.effort}
         return {name: value for name, value in given.items() if value}
 
     def merged(self, other: Change) -> Change:
@@ -133,7 +136,8 @@ class Change:
         kept = (*as_strings(self.keep_float, "keep_float"), *as_strings(other.keep_float, "keep_float"))
         fixed = {**self.fix_bits, **other.fix_bits}
         estimator, corrections = other.estimator or self.estimator, other.corrections or self.corrections
-        return Change(tuple(dict.fromkeys(kept)) or None, fixed, estimator, corrections)
+        effort = other.effort or self.effort
+        return Change(tuple(dict.fromkeys(kept)) or None, fixed, estimator, corrections, effort)
 
     @property
     def words(self) -> list[str]:
@@ -142,7 +146,8 @@ class Change:
         for pattern, bits in self.fix_bits.items():
             words += ["--fix-bits", f"{pattern}={bits}"]
         words += [] if self.estimator is None else ["--estimator", self.estimator]
-        return words + [word for name in self.corrections or () for word in ("--corrections", name)]
+        words += [word for name in self.corrections or () for word in ("--corrections", name)]
+        return words + ([] if self.effort is None else ["--effort", self.effort])
 
     def __str__(self) -> str:
         return shlex.join(self.words)
@@ -152,11 +157,13 @@ def given_options(strategy: Strategy, hardware: Hardware) -> Change:
     """The options with which a strategy was made; without an estimator where that is the default or was refined."""
     made_by = strategy.made_by
     names = tuple(str(name) for name in made_by.get("corrections", ()))
+    effort = effort_of(strategy)
     return Change(
         tuple(str(pattern) for pattern in made_by.get("keep_float", ())) or None,
         {str(pattern): int(bits) for pattern, bits in made_by.get("fix_bits", {}).items()},
         chosen_estimator(strategy, hardware),
-        None if names == named_effort(None).corrections else names or ("none",),
+        None if names == effort.corrections else names or ("none",),
+        None if effort == named_effort(None) else effort.name,
     )
 
 
@@ -659,7 +666,8 @@ class _Trials:
             fix_bits=merged.fix_bits,
         )
         prepared = prepare(self.plan.graph.uncorrected, self.plan.hardware, self.batches, options)
-        return quantize_in_one_shot(correct(prepared, merged.corrections)).strategy
+        effort = named_effort(merged.effort)
+        return quantize_in_one_shot(correct(prepared, merged.corrections), effort=effort).strategy
 
     def _resolver(self, prepared: Prepared, changed: Collection[str], estimator: str | None) -> Resolver:
         """A Resolver with the strategy's thresholds where they still hold; with estimated ones only for another

@@ -3,7 +3,7 @@
 from hago.search import objective
 from hago.search.correcting import CORRECTIONS, MeasuredPoint, correct, correct_point, sqnr_evaluator
 from hago.search.earlier_logs import LogPath, hashes_of
-from hago.search.effort import EFFORTS, Effort, named_effort
+from hago.search.effort import EFFORTS, Effort, effort_of, named_effort
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures
 from hago.search.goal import GoalOptions, normalized_limits, resolved_text
 from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
@@ -57,6 +57,7 @@ __all__ = [
     "continued",
     "correct",
     "correct_point",
+    "effort_of",
     "for_training",
     "hashes_of",
     "held_out_figures",

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from hago.data import duration
 from hago.errors import check_choice
+from hago.plan import Strategy
 from hago.search.correcting import CORRECTIONS, MORE_A_TURN, wanted_corrections
 from hago.searchers import parse_searcher
 from hago.study import Header
@@ -131,3 +132,9 @@ def logged_effort(header: Header) -> Effort:
         return EFFORTS[DEFAULT_EFFORT]
     known = EFFORTS.get(str(record["name"]), EFFORTS[DEFAULT_EFFORT])
     return replace(known, name=str(record["name"]), turns=int(record["turns"]))
+
+
+def effort_of(strategy: Strategy) -> Effort:
+    """The effort that a strategy names; the default where it names none that there is."""
+    record = strategy.made_by.get("effort")
+    return EFFORTS.get(str(record.get("name")) if isinstance(record, Mapping) else "", EFFORTS[DEFAULT_EFFORT])
