@@ -230,3 +230,18 @@ def test_an_effort_without_an_end_says_beforehand_what_it_takes(effort: str, mon
     assert found is not None and (found[1] is not None) == (effort == "best")
     fewer, more = (EFFORTS["best"].expected_forwards(names, searches=False) for names in (["bias"], CORRECTIONS))
     assert fewer < more < EFFORTS["best"].expected_forwards(CORRECTIONS, searches=True)
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_limits_on_costs_are_kept_with_every_effort(effort: str, tmp_path: Path) -> None:
+    model, log = Uneven().eval(), tmp_path / "log"
+    goal: dict[str, Any] = {"budget_cost": "weight_bytes <= 70 %", "log": log, "progress": False}
+    strategy, _ = hago.search_quantize_strategy(model, "x86_vnni", DATA, effort=effort, **goal)
+    most = hago.quantize(model, "x86_vnni", DATA).strategy
+    before, after = (hago.estimate_cost(model, "x86_vnni", s)["weight_bytes"] for s in (most, strategy))
+    assert after <= 0.7 * before and "taken" not in strategy.made_by
+    header = read_log(log).header
+    assert header is not None
+    assert header.searcher["name"] == parse_searcher(EFFORTS[effort].limited_searcher)[0]
+    again = hago.search_quantize_strategy(model, "x86_vnni", DATA, **goal)[0]
+    assert again.to_json() == strategy.to_json()
