@@ -33,6 +33,8 @@ from hago.search import (
     SearchScore,
     Sensitivity,
     correct,
+    named_effort,
+    passes_of,
     plan_and_batches,
     plan_of,
     prepare,
@@ -78,6 +80,7 @@ def search_quantize_strategy(
     reuse: LogPath | Sequence[LogPath] | None = None,
     search_topology: bool | None = None,
     corrections: str | Sequence[str] | None = None,
+    effort: str | None = None,
     finetune: Mapping[str, Any] | None = None,
 ) -> tuple[Strategy, SearchScore]:
     """Search for the bits and thresholds that quantize a model best on a piece of hardware.
@@ -138,9 +141,14 @@ def search_quantize_strategy(
         search_topology: whether nodes that the hardware can run in integers and in float may be either; by
             default, if the goal uses a cost that counts float nodes: bops, cycles, latency or energy.
         corrections: what may be changed in the model before it is quantized, where the outputs are closer to the float
-            model's for it: names in `hago.search.correcting.CORRECTIONS`, or "none"; by default all but reconstruction,
-            which takes minutes. They keep what the float model computes, and the strategy holds them; see
-            docs/corrections.md.
+            model's for it: names in `hago.search.correcting.CORRECTIONS`, or "none"; by default those of the
+            effort. They keep what the float model computes, and the strategy holds them; see docs/corrections.md.
+        effort: how much is done where you say no more; what you give of `searcher`, `corrections` and `budget` counts
+            in any case. By default good, or that of the log that is continued:
+
+            - fast: one shot with the corrections of about ten forwards; with limits on costs, a few points near them;
+            - good: the default searcher with the corrections of docs/corrections.md, a few dozen forwards;
+            - best: all corrections, thresholds refined until that stops to help, and moves until they stop to help.
         race: stop evaluating a point once its samples show that it is worse than the best so far. A number is the
             largest probability of stopping a point that is not worse, 0.01 for True; see `hago.search.racing`. The
             best point is always measured on all samples.
@@ -171,6 +179,7 @@ def search_quantize_strategy(
             modes=modes,
             search_topology=search_topology,
             corrections=corrections,
+            effort=effort,
         ),
         goal=GoalOptions(
             objective=objective,
@@ -209,10 +218,13 @@ def quantize(
     thresholds: ThresholdsLike | None = None,
     modes: ModesLike | None = None,
     corrections: str | Sequence[str] | None = None,
+    effort: str | None = None,
 ) -> Quantizer:
     """Quantize a model without a search, to the widest bits whose accumulators do not overflow on the data.
 
-    All arguments are as in `search_quantize_strategy`.
+    All arguments are as in `search_quantize_strategy`. An effort stands for corrections here: good, the default, for
+    those that are made once; fast for the cheap ones of them; best for all, in turns while they surely help. Named
+    `corrections` take the place of the effort's.
 
     Raises:
         InfeasibleBits: accumulators overflow on the data at every width.
@@ -225,10 +237,13 @@ def quantize(
         thresholds=thresholds,
         modes=modes,
         corrections=corrections,
+        effort=effort,
     )
+    chosen = named_effort(effort)
     prepared = prepare(model, hardware, dataset, options)
     evaluator = sqnr_evaluator(prepared)
-    return quantize_in_one_shot(correct(prepared, corrections, evaluator=evaluator), evaluator)
+    corrected = correct(prepared, chosen.corrections_of(corrections), evaluator=evaluator)
+    return quantize_in_one_shot(corrected, evaluator, chosen)
 
 
 def create_quantizer(
@@ -371,6 +386,7 @@ def measure_sensitivity(
     keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
     corrections: str | Sequence[str] | None = None,
+    effort: str | None = None,
     seed: int = 0,
 ) -> Sensitivity:
     """Estimate the loss of every choice of bits on every edge, from one forward and one backward pass over the data.
@@ -383,14 +399,16 @@ def measure_sensitivity(
     Args:
         objective: the objective whose loss is estimated: accuracy reads labels, kl and agreement compare class
             probabilities, and all others compare the outputs themselves.
-        corrections: see `quantize`; of these, equalization is made before sensitivities are measured.
+        corrections, effort: see `quantize`; of the corrections, splitting and equalization are made before
+            sensitivities are measured.
         seed: of the random signs with which outputs are weighted in the backward pass.
 
     Returns:
         A table, which prints itself and has `.losses`, `.save(path)` and `.to_json()`.
     """
     options = QuantizationOptions(estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
-    prepared = correct(prepare(model, hardware, dataset, options), corrections)
+    names = named_effort(effort).corrections_of(corrections)
+    prepared = correct(prepare(model, hardware, dataset, options), names)
     return sensitivity_of(prepared, named_objective(objective), seed)
 
 
@@ -422,11 +440,12 @@ def inspect_graph_statistic(
             samples: nodes kept float, other bits, other estimators; and one that rules overflow out.
 
     Returns:
-        A table, which prints itself and has `.to_json()`, `.to_csv()`, `.first_wrong` and `.remedies`.
+        A table, which prints itself and has `.to_json()`, `.to_csv()`, `.first_wrong`, `.remedies` and `.passes`, what
+        each pass of corrections gained when the strategy was made.
     """
     chosen = as_strategy(strategy)
     plan, batches = plan_and_batches(model, hardware, chosen, dataset)
-    statistic = inspect_plan(plan, batches)
+    statistic = replace(inspect_plan(plan, batches), passes=passes_of(chosen))
     if not remedies:
         return statistic
     found = find_remedies(plan, chosen, batches, statistic.suspects, statistic.overflowing)

@@ -36,6 +36,8 @@ from hago.search import (
     SearchOutcome,
     correct,
     import_with_held_out,
+    is_one_shot,
+    of_seconds,
     paired_difference,
     paired_interval,
     prepare,
@@ -400,11 +402,6 @@ def _overflow_remedy(
 
 
 # ---------------------------------------------------------------- stored strategies
-def is_one_shot(strategy: Strategy) -> bool:
-    """Whether a strategy is that of `hago.quantize`, so that it is no better than one shot."""
-    return "estimator" in strategy.made_by and {"searcher", "finetuned", "trained"}.isdisjoint(strategy.made_by)
-
-
 def one_shot_options(strategy: Strategy) -> QuantizationOptions:
     """The options with which `hago.quantize` gives the one shot that a strategy is compared with: the patterns of the
     strategy, and the estimator that its user chose. Only where the user chose none are thresholds refined, whose record
@@ -443,7 +440,7 @@ def one_shot_plan(
         return "one shot is not shown, since the search chose which nodes are float"
     try:
         prepared = prepare(graph, hardware, batches, one_shot_options(strategy), steps=steps)
-        names = [str(name) for name in made_by.get("corrections", ())]
+        names = of_seconds([str(name) for name in made_by.get("corrections", ())])
         return quantize_in_one_shot(correct(prepared, names, strategy.corrections)).plan
     except (HagoError, KeyError) as error:
         return f"one shot is not shown, since it cannot be made again: {error}"
@@ -461,7 +458,8 @@ def answer_for_search(outcome: SearchOutcome, steps: JobProgress, objective: Obj
     resolver = stored_resolver(prepared.graph, prepared.hardware, outcome.strategy)
     known: dict[str, Known] = {}
     try:
-        made = quantize_and_measure(prepared)
+        names = of_seconds(prepared.correction_names)
+        made = quantize_and_measure(replace(prepared, correction_names=names))
         one_shot: Plan | str = made.quantizer.plan
         if objective is None or objective.name == made.evaluator.objective.name:
             known[CALIBRATION] = _known(made)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from hago.analysis.error_causes import Cause
 from hago.analysis.remedies import Remedies, Suspect
 from hago.arithmetic.numerics import Overflow
+from hago.correction import CorrectionPass
 from hago.plan import Verdict
 from hago.search.objective import MOST_DB
 from hago.serialization.summary import Summarized, Summary, names_text
@@ -261,8 +262,12 @@ class ErrorDiagnosis:
         return asdict(self)
 
 
-def diagnose_error(rows: Sequence[NodeStatistic]) -> ErrorDiagnosis | None:
-    """Find the node where a model goes wrong, by the rule of `GraphStatistic.first_wrong`; None if there is none."""
+def diagnose_error(rows: Sequence[NodeStatistic], tried: Collection[str] = ()) -> ErrorDiagnosis | None:
+    """Find the node where a model goes wrong, by the rule of `GraphStatistic.first_wrong`; None if there is none.
+
+    Args:
+        tried: the names of the corrections that were tried.
+    """
     symptom = next((r for r in rows if r.sqnr is not None and r.sqnr < WRONG_DB and r.error_power), None)
     if symptom is None or symptom.sqnr is None:
         return None
@@ -274,13 +279,17 @@ def diagnose_error(rows: Sequence[NodeStatistic]) -> ErrorDiagnosis | None:
     row = by_name[node]
     cause = row.main_cause
     assert cause is not None
-    words, remedy = cause_in_words(row, cause)
+    words, remedy = cause_in_words(row, cause, tried)
     return ErrorDiagnosis(node, parts[node], symptom.name, symptom.sqnr, cause, words, remedy)
 
 
 # ---------------------------------------------------------------- words
-def cause_in_words(row: NodeStatistic, cause: Cause) -> tuple[str, str]:
-    """Describe a cause with its edge or register, and a remedy."""
+def cause_in_words(row: NodeStatistic, cause: Cause, tried: Collection[str] = ()) -> tuple[str, str]:
+    """Describe a cause with its edge or register, and a remedy.
+
+    Args:
+        tried: the names of the corrections that were tried, which are no remedy.
+    """
     if cause == "overflow":
         verb = "wrap" if row.on_overflow == "wrap" else "are clamped"
         bound = "" if row.bound is None else f"; the largest possible is {row.bound:.3g} times its maximum"
@@ -297,10 +306,11 @@ def cause_in_words(row: NodeStatistic, cause: Cause) -> tuple[str, str]:
             f"a wider threshold for {edge.edge}, or one estimated on more data",
         )
     if cause == "constants" and edge.narrow_channels and not edge.per_channel:
+        correction = "" if "equalization" in tried else "the correction equalization, "
         return (
             f"{_named(edge)} in {edge.bits} bits has one scale for {edge.channels} channels, which leaves "
             f"{edge.narrow_channels} of them with less than 4 bits",
-            "a scale per channel if the hardware has it, channels equalized beforehand, or more bits",
+            f"a scale per channel if the hardware has it, {correction}or more bits",
         )
     return f"{_named(edge)} is rounded to {_grid(edge)}", f"more bits on {edge.edge}, or a tighter threshold"
 
@@ -510,6 +520,25 @@ def _agreement(differences: int) -> str:
     return "the simulator and the integer model agree on every value"
 
 
+def pass_table(passes: Sequence[CorrectionPass]) -> list[str]:
+    """What every pass of corrections gained when the strategy was made; no line without any."""
+    if not passes:
+        return []
+    cells = [
+        (
+            f"  {', '.join(each.names)}",
+            decimals(each.before),
+            decimals(each.after),
+            "" if each.gain is None else f"{each.gain:+.2f}",
+            str(each.samples or ""),
+            "kept" if each.kept else f"not kept: {each.why_not}",
+        )
+        for each in passes
+    ]
+    titles = ("  pass", "before", "after", "gain", "samples", "")
+    return ["", "corrections: what each gained, in dB of the outputs' SQNR", *table(titles, cells, right=titles[1:5])]
+
+
 def value_table(rows: Sequence[NodeStatistic]) -> list[str]:
     """A table of ranges, means and standard deviations; `same` if the integer model has the same."""
     figures = ("min", "max", "mean", "std")
@@ -580,6 +609,7 @@ class GraphStatistic(Summarized):
         rows: one per node in order, with inputs and without constants.
         outputs: names of the nodes that the model returns.
         remedies: changes of the strategy that were tried; None if none were.
+        passes: what the passes of corrections gained when the strategy was made.
     """
 
     hardware: str
@@ -588,6 +618,7 @@ class GraphStatistic(Summarized):
     rows: tuple[NodeStatistic, ...]
     outputs: tuple[str, ...]
     remedies: Remedies | None = None
+    passes: tuple[CorrectionPass, ...] = ()
 
     def __getitem__(self, name: str) -> NodeStatistic:
         return next(r for r in self.rows if r.name == name)
@@ -610,7 +641,7 @@ class GraphStatistic(Summarized):
         value. The node that goes wrong is the one with the largest part in the symptom's error, which may be the
         symptom itself or a node before it. Its main cause is that of the largest part of the error that it added.
         """
-        return diagnose_error(self.rows)
+        return diagnose_error(self.rows, {name for each in self.passes for name in each.names})
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:
@@ -639,6 +670,7 @@ class GraphStatistic(Summarized):
             "first_wrong": None if wrong is None else wrong.to_json(),
             "blame": self.blame,
             "remedies": None if self.remedies is None else self.remedies.to_json(),
+            "corrections": [each.to_json() for each in self.passes],
             "nodes": [r.to_json() for r in self.rows],
         }
 
@@ -674,4 +706,4 @@ class GraphStatistic(Summarized):
             f"{counted(self.samples, 'sample')} in {counted(self.batches, 'batch', 'batches')}"
         )
         lines = error_table(self.rows, self.blame, self.first_wrong, self.total_differences, self.remedies)
-        return "\n".join([head, *lines])
+        return "\n".join([head, *lines, *pass_table(self.passes)])

@@ -2,7 +2,8 @@
 samples.
 
 `find_remedies` takes the nodes that add most of the error, and tries for each to keep it float and to give its worst
-edge other bits; it also tries the other estimators, and what rules overflow out. Every change is resolved to a Plan and
+edge other bits, and of the corrections that were not made those that cure the cause of its error; it also tries the
+other estimators, and what rules overflow out. Every change is resolved to a Plan and
 simulated, so what is reported is legal and its gain is measured. All thresholds that a change does not concern stay
 those of the strategy. `rule_out_overflow` finds bits with which accumulators are proved to hold every input.
 """
@@ -42,16 +43,21 @@ from hago.plan import (
 from hago.plan.feasibility import group_feeding, nearest_feasible
 from hago.plan.topology import matches
 from hago.search import (
-    DEFAULT_CORRECTIONS,
+    CORRECTIONS,
     Evaluator,
     MeasuredPoint,
     Prepared,
     QuantizationOptions,
     chosen_estimator,
+    correct,
     correct_point,
+    effort_of,
+    is_one_shot,
     make_strategy,
+    named_effort,
     plan_of,
     prepare,
+    quantize_in_one_shot,
     stored_resolver,
 )
 from hago.search.objective import named_objective
@@ -67,6 +73,12 @@ LEAST_GAIN: Final = 0.05
 #: The pattern of all weights, and the number of groups above which it stands for their names.
 ALL_WEIGHTS: Final = "*.weight"
 MOST_NAMED: Final = 4
+#: By the cause of a node's error, the corrections that cure it.
+CURES: Final[Mapping[Cause, tuple[str, ...]]] = {
+    "rounding": ("splitting", "equalization", "thresholds"),
+    "constants": ("equalization", "thresholds", "rounding", "bias"),
+    "saturation": ("thresholds",),
+}
 #: The estimators that are tried.
 _TRIED_ESTIMATORS: Final = ("mse", "max_range", "percentile", "power2_range")
 
@@ -97,13 +109,15 @@ class Change:
         keep_float: a pattern of nodes that stay float, or several.
         fix_bits: bits by pattern of edges.
         estimator: the name of an estimator.
-        corrections: the names of the corrections that may be made, or "none"; None for the default.
+        corrections: the names of the corrections that may be made, or "none"; None for those of the effort.
+        effort: the name of an effort; None for the default.
     """
 
     keep_float: str | tuple[str, ...] | None = None
     fix_bits: Mapping[str, int] = field(default_factory=dict)
     estimator: str | None = None
     corrections: tuple[str, ...] | None = None
+    effort: str | None = None
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -114,7 +128,7 @@ class Change:
         """The options as keyword arguments."""
         kept = self.keep_float
         given = {"keep_float": list(kept) if isinstance(kept, tuple) else kept, "fix_bits": dict(self.fix_bits)}
-        given |= {"estimator": self.estimator, "corrections": list(self.corrections or ())}
+        given |= {"estimator": self.estimator, "corrections": list(self.corrections or ()), "effort": self.effort}
         return {name: value for name, value in given.items() if value}
 
     def merged(self, other: Change) -> Change:
@@ -122,7 +136,8 @@ class Change:
         kept = (*as_strings(self.keep_float, "keep_float"), *as_strings(other.keep_float, "keep_float"))
         fixed = {**self.fix_bits, **other.fix_bits}
         estimator, corrections = other.estimator or self.estimator, other.corrections or self.corrections
-        return Change(tuple(dict.fromkeys(kept)) or None, fixed, estimator, corrections)
+        effort = other.effort or self.effort
+        return Change(tuple(dict.fromkeys(kept)) or None, fixed, estimator, corrections, effort)
 
     @property
     def words(self) -> list[str]:
@@ -131,7 +146,8 @@ class Change:
         for pattern, bits in self.fix_bits.items():
             words += ["--fix-bits", f"{pattern}={bits}"]
         words += [] if self.estimator is None else ["--estimator", self.estimator]
-        return words + [word for name in self.corrections or () for word in ("--corrections", name)]
+        words += [word for name in self.corrections or () for word in ("--corrections", name)]
+        return words + ([] if self.effort is None else ["--effort", self.effort])
 
     def __str__(self) -> str:
         return shlex.join(self.words)
@@ -141,11 +157,13 @@ def given_options(strategy: Strategy, hardware: Hardware) -> Change:
     """The options with which a strategy was made; without an estimator where that is the default or was refined."""
     made_by = strategy.made_by
     names = tuple(str(name) for name in made_by.get("corrections", ()))
+    effort = effort_of(strategy)
     return Change(
         tuple(str(pattern) for pattern in made_by.get("keep_float", ())) or None,
         {str(pattern): int(bits) for pattern, bits in made_by.get("fix_bits", {}).items()},
         chosen_estimator(strategy, hardware),
-        None if names == DEFAULT_CORRECTIONS else names or ("none",),
+        None if names == effort.corrections else names or ("none",),
+        None if effort == named_effort(None) else effort.name,
     )
 
 
@@ -455,7 +473,11 @@ class _Trials:
     def run(self, suspects: Sequence[Suspect], overflowing: Sequence[str]) -> Remedies:
         found: list[Remedy] = []
         impossible: dict[str, tuple[str, ...]] = {}
+        untried = set(self._missing_corrections())
         for suspect in suspects:
+            cures = [name for name in CURES.get(suspect.cause, ()) if name in untried]
+            untried -= {*cures}
+            found += self._best(suspect.node, [Change(corrections=self._with_correction(name)) for name in cures])
             if self.plan.hardware.float_descs(suspect.op):
                 found += self._best(suspect.node, [Change(keep_float=glob.escape(suspect.node))])
             changes = list(self._other_bits(suspect))
@@ -512,11 +534,27 @@ class _Trials:
         """The change with the largest gain, if there is one that helps."""
         tried = [remedy for change in changes if (remedy := self._try(node, change)) is not None]
         best = max(tried, key=lambda remedy: remedy.gain, default=None)
-        if best is not None and best.gain >= LEAST_GAIN and self.strategy.corrections.offsets:
+        if best is None or best.gain < LEAST_GAIN:
+            return []
+        if self.strategy.corrections.offsets and best.change.corrections is None:
             best = self._try(node, best.change, corrected=True)
         return [] if best is None or best.gain < LEAST_GAIN else [best]
 
     # ------------------------------------------------------------ changes
+    def _missing_corrections(self) -> Sequence[str]:
+        """The corrections that can be made and were not: those that change thresholds or the graph only for a strategy
+        of one shot, whose thresholds are estimated again."""
+        made_by, names = self.strategy.made_by, named_effort(None).corrections
+        if "estimated" in made_by or "weights" in made_by or not {"finetuned", "trained"}.isdisjoint(made_by):
+            return ()
+        possible = names if is_one_shot(self.strategy) else ("rounding", "bias")
+        return [name for name in possible if name not in made_by.get("corrections", ())]
+
+    def _with_correction(self, name: str) -> tuple[str, ...]:
+        """The corrections of the strategy and a further one, in the order in which they are made."""
+        made = self.strategy.made_by.get("corrections", ())
+        return tuple(n for n in CORRECTIONS if n == name or n in made)
+
     def _other_bits(self, suspect: Suspect) -> Iterator[Change]:
         """The next and the most bits on the worst edge that may have more; fewer where accumulators overflow."""
         groups, bits = self.prepared.space.groups, self.strategy.bits
@@ -553,7 +591,7 @@ class _Trials:
             corrected: correct the layers as the strategy's are, and compare with the strategy as it is.
         """
         self.tried += 1
-        base = self.base if corrected else self.uncorrected
+        base = self.base if corrected or change.corrections is not None else self.uncorrected
         try:
             strategy = self._apply(change, corrected)
             plan = plan_of(self.plan.graph, self.plan.hardware, strategy)
@@ -574,6 +612,8 @@ class _Trials:
         Raises:
             HagoError: the hardware does not allow it.
         """
+        if change.corrections is not None and is_one_shot(self.strategy):
+            return self._in_one_shot(change)
         prepared, keep_float = self.prepared, self.keep_float
         if change.keep_float is not None:
             keep_float = (*keep_float, *as_strings(change.keep_float, "keep_float"))
@@ -605,10 +645,29 @@ class _Trials:
             **({} if change.estimator is None else {"estimator": change.estimator}),
         }
         changed_point = replace(prepared, resolver=resolver)
-        if corrected and self.strategy.corrections.offsets:
+        if change.corrections is not None:
+            changed_point = replace(changed_point, correction_names=change.corrections)
+            made_by["corrections"] = list(change.corrections)
+        if change.corrections is not None or (corrected and self.strategy.corrections.offsets):
             measured = self.evaluator.measure(point.plan)
             changed_point = correct_point(MeasuredPoint(changed_point, point.bits, measured), self.evaluator).prepared
         return make_strategy(changed_point, changed_point.resolver(point.bits), point.bits, made_by)
+
+    def _in_one_shot(self, change: Change) -> Strategy:
+        """One shot on these samples with a change.
+
+        Raises:
+            HagoError: the hardware does not allow it.
+        """
+        merged = given_options(self.strategy, self.plan.hardware).merged(change)
+        options = QuantizationOptions(
+            estimator=merged.estimator,
+            keep_float=as_strings(merged.keep_float, "keep_float"),
+            fix_bits=merged.fix_bits,
+        )
+        prepared = prepare(self.plan.graph.uncorrected, self.plan.hardware, self.batches, options)
+        effort = named_effort(merged.effort)
+        return quantize_in_one_shot(correct(prepared, merged.corrections), effort=effort).strategy
 
     def _resolver(self, prepared: Prepared, changed: Collection[str], estimator: str | None) -> Resolver:
         """A Resolver with the strategy's thresholds where they still hold; with estimated ones only for another

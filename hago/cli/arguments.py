@@ -15,6 +15,7 @@ from hago.cli.choices import (
     CORRECTIONS,
     DEMO_HARDWARE,
     DOREFAS,
+    EFFORTS,
     ENGINES,
     ESTIMATORS,
     EXPECTED_DATA,
@@ -500,7 +501,13 @@ def _quantization(
         action="append",
         choices=("none", *CORRECTIONS),
         help="what may be changed in the model before it is quantized, where that brings the outputs closer to the "
-        "float model's; by default all but reconstruction; may be repeated",
+        "float model's; by default those of the effort; may be repeated",
+    )
+    group.add_argument(
+        "--effort",
+        choices=EFFORTS,
+        help="how much is done where other options do not say: fast, corrections of about ten forward passes; good, "
+        "the default; best, until nothing improves",
     )
     group.add_argument("--save", metavar="FILE", help=saves)
 

@@ -49,6 +49,8 @@ METRICS: Final = (
 FLOAT_METRICS: Final = ("bops", "cycles", "latency", "energy")
 #: `hago.search.correcting`.
 CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bias", "reconstruction")
+#: `hago.search.effort`.
+EFFORTS: Final = ("fast", "good", "best")
 #: `hago.data`.
 BATCH_SIZE: Final = 64
 EXPECTED_DATA: Final = "an .npz file, a folder of images, or package.module:callable"

@@ -12,7 +12,7 @@ import torch
 
 from hago import api
 from hago.analysis import Remedies, examine_machine, find_remedies, given_options, inspect_plan, measure_hardware
-from hago.analysis.answer import LoadedStrategy, answer_for_stored, is_one_shot, load_stored
+from hago.analysis.answer import LoadedStrategy, answer_for_stored, load_stored
 from hago.analysis.speed import time_against_float
 from hago.arithmetic.types import TORCH_DTYPES
 from hago.cli.console import NO, OK, Console, Outcome, command_line
@@ -45,7 +45,7 @@ from hago.hardware import available_hardware, load_hardware, missing_common_ops,
 from hago.importing import input_names
 from hago.plan import Strategy
 from hago.runtime.native import Executor
-from hago.search import plan_and_batches
+from hago.search import is_one_shot, passes_of, plan_and_batches
 from hago.serialization.json_text import is_file
 from hago.serialization.text_table import counted, table
 from hago.study import interruptible_job, read_log
@@ -141,6 +141,7 @@ def sensitivity_command(args: Namespace, console: Console) -> Outcome:
         keep_float=args.keep_float,
         fix_bits=dict(args.fix_bits),
         corrections=args.corrections,
+        effort=args.effort,
         seed=args.seed,
     )
     if args.save is not None:
@@ -156,7 +157,7 @@ def inspect_command(args: Namespace, console: Console) -> Outcome:
     with interruptible_job("inspect") as steps:
         loaded = load_stored(model, hardware, strategy, load_batches(args), load_held_out(args), steps)
         steps("comparing float, simulated and integer values of every node")
-        statistic = inspect_plan(loaded.plan, loaded.batches)
+        statistic = replace(inspect_plan(loaded.plan, loaded.batches), passes=passes_of(strategy))
         if args.remedies:
             steps("trying remedies for the nodes with the largest errors")
             found = find_remedies(loaded.plan, strategy, loaded.batches, statistic.suspects, statistic.overflowing)

@@ -72,7 +72,7 @@ def quantization_command(
 def search_as_quantized(args: Namespace) -> str:
     """The command that searches with the options that `hago quantize` was given."""
     corrections = tuple(args.corrections) if args.corrections else None
-    options = Change(tuple(args.keep_float) or None, dict(args.fix_bits), args.estimator, corrections)
+    options = Change(tuple(args.keep_float) or None, dict(args.fix_bits), args.estimator, corrections, args.effort)
     tables = {"calibration-table": args.calibration_table, "quantize-table": args.quantize_table}
     return quantization_command("search", args, args.hardware, args.data, options, tables)
 

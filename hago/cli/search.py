@@ -58,6 +58,7 @@ from hago.search import (
     for_training,
     hashes_of,
     import_with_held_out,
+    named_effort,
     prepare,
     quantize_and_measure,
     resolved_text,
@@ -165,6 +166,7 @@ def quantization_arguments(args: Namespace) -> dict[str, Any]:
         "thresholds": args.calibration_table,
         "modes": args.quantize_table,
         "corrections": args.corrections,
+        "effort": args.effort,
     }
 
 
@@ -360,6 +362,7 @@ def _outcome(
     lines = [
         *run.lines(args, outcome),
         *([] if outcome.unconfirmed is None else wrapped(f"  {outcome.unconfirmed}", " " * 4)),
+        *_one_shot_lines(outcome.preferred_on),
         *_strategy_lines(outcome.strategy),
         _costs(best),
         *_limit_lines(strategy.made_by.get("goal", {})),
@@ -421,7 +424,7 @@ def _estimated_lines(strategy: Strategy) -> list[str]:
 def _confirmed_lines(strategy: Strategy) -> list[str]:
     """A line on the gain of refined thresholds on samples that were kept aside, if it was measured."""
     kept, confirmed = strategy.made_by.get("refined"), strategy.made_by.get("confirmed")
-    if not isinstance(kept, Mapping) or not isinstance(confirmed, Mapping):
+    if "taken" in strategy.made_by or not isinstance(kept, Mapping) or not isinstance(confirmed, Mapping):
         return []
     samples = f"{kept['kept_aside']} samples that were kept aside{', each in turn' if kept['turns'] > 1 else ''}"
     if not kept["kept_aside"]:
@@ -447,6 +450,14 @@ def _figures(results: Mapping[str, Any]) -> str:
     known = {"samples", "sqnr", "agreement", "sim_acc", "sim_acc_interval"}
     others = {n: v for n, v in results.items() if n not in known and not isinstance(v, list)}
     return ", ".join([*(f"{name} {value:.6g}" for name, value in others.items()), figures_in_words(results)])
+
+
+def _one_shot_lines(samples: int) -> list[str]:
+    """A line that says that one shot is taken, if it was better on so many samples."""
+    if not samples:
+        return []
+    text = f"  one shot is closer to the float model on {counted(samples, 'sample')} kept aside, so it is taken"
+    return wrapped(text, " " * 4)
 
 
 def _costs(best: Trial) -> str:
@@ -478,11 +489,14 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
             stem = f"{stem}-{graph.model_hash[:HASH_IN_NAMES]}"
             saved = check_output(saved.with_name(f"{stem}.json"), STRATEGY)
         prepared = prepare(graph, hardware, batches, options, steps=steps)
-        steps("correcting the model")
+        steps("running the float model")
         evaluator = sqnr_evaluator(prepared)
-        prepared = correct(prepared, options.corrections, evaluator=evaluator)
+        effort = named_effort(args.effort)
+        names = effort.corrections_of(options.corrections)
+        steps(f"correcting the model{effort.announced(names, evaluator.forward_seconds, searches=False)}")
+        prepared = correct(prepared, names, evaluator=evaluator)
         steps("choosing the widest bits that do not overflow")
-        made = quantize_and_measure(prepared, evaluator, steps)
+        made = quantize_and_measure(prepared, evaluator, effort, steps)
         strategy = made.quantizer.strategy
         with folders_of(saved):
             strategy.save(saved)

@@ -8,6 +8,7 @@ from hago.correction.channels import FIXED, LAYERS, Channels, Scalable, track_ch
 from hago.correction.corrections import Corrections
 from hago.correction.equalization import STEPS_PER_OCTAVE, steps_by_node
 from hago.correction.offsets import OffsetConstants
+from hago.correction.passes import CorrectionPass, WhyNot, passes_from_json
 from hago.correction.splitting import Chain, Splits, chain_axis, chains_of, name_apart, norms_to_separate
 
 __all__ = [
@@ -16,14 +17,17 @@ __all__ = [
     "STEPS_PER_OCTAVE",
     "Chain",
     "Channels",
+    "CorrectionPass",
     "Corrections",
     "OffsetConstants",
     "Scalable",
     "Splits",
+    "WhyNot",
     "chain_axis",
     "chains_of",
     "name_apart",
     "norms_to_separate",
+    "passes_from_json",
     "steps_by_node",
     "track_channels",
 ]

@@ -62,7 +62,7 @@ class OffsetConstants:
     """
 
     def __init__(self, graph: Graph, offsets: Mapping[str, Tensor], rounding: str) -> None:
-        self._graph, self._offsets, self._rounding = graph, offsets, rounding
+        self._graph, self.offsets, self._rounding = graph, offsets, rounding
 
     @staticmethod
     def stored(graph: Graph, texts: Mapping[str, str], rounding: str) -> OffsetConstants:
@@ -79,11 +79,11 @@ class OffsetConstants:
 
     def encoded(self) -> dict[str, str]:
         """The offsets as a strategy holds them."""
-        return {name: encode_offsets(offsets) for name, offsets in self._offsets.items()}
+        return {name: encode_offsets(offsets) for name, offsets in self.offsets.items()}
 
     def __call__(self, name: str, target: QParams) -> Tensor | None:
         """The centered integers of a constant, float64; None for one without offsets."""
-        offsets = self._offsets.get(name)
+        offsets = self.offsets.get(name)
         if offsets is None:
             return None
         nearest = quantize(self._graph.consts[name].to(torch.float64), target, self._rounding)

@@ -7,9 +7,11 @@ from hago.search.correcting import (
     MeasuredPoint,
     correct,
     correct_point,
+    of_seconds,
     sqnr_evaluator,
 )
 from hago.search.earlier_logs import LogPath, hashes_of
+from hago.search.effort import EFFORTS, Effort, effort_of, named_effort
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures
 from hago.search.goal import GoalOptions, normalized_limits, resolved_text
 from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
@@ -29,11 +31,21 @@ from hago.search.session import (
     for_training,
     run_search,
 )
-from hago.search.stored_strategy import chosen_estimator, make_strategy, plan_and_batches, plan_of, stored_resolver
+from hago.search.stored_strategy import (
+    chosen_estimator,
+    is_one_shot,
+    make_strategy,
+    passes_of,
+    plan_and_batches,
+    plan_of,
+    stored_resolver,
+)
 
 __all__ = [
     "CORRECTIONS",
     "DEFAULT_CORRECTIONS",
+    "EFFORTS",
+    "Effort",
     "Evaluator",
     "GoalOptions",
     "LogPath",
@@ -54,16 +66,21 @@ __all__ = [
     "continued",
     "correct",
     "correct_point",
+    "effort_of",
     "for_training",
     "hashes_of",
     "held_out_figures",
     "import_with_held_out",
+    "is_one_shot",
     "load_front",
     "make_strategy",
+    "named_effort",
     "normalized_limits",
     "objective",
+    "of_seconds",
     "paired_difference",
     "paired_interval",
+    "passes_of",
     "plan_and_batches",
     "plan_of",
     "prepare",

@@ -14,6 +14,7 @@ from hago.calibration import BINS, named_estimator
 from hago.errors import LONGEST_QUOTE, HagoError, LogError, StrategyMismatch, as_strings, shortened, shortened_to
 from hago.hardware import Hardware, hardware_hash
 from hago.search.correcting import wanted_corrections
+from hago.search.effort import logged_effort
 from hago.search.goal import Goal, GoalOptions, make_goal, normalized_limits, parse_limits
 from hago.search.preparation import QuantizationOptions, default_estimator, with_search_topology
 from hago.search.racing import as_race
@@ -154,6 +155,8 @@ def _changed_quantization(given: QuantizationOptions, hardware: Hardware, logged
     elif given.estimator is not None:
         before = None if logged.settings.get("refined") else logged.estimator
         yield from _changed("estimator", before, named_estimator(given.estimator).name)
+    if given.effort is not None:
+        yield from _changed("effort", logged_effort(logged).name, given.effort)
     if given.corrections is not None:
         names = list(logged.settings.get("corrections", {}).get("names", ()))
         yield from _changed("corrections", names, list(wanted_corrections(given.corrections)))

@@ -1,14 +1,13 @@
 """Which corrections a model gets before it is quantized.
 
 A correction is found, measured in one shot on the calibration data beside one shot without it, and kept if the outputs
-are closer to the float model's.
+are closer to the float model's. What every pass gained is recorded in `Prepared.passes`, and in strategies.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hago.calibration import dorefa_of
-from hago.correction import Corrections, Splits, name_apart
+from hago.correction import CorrectionPass, Corrections, OffsetConstants, Splits, WhyNot, name_apart, passes_from_json
 from hago.errors import HagoError, InfeasibleBits, as_strings, check_choice
 from hago.graph import takes_any_batch
 from hago.plan import Bits, Plan
@@ -26,16 +25,19 @@ from hago.search.confirmation import Confirmation, Fold, losses_of
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.layer_correction import correct_layers, most_samples
-from hago.search.objective import OBJECTIVES
+from hago.search.objective import OBJECTIVES, Objective
 from hago.search.output_thresholds import may_choose_thresholds, samples_of_gradients, threshold_proposals
 from hago.search.preparation import Prepared
 from hago.search.safe_bits import first_safe_bits, safe_bits
 from hago.search.split import find_splits
-from hago.search.squared_gradients import SquaredGradients
+from hago.search.squared_gradients import GRADIENT_SAMPLES, SquaredGradients
 from hago.study import Header
 
-#: Where operands have fewer bits, weights are also rounded without moving biases, which may then lose by that.
+#: Where operands have fewer bits, weights are also rounded without moving biases, and biases moved without rounding
+#: weights: each may then lose by the other.
 FEW_BITS: Final = 7
+#: How many times as many samples and windows a further turn sees.
+MORE_A_TURN: Final = 4
 #: The objective by which corrections are kept.
 SQNR: Final = "sqnr"
 #: The names of corrections.
@@ -43,6 +45,8 @@ CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bi
 #: Those that are made where none are named: all that take seconds.
 DEFAULT_CORRECTIONS: Final = CORRECTIONS[:-1]
 
+#: Those that change the graph, before bits are chosen.
+OF_GRAPH: Final = ("splitting", "equalization")
 #: Those whose strategies can be trained: the weights of a model's own modules can hold what they change.
 TRAINABLE: Final = tuple(name for name in DEFAULT_CORRECTIONS if name != "splitting")
 
@@ -80,10 +84,20 @@ def _steps_of(text: str) -> int:
     return int(steps) if colon else STEPS
 
 
+def of_seconds(names: Sequence[str]) -> tuple[str, ...]:
+    """Those of these corrections that take seconds, as one shot makes them where a search is compared with it."""
+    return tuple(name for name in names if name in DEFAULT_CORRECTIONS)
+
+
 def logged_corrections(header: Header) -> tuple[tuple[str, ...], Corrections]:
     """The names of the corrections of the search that a log is of, and those that it began with."""
-    stored = dict(header.settings.get("corrections", {}))
-    return tuple(stored.pop("names", ())), Corrections.from_json(stored)
+    stored = header.settings.get("corrections", {})
+    return tuple(stored.get("names", ())), Corrections.from_json(stored)
+
+
+def logged_passes(header: Header) -> tuple[CorrectionPass, ...]:
+    """What the passes of corrections gained that the search of a log made before its first trial."""
+    return passes_from_json(header.settings.get("corrections", {}).get("passes", ()), "the log's header")
 
 
 def correct(
@@ -112,22 +126,52 @@ def correct(
     if not _is_free(prepared):
         return replace(prepared, correction_names=())
     candidates = _of_graph(prepared)
-    if not candidates:
-        return prepared
-    measuring = (evaluator or sqnr_evaluator(prepared)).judging_by(OBJECTIVES[SQNR])
+    tried, passes, best = [prepared, *(candidate for _, candidate in candidates)], list[CorrectionPass](), 0
+    if candidates:
+        measuring = (evaluator or sqnr_evaluator(prepared)).judging_by(OBJECTIVES[SQNR])
+        samples = measuring.batches.samples
+        seen = GRADIENT_SAMPLES if samples >= 2 * GRADIENT_SAMPLES else 0
+        measured = [_measured_safely(of, measuring) for of in tried]
+        values = [-math.inf if m is None else _decibels(m, seen) for m in measured]
+        before = measured[0]
+        sure = [0] + [
+            index
+            for index, m in enumerate(measured)
+            if m is not None and (before is None or _is_surely_better(m, before, measuring, seen, len(candidates)))
+        ]
+        best = max(sure, key=lambda index: values[index])
+        passes = [
+            _pass(
+                names,
+                values[index],
+                values[index + 1],
+                samples - seen,
+                kept=index < best,
+                if_better="another gains more" if index + 1 in sure else "not sure",
+            )
+            for index, (names, _) in enumerate(candidates)
+        ]
+    named = {name for names, _ in candidates for name in names}
+    passes += [
+        CorrectionPass((n,), why_not="nothing to change")
+        for n in OF_GRAPH
+        if n in prepared.correction_names and n not in named
+    ]
+    return replace(tried[best], passes=tuple(passes))
 
-    def value(of: Prepared) -> float:
-        try:
-            return first_safe_bits(measuring, of.resolver, of.calibration.peaks)[1].value
-        except InfeasibleBits:
-            return -math.inf
 
-    return max((prepared, *candidates), key=value)
+def _measured_safely(prepared: Prepared, evaluator: Evaluator) -> Measurement | None:
+    """What the widest bits that do not overflow give; None where all do."""
+    try:
+        return first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)[2]
+    except InfeasibleBits:
+        return None
 
 
-def _of_graph(prepared: Prepared) -> list[Prepared]:
-    """The model with the corrections of its graph that are worth measuring."""
-    names, candidates = prepared.correction_names, list[Prepared]()
+def _of_graph(prepared: Prepared) -> list[tuple[tuple[str, ...], Prepared]]:
+    """The model with the corrections of its graph that are worth measuring, each with those before it, and the names of
+    what it adds to these."""
+    names, candidates = prepared.correction_names, list[tuple[tuple[str, ...], Prepared]]()
     plan, measured = _measured(prepared)
     splits = Splits()
     if "splitting" in names:
@@ -137,14 +181,15 @@ def _of_graph(prepared: Prepared) -> list[Prepared]:
         split = prepared.corrected(Corrections(splits=splits))
         plan, measured = _measured(split)
     if splits.channels:
-        candidates.append(split)
+        candidates.append((("splitting",), split))
     if "equalization" in names:
         found = find_equalization(split, plan, measured)
         # of norms whose factors stay, a second one would be in vain
         norms = tuple(n for n in splits.norms if name_apart(n) in found.equalization)
         if found:
             found = replace(found, splits=replace(splits, norms=norms))
-            candidates.append(prepared.corrected(found))
+            together = ("splitting", "equalization") if norms and not splits.channels else ("equalization",)
+            candidates.append((together, prepared.corrected(found)))
     return candidates
 
 
@@ -152,6 +197,26 @@ def _measured(prepared: Prepared) -> tuple[Plan, Callable[[], SquaredGradients]]
     """The Plan with the most safe bits, and what the model's outputs say of it, which is measured once if asked for."""
     plan = prepared.resolver(safe_bits(prepared))
     return plan, cache(lambda: SquaredGradients.measure(prepared, plan))
+
+
+def _pass(
+    names: tuple[str, ...],
+    before: float,
+    after: float,
+    samples: int,
+    *,
+    kept: bool,
+    if_better: WhyNot = "another gains more",
+) -> CorrectionPass:
+    """The record of a pass that was measured.
+
+    Args:
+        before, after: values of the SQNR in dB; infinite where accumulators overflow.
+        if_better: why it is not kept if the outputs are closer with it.
+    """
+    why: WhyNot = "overflow" if after == -math.inf else if_better if after > before else "no gain"
+    known_before, known_after = (None if math.isinf(value) else round(value, 3) for value in (before, after))
+    return CorrectionPass(names, known_before, known_after, samples, "" if kept else why)
 
 
 def sqnr_evaluator(prepared: Prepared) -> Evaluator:
@@ -179,6 +244,10 @@ class MeasuredPoint:
     def plan(self) -> Plan:
         return self.prepared.resolver(self.bits)
 
+    def with_passes(self, *passes: CorrectionPass) -> MeasuredPoint:
+        """The same with the records of further passes."""
+        return replace(self, prepared=replace(self.prepared, passes=(*self.prepared.passes, *passes)))
+
 
 def first_point(prepared: Prepared, evaluator: Evaluator) -> MeasuredPoint:
     """The widest bits that do not overflow on the data.
@@ -203,47 +272,123 @@ def choose_thresholds(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoi
         return point
     tried = []
     for proposal in threshold_proposals(point.prepared):
-        with suppress(InfeasibleBits):
+        try:
             tried.append(first_point(proposal, evaluator))
-    best = max(tried, key=lambda other: _value(other.measured, evaluator, seen), default=point)
-    confirmation = Confirmation(tuple(batch.size for batch in evaluator.batches), (Fold(seen, samples),))
-    before, after = ([losses_of(evaluator.objective, of.measured)] for of in (point, best))
-    return best if confirmation.gain(before, after).is_significant(candidates=max(1, len(tried))) else point
+        except InfeasibleBits:
+            continue
+    best = max(tried, key=lambda other: _value(other.measured, evaluator, seen), default=None)
+    before = _decibels(point.measured, seen)
+    if best is None:
+        return point.with_passes(_pass(("thresholds",), before, -math.inf, samples - seen, kept=False))
+    kept = _is_surely_better(best.measured, point.measured, evaluator, seen, len(tried))
+    after = _decibels(best.measured, seen)
+    made = _pass(("thresholds",), before, after, samples - seen, kept=kept, if_better="not sure")
+    return (best if kept else point).with_passes(made)
+
+
+def is_better(point: MeasuredPoint, other: MeasuredPoint, evaluator: Evaluator) -> bool:
+    """Whether a point is better than another on the last quarter of the samples, from which no correction is found."""
+    samples = evaluator.batches.samples
+    seen = samples - samples // 4
+    return _value(point.measured, evaluator, seen) > _value(other.measured, evaluator, seen)
 
 
 def _value(measured: Measurement, evaluator: Evaluator, seen: int) -> float:
     """The objective on the samples after the first, which were seen; on all where there are no others."""
-    contributions = measured.contributions[evaluator.objective.name]
-    return evaluator.objective.finish((contributions[seen:] if len(contributions) > seen else contributions).mean(0))
+    return _value_of(evaluator.objective, measured, seen)
 
 
-def correct_point(
-    point: MeasuredPoint, evaluator: Evaluator, report: Callable[[str], None] = lambda step: None
+def _decibels(measured: Measurement, seen: int) -> float:
+    """The SQNR on these samples."""
+    return _value_of(OBJECTIVES[SQNR], measured, seen)
+
+
+def _value_of(objective: Objective, measured: Measurement, seen: int) -> float:
+    contributions = measured.contributions[objective.name]
+    return objective.finish((contributions[seen:] if len(contributions) > seen else contributions).mean(0))
+
+
+def correct_in_turns(
+    point: MeasuredPoint, evaluator: Evaluator, turns: int, report: Callable[[str], None] = lambda step: None
 ) -> MeasuredPoint:
-    """Correct the layers of a point, and then its blocks: its first samples give the corrections, the others tell
-    whether they help.
+    """Correct the layers of a point; then again on MORE_A_TURN times as many samples and windows of layers, as long as
+    that is better on the last quarter of the samples, which give no correction of layers; then its blocks.
 
     Args:
         evaluator: what measured the point.
+        turns: the most turns.
         report: called with a text at every step of what takes minutes.
     """
-    names, best, offsets = point.prepared.correction_names, point, dict[str, Tensor]()
+    best = correct_point(point, evaluator)
+    made = best.prepared.passes[len(point.prepared.passes) :]
+    names = tuple(n for n in CORRECTIONS if any(each.kept and n in each.names for each in made))
+    samples = evaluator.batches.samples
+    aside = samples // 4
+    for turn in range(1, turns if names else 1):
+        other = correct_point(point, evaluator, MORE_A_TURN**turn)
+        kept = is_better(other, best, evaluator)
+        before, after = (_decibels(of.measured, samples - aside) for of in (best, other))
+        passes = (*best.prepared.passes, _pass(names, before, after, aside or samples, kept=kept))
+        best = other if kept else best
+        best = replace(best, prepared=replace(best.prepared, passes=passes))
+        if not kept:
+            break
+    return reconstruct_point(best, evaluator, report)
+
+
+def correct_point(point: MeasuredPoint, evaluator: Evaluator, multiple: int = 1) -> MeasuredPoint:
+    """Correct the layers of a point: its first samples give the corrections, the others tell whether they help.
+
+    Args:
+        evaluator: what measured the point.
+        multiple: how many times as many samples, and windows of layers, are seen as by default.
+    """
+    prepared, names = point.prepared, point.prepared.correction_names
     attempts = _attempts([n for n in names if n != "bias" or point.plan.nodes])  # biases of float layers are floats
+    if not attempts:
+        return point
+    inputs = _first_inputs(evaluator, most_samples(prepared.graph, multiple))
+    used = len(inputs[0])
+    best, judging = point, evaluator.batches.samples - used or used
+    passes, kept = list[CorrectionPass](), -1
     few_bits = any(b < FEW_BITS for b in point.bits.values())
     for rounding, bias in attempts:
         if best is not point and not few_bits:
             break
-        inputs = _first_inputs(evaluator, most_samples(point.prepared.graph))
-        found = correct_layers(point.plan, inputs, rounding=rounding, bias=bias)
-        better = _with_offsets(best, found, evaluator, len(inputs[0]))
-        if better is not best:
-            best, offsets = better, found
-    for text in (n for n in names if n.startswith("reconstruction")):
-        inputs = _first_inputs(evaluator, most_samples_of_blocks(best.plan))
-        moved = reconstruct_blocks(best.plan, inputs, steps=_steps_of(text), report=report)
-        both = {**offsets, **{name: offset + offsets.get(name, 0) for name, offset in moved.items()}}
-        best = _with_offsets(best, both if moved else {}, evaluator, len(inputs[0]))
-    return best
+        together = tuple(name for name, wanted in (("rounding", rounding), ("bias", bias)) if wanted)
+        found = correct_layers(point.plan, inputs, rounding=rounding, bias=bias, multiple=multiple)
+        if not found:
+            passes.append(CorrectionPass(together, why_not="nothing to change"))
+            continue
+        other, after = _moved(point, found, evaluator, used)
+        passes.append(_pass(together, _decibels(point.measured, used), after, judging, kept=False))
+        if after > -math.inf and _value(other.measured, evaluator, used) > _value(best.measured, evaluator, used):
+            best, kept = other, len(passes) - 1
+    return best.with_passes(*(replace(p, why_not="") if i == kept else p for i, p in enumerate(passes)))
+
+
+def reconstruct_point(point: MeasuredPoint, evaluator: Evaluator, report: Callable[[str], None]) -> MeasuredPoint:
+    """Train the blocks of a point on its first samples, if it surely helps on the others.
+
+    Args:
+        evaluator, report: of `correct_in_turns`.
+    """
+    for text in (n for n in point.prepared.correction_names if n.startswith("reconstruction")):
+        inputs = _first_inputs(evaluator, most_samples_of_blocks(point.plan))
+        found, used = reconstruct_blocks(point.plan, inputs, steps=_steps_of(text), report=report), len(inputs[0])
+        if not found:
+            return point.with_passes(CorrectionPass(("reconstruction",), why_not="nothing to change"))
+        constants = point.prepared.resolver.constants
+        before = constants.offsets if isinstance(constants, OffsetConstants) else {}
+        moved = {**before, **{name: offset + before.get(name, 0) for name, offset in found.items()}}
+        other, after = _moved(point, moved, evaluator, used)
+        kept = after > -math.inf and _is_surely_better(other.measured, point.measured, evaluator, used)
+        judging = evaluator.batches.samples - used or used
+        made = _pass(
+            ("reconstruction",), _decibels(point.measured, used), after, judging, kept=kept, if_better="not sure"
+        )
+        return (other if kept else point).with_passes(made)
+    return point
 
 
 def _first_inputs(evaluator: Evaluator, most: int) -> list[Tensor]:
@@ -254,18 +399,36 @@ def _first_inputs(evaluator: Evaluator, most: int) -> list[Tensor]:
     return [torch.cat(parts) for parts in zip(*first, strict=True)]
 
 
-def _with_offsets(best: MeasuredPoint, offsets: Mapping[str, Tensor], evaluator: Evaluator, used: int) -> MeasuredPoint:
-    """The point with the integers of constants moved, if that is better on the samples after those that were used."""
-    if not offsets:
-        return best
-    corrected = best.prepared.with_offsets(offsets)
-    measured = evaluator.measure(corrected.resolver(best.bits))
-    if measured.extremes.overflows or _value(measured, evaluator, used) <= _value(best.measured, evaluator, used):
-        return best
-    return MeasuredPoint(corrected, best.bits, measured)
+def _moved(
+    point: MeasuredPoint, offsets: Mapping[str, Tensor], evaluator: Evaluator, used: int
+) -> tuple[MeasuredPoint, float]:
+    """The point with the integers of constants moved, and its SQNR on the samples after those that were used; -inf
+    where an accumulator overflows."""
+    prepared = point.prepared.with_offsets(offsets)
+    measured = evaluator.measure(prepared.resolver(point.bits))
+    after = -math.inf if measured.extremes.overflows else _decibels(measured, used)
+    return MeasuredPoint(prepared, point.bits, measured), after
+
+
+def _is_surely_better(
+    measured: Measurement, than: Measurement, evaluator: Evaluator, seen: int, candidates: int = 1
+) -> bool:
+    """Whether a measurement is significantly better than another on the samples after the first, which were seen; on
+    all where there are no others. A single sample is judged by its value.
+
+    Args:
+        candidates: number of measurements of which this is the best.
+    """
+    samples = evaluator.batches.samples
+    first = seen if seen < samples else 0
+    if samples - first < 2:
+        return _value(measured, evaluator, first) > _value(than, evaluator, first)
+    confirmation = Confirmation(tuple(batch.size for batch in evaluator.batches), (Fold(first, samples),))
+    before, after = ([losses_of(evaluator.objective, of)] for of in (than, measured))
+    return confirmation.gain(before, after).is_significant(candidates=candidates)
 
 
 def _attempts(wanted: Sequence[str]) -> list[tuple[bool, bool]]:
     """Which of rounding and biases are corrected together."""
     together = ("rounding" in wanted, "bias" in wanted)
-    return [together, (True, False)] if all(together) else [together] if any(together) else []
+    return [together, (True, False), (False, True)] if all(together) else [together] if any(together) else []

@@ -17,16 +17,36 @@ from hago.study import Header, Searcher, make_header
 
 #: Parts of a description that the header of a log has elsewhere, or not at all.
 NOT_IN_HEADER: Final = frozenset(
-    {"searcher", "goal", "race", "estimated", "topology", "weights", "refined", "confirmed", "corrections"}
+    {
+        "searcher",
+        "goal",
+        "race",
+        "estimated",
+        "topology",
+        "weights",
+        "refined",
+        "confirmed",
+        "corrections",
+        "passes",
+        "effort",
+    }
 )
 #: Keys of the record of refined thresholds that say how they are refined; the others are measurements.
 _SETTINGS: Final = ("kept_aside", "turns", "blind", "forwards", "refines_weights")
 
 
-def description(scorer: GoalScorer, searcher: Searcher, seed: int, search_topology: bool) -> dict[str, Any]:
-    """The `made_by` of a search's strategies, without their figures; the header of its log repeats most of it."""
+def description(
+    scorer: GoalScorer, searcher: Searcher, seed: int, search_topology: bool, effort: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The `made_by` of a search's strategies, without their figures; the header of its log repeats most of it.
+
+    Args:
+        effort: what it stood for, as JSON values; none of logs that do not say.
+    """
     prepared, goal, race = scorer.prepared, scorer.goal, scorer.race
     how = made_by(prepared, goal.objective.name, seed)
+    if effort:
+        how["effort"] = dict(effort)
     how |= {"searcher": {"name": searcher.name, "options": dict(searcher.options)}}
     if goal.to_json():
         how["goal"] = goal.to_json()
@@ -52,9 +72,15 @@ def made_by(prepared: Prepared, objective: str, seed: int) -> dict[str, Any]:
         "fix_bits": dict(prepared.fix_bits),
         "data_hash": prepared.batches.sha256,
         **({"corrections": list(prepared.correction_names)} if prepared.correction_names else {}),
+        **passes_record(prepared),
         **({} if (weights := dorefa_of(prepared.estimator)) is None else {"weights": weights}),
         **({"estimated": list(prepared.without_row)} if prepared.calibration.given.gives_ranges else {}),
     }
+
+
+def passes_record(prepared: Prepared) -> dict[str, Any]:
+    """What the passes of corrections gained, as an entry of `made_by` and of a log's header; empty without any."""
+    return {"passes": [each.to_json() for each in prepared.passes]} if prepared.passes else {}
 
 
 def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> Header:
@@ -65,7 +91,7 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
     """
     named_parts = {k: v for k, v in how.items() if k not in NOT_IN_HEADER}
     hardware = HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware))
-    given, names = prepared.calibration.given, prepared.correction_names
+    given, names, passes = prepared.calibration.given, prepared.correction_names, passes_record(prepared)
     return make_header(
         prepared.space,
         searcher,
@@ -74,9 +100,9 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
         threads=torch.get_num_threads(),
         settings={
             **how.get("goal", {}),
-            **{k: how[k] for k in ("race", "topology", "refined") if k in how},
+            **{k: how[k] for k in ("race", "topology", "refined", "effort") if k in how},
             **({"thresholds": given.to_json()} if given.gives_ranges else {}),
-            **({"corrections": {"names": list(names), **prepared.corrections.to_json()}} if names else {}),
+            **({"corrections": {"names": list(names), **prepared.corrections.to_json(), **passes}} if names else {}),
             **({"channel_bins": bins} if (bins := prepared.calibration.channel_bins) != BINS else {}),
         },
         confirmed=how.get("confirmed"),

@@ -178,6 +178,11 @@ class Evaluator:
         return results
 
     @property
+    def forward_seconds(self) -> float:
+        """The time of one pass of the float model over the data."""
+        return self._float_seconds
+
+    @property
     def forwards(self) -> float:
         """The time of all measurements, in passes of the float model over the data."""
         return self._seconds / max(self._float_seconds, 1e-9)

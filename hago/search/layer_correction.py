@@ -58,27 +58,35 @@ TINY: Final = 1e-300
 BLOCK: Final = 64
 
 
-def correct_layers(plan: Plan, inputs: Sequence[Tensor], *, rounding: bool, bias: bool) -> dict[str, Tensor]:
+def correct_layers(
+    plan: Plan, inputs: Sequence[Tensor], *, rounding: bool, bias: bool, multiple: int = 1
+) -> dict[str, Tensor]:
     """Offsets of the integers of constants, by name: of weights for `rounding`, of biases for `bias`.
 
     Args:
         plan: the Plan to correct.
         inputs: of the graph, the samples to correct it on.
+        multiple: how many times WINDOWS_PER_WEIGHT are seen.
     """
     with torch.no_grad():
-        return _Correcting(plan, inputs, rounding=rounding, bias=bias).run()
+        return _Correcting(plan, inputs, rounding=rounding, bias=bias, multiple=multiple).run()
 
 
-def most_samples(graph: Graph) -> int:
-    """The number of samples that a network is corrected on."""
+def most_samples(graph: Graph, multiple: int = 1) -> int:
+    """The number of samples that a network is corrected on.
+
+    Args:
+        multiple: how many times CORRECTION_SAMPLES, if their values are not too large.
+    """
     largest = max((math.prod(node.shape or ()) for node in graph.computed), default=1)
-    return max(1, min(CORRECTION_SAMPLES, VALUE_BYTES // (4 * max(1, largest))))
+    return max(1, min(multiple * CORRECTION_SAMPLES, VALUE_BYTES // (4 * max(1, largest))))
 
 
 class _Correcting:
     """One simulation in which layers are corrected on their way."""
 
-    def __init__(self, plan: Plan, inputs: Sequence[Tensor], *, rounding: bool, bias: bool) -> None:
+    def __init__(self, plan: Plan, inputs: Sequence[Tensor], *, rounding: bool, bias: bool, multiple: int) -> None:
+        self.windows_per_weight = multiple * WINDOWS_PER_WEIGHT
         self.graph, self.ops, self.rounding, self.bias, self.inputs = plan.graph, plan.ops, rounding, bias, inputs
         self.plans = {name: replace(p, consts=dict(p.consts)) for name, p in plan.nodes.items()}
         self.weights = dict(plan.weights)
@@ -154,7 +162,7 @@ class _Correcting:
             if rounds:
                 edge = node.edges[1]
                 stored, seen = self.weights[edge], carrier_to_real(self.before.edges[node.edges[0]], x)
-                reads = _Reads(seen, real, torch.ones(()))
+                reads = _Reads(seen, real, torch.ones(()), self.windows_per_weight)
                 rounded = _rounded(weight, stored.qparams, stored.integers, node.attrs, rule, reads)
                 self.weights[edge] = replace(stored, integers=rounded)
             return
@@ -162,7 +170,7 @@ class _Correcting:
         targets = [q for q in plan.operands if q is not None]
         consts: dict[int, Tensor] = plan.consts  # type: ignore[assignment]
         if rounds:
-            reads = _Reads(x, real, targets[0].scale)
+            reads = _Reads(x, real, targets[0].scale, self.windows_per_weight)
             if plan.groups is None:
                 consts[1] = _rounded(weight, targets[1], consts[1], plan.attrs, rule, reads)
             else:
@@ -192,11 +200,13 @@ class _Reads:
         simulated: in the simulation, integers of an integer layer and real values of a float one.
         real: in the float model.
         unit: of the simulated values, a single number.
+        windows_per_weight: how many windows are seen for every weight of a window.
     """
 
     simulated: Tensor
     real: Tensor
     unit: Tensor
+    windows_per_weight: int
 
 
 def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, rule: OpRule, reads: _Reads) -> Tensor:
@@ -217,7 +227,7 @@ def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, rul
         ordered = values.to(torch.float64).expand(weight.shape).movedim(1, -1)
         return ordered.reshape(groups, outputs // groups, -1).transpose(1, 2)
 
-    seen, wanted = _windows(rule, attrs, (reads.simulated, reads.real), weight)
+    seen, wanted = _windows(rule, attrs, (reads.simulated, reads.real), weight, reads.windows_per_weight)
     wanted /= reads.unit.to(wanted.dtype)
     steps = torch.ones(()) if target.group is None else of_entries.scale / unit
     columns = (torch.split(matrix(v), MOST_TOGETHER, 1) for v in (real, least, most, steps))
@@ -234,7 +244,7 @@ def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, rul
     return integers.contiguous().to(nearest.dtype)
 
 
-def _windows(rule: OpRule, attrs: Attrs, x: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+def _windows(rule: OpRule, attrs: Attrs, x: Sequence[Tensor], weight: Tensor, windows_per_weight: int) -> list[Tensor]:
     """Some windows (groups, places, K) that a layer reads, from samples and places all over the data; float32.
 
     Args:
@@ -247,7 +257,7 @@ def _windows(rule: OpRule, attrs: Attrs, x: Sequence[Tensor], weight: Tensor) ->
     shape = list(rule.compute(attrs, x[1].to("meta"), weight.to("meta")).shape)
     del shape[rule.integer.addends.bias_axis]
     places = math.prod(shape)
-    wanted = max(LEAST_WINDOWS, WINDOWS_PER_WEIGHT * min(length, MOST_TOGETHER))
+    wanted = max(LEAST_WINDOWS, windows_per_weight * min(length, MOST_TOGETHER))
     count = max(1, min(wanted, places, WINDOW_BYTES // (4 * groups * length)))
     chosen = torch.randperm(places, generator=torch.Generator().manual_seed(0))[:count]
     # every other sample in the first half, so that the halves do not share samples

@@ -24,7 +24,7 @@ from hago.calibration import (
     make_given_ranges,
     named_estimator,
 )
-from hago.correction import Corrections, OffsetConstants
+from hago.correction import CorrectionPass, Corrections, OffsetConstants
 from hago.cost import METRICS
 from hago.data import CALIBRATION_DATA, HELD_OUT_DATA, Batches, JobProgress, warn_if_shared
 from hago.errors import DataError, HagoWarning, as_strings
@@ -54,6 +54,8 @@ class QuantizationOptions:
         search_topology: whether the space chooses between integer and float, too. In a search, None lets the costs in
             use decide; elsewhere it stands for no.
         corrections: names of those that may be made; see `hago.search.correcting`.
+        effort: a name of `hago.search.effort.EFFORTS`, which stands for corrections and a searcher where none are
+            given; None for the default, or for that of the log that is continued.
         channel_bins: bins of the histogram of a channel of a constant, from which its threshold is estimated; earlier
             logs have more.
     """
@@ -65,6 +67,7 @@ class QuantizationOptions:
     modes: ModesLike | None = None
     search_topology: bool | None = None
     corrections: str | Sequence[str] | None = None
+    effort: str | None = None
     channel_bins: int = CHANNEL_BINS
 
 
@@ -78,6 +81,7 @@ class Prepared:
             the figures found on these, as JSON values.
         correction_names: of the corrections that may be made.
         corrections: those of the graph; those of the integers of constants are the resolver's.
+        passes: what the passes of corrections gained that were tried, in their order.
     """
 
     graph: Graph
@@ -93,6 +97,7 @@ class Prepared:
     refinement_record: bool | Mapping[str, Any] = False
     correction_names: tuple[str, ...] = ()
     corrections: Corrections = field(default_factory=Corrections)
+    passes: tuple[CorrectionPass, ...] = ()
 
     @property
     def without_row(self) -> tuple[str, ...]:
@@ -128,7 +133,7 @@ class Prepared:
             search_topology=any(group.is_kind for group in self.space.groups.values()),
             channel_bins=self.calibration.channel_bins,
         )
-        return replace(made, correction_names=self.correction_names, corrections=self.corrections)
+        return replace(made, correction_names=self.correction_names, corrections=self.corrections, passes=self.passes)
 
     def with_offsets(self, offsets: Mapping[str, Tensor]) -> Prepared:
         """The same with the integers of constants, by name, moved by offsets."""

@@ -15,6 +15,7 @@ from hago.cost import plan_cost
 from hago.errors import HagoError, warn
 from hago.search.choice_refinement import refine_every_choice
 from hago.search.confirmation import Confirmation
+from hago.search.effort import Effort
 from hago.search.goal import FRONT_COST, Goal
 from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.guidance import make_surrogate
@@ -31,7 +32,6 @@ from hago.searchers import (
     SearcherEntry,
     make_searcher,
     parse_searcher,
-    searcher_for,
 )
 from hago.study import Searcher
 
@@ -52,17 +52,17 @@ def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
 
 
 def choose_searcher(
-    searcher: str | Searcher | Any, scorer: GoalScorer, quantization: QuantizationOptions
+    searcher: str | Searcher | Any, scorer: GoalScorer, quantization: QuantizationOptions, effort: Effort
 ) -> tuple[Any, Refines]:
-    """The searcher, `auto` being decided by the goal, and which thresholds are refined before it begins: none where
-    the user chose them, or chose how they are estimated.
+    """The searcher, `auto` being decided by the effort and the goal, and which thresholds are refined before it begins:
+    none where the user chose them, or chose how they are estimated.
 
     Raises:
         HagoError: no searcher has this name.
     """
     prepared = scorer.prepared
     if searcher == AUTO:
-        searcher = searcher_for(_asks_for_fewer_bits(prepared, scorer.goal))
+        searcher = effort.searcher_for(_asks_for_fewer_bits(prepared, scorer.goal))
     entry, objective = _entry_of(searcher), scorer.goal.objective
     if entry is None:
         return searcher, ""

@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hago.data import Batches
@@ -22,9 +23,19 @@ from hago.importing import HardwareLike, as_hardware
 from hago.plan import Strategy
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.continuation import check_same_options, logged_channel_bins, with_limits_as_logged
-from hago.search.correcting import TRAINABLE, MeasuredPoint, correct, correct_point, logged_corrections
-from hago.search.description import description, header_of
+from hago.search.correcting import (
+    TRAINABLE,
+    MeasuredPoint,
+    choose_thresholds,
+    correct,
+    correct_in_turns,
+    first_point,
+    logged_corrections,
+    logged_passes,
+)
+from hago.search.description import description, header_of, passes_record
 from hago.search.earlier_logs import LogPath, hashes_of, known_scores
+from hago.search.effort import Effort, logged_effort, named_effort
 from hago.search.evaluate import held_out_figures
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.pareto_front import FrontWriter, ParetoFront
@@ -55,7 +66,6 @@ from hago.search.stored_strategy import make_strategy, plan_and_batches
 from hago.search.workers import check_executor, open_executor, remote_scoring
 from hago.searchers import (
     AUTO,
-    AUTO_SEARCHERS,
     check_racing,
     check_seed,
     parse_searcher,
@@ -123,13 +133,14 @@ class SearchOptions:
 
 
 def for_training(options: SearchOptions) -> SearchOptions:
-    """The options of a search whose strategy is trained: without the corrections that trained weights cannot hold,
-    unless the user named corrections, or a log says which were made."""
+    """The options of a search whose strategy is trained: without the corrections of its effort that trained weights
+    cannot hold, unless the user named corrections, or a log says which were made."""
     log = options.run.log
     begun = log is not None and Path(log).exists() and Path(log).stat().st_size > 0
     if begun or options.quantization.corrections is not None:
         return options
-    return options.changed(corrections=TRAINABLE)
+    names = named_effort(options.quantization.effort).corrections
+    return options.changed(corrections=tuple(name for name in names if name in TRAINABLE))
 
 
 # ---------------------------------------------------------------- results
@@ -169,6 +180,8 @@ class SearchOutcome(Summarized):
         prepared: the calibrated graph with estimated thresholds, as one-shot quantization takes it.
         held_out: the further batches that the best strategy was reported on, if there are any.
         unconfirmed: the trial with a better score than the best one, if there is one.
+        preferred_on: number of samples that were kept aside on which one shot was better than the best trial, before
+            layers were corrected, so that it was corrected and returned; 0 where a trial is.
     """
 
     strategy: Strategy
@@ -180,6 +193,7 @@ class SearchOutcome(Summarized):
     prepared: Prepared
     held_out: Batches | None = None
     unconfirmed: Unconfirmed | None = None
+    preferred_on: int = 0
 
     @property
     def measure(self) -> str:
@@ -262,6 +276,7 @@ def run_search(
     started = time.monotonic()
     chip = as_hardware(hardware)
     options, logged = continued(options, chip)
+    effort = named_effort(options.quantization.effort) if logged is None else logged_effort(logged)
     goal = make_goal(options.goal)
     costs = costs_in_use(options.searcher, goal)
     quantization = with_search_topology(options.quantization, costs)
@@ -286,20 +301,26 @@ def run_search(
             seed=options.seed,
             known=known_scores(options.run.reuse, prepared, goal),
         )
-        steps("correcting the model")
-        names, found = (quantization.corrections, None) if logged is None else logged_corrections(logged)
+        new = effort.corrections_of(quantization.corrections), None
+        names, found = new if logged is None else logged_corrections(logged)
+        takes = effort.announced(names, scorer.evaluator.forward_seconds, searches=True)
+        steps(f"correcting the model{takes}")
         calibrated = correct(prepared, names, found, scorer.evaluator)
+        if logged is not None:
+            calibrated = replace(calibrated, passes=logged_passes(logged))
         choices = calibrated.space.size
         prepared = prune_redundant_choices(calibrated, costs)
         goal = resolve_limits(goal, calibrated, scorer.evaluator)
         scorer = scorer.with_prepared(prepared).with_goal(goal)
-        searcher, refines = choose_searcher(options.searcher, scorer, options.quantization)
+        searcher, refines = choose_searcher(options.searcher, scorer, options.quantization, effort)
         steps("refining thresholds" if refines else "measuring sensitivities")
         check_costs_reachable(goal, prepared)
         warn_of_unlimited_loss(goal, options.searcher)
         # weights that are rounded with error feedback, at the most bits, gain nothing more
         weights = bool(costs) or "rounding" not in prepared.correction_names
-        confirmation = Confirmation.of(scorer.evaluator.batches, logged, refines_weights=weights) if refines else None
+        aside = Confirmation.of(scorer.evaluator.batches, logged, refines_weights=weights)
+        confirmation = aside if refines else None
+        compared = aside if names and not costs and _name_of(searcher) in effort.searchers else None
         start = find_starting_point(
             searcher,
             refines,
@@ -313,6 +334,7 @@ def run_search(
         check_measures_reachable(goal, start.prepared, start.most_bits, scorer)
         searcher = build_searcher(searcher, start, options.seed)
     calibrated, scorer = calibrated.unobserved(), scorer.unobserved()
+    record = effort.to_json() if logged is None or "effort" in logged.settings else {}
     search = Search(
         options=options,
         held_out=held_out,
@@ -320,14 +342,21 @@ def run_search(
         costs=costs,
         scorer=scorer,
         searcher=searcher,
-        description=description(scorer, searcher, options.seed, bool(quantization.search_topology)),
+        description=description(scorer, searcher, options.seed, bool(quantization.search_topology), record),
+        effort=effort,
         confirmation=confirmation,
+        compared=compared,
         gradient_forwards=start.gradient_forwards,
         simulations=start.simulations,
         before=time.monotonic() - started,
     )
     before_trials()
     return search.run()
+
+
+def _name_of(searcher: Any) -> str:
+    """The name of a searcher that is given by name; empty for others."""
+    return parse_searcher(searcher)[0] if isinstance(searcher, str) else ""
 
 
 def check_options(options: SearchOptions) -> None:
@@ -338,6 +367,7 @@ def check_options(options: SearchOptions) -> None:
     """
     make_goal(options.goal)
     check_seed(options.seed)
+    named_effort(options.quantization.effort)
     Budget.parse(options.budget)
     check_executor(options.run.executor)
     check_distinct({"log": options.run.log, "save": options.run.save, "front": options.run.front})
@@ -350,7 +380,7 @@ def continued(
 ) -> tuple[SearchOptions, Header | None]:
     """The options for going on with a log, and its header; the same options and None where there is no log yet.
 
-    A default search keeps the searcher that was the default when it began, with its options.
+    A default search keeps the searcher that its effort stood for when it began, with its options.
 
     Args:
         spell: how the user writes an option, given the keyword of `hago.search_quantize_strategy`.
@@ -367,7 +397,7 @@ def continued(
         return options, None
     if not options.run.resume:
         raise LogError(f"log {path} exists; resume it, or give another path")
-    if options.searcher == AUTO and logged.searcher["name"] in AUTO_SEARCHERS:
+    if options.searcher == AUTO and logged.searcher["name"] in logged_effort(logged).searchers:
         options = replace(options, searcher=searcher_text(logged.searcher["name"], logged.searcher["options"]))
     check_same_options(options, hardware, logged, str(path), spell)
     quantization = replace(options.quantization, channel_bins=logged_channel_bins(logged))
@@ -375,6 +405,20 @@ def continued(
 
 
 # ---------------------------------------------------------------- the trials
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The strategy that a search returns, its score, and whether it is that of one shot."""
+
+    strategy: Strategy
+    score: Score
+    is_one_shot: bool = False
+
+
+def _figures(score: Score) -> dict[str, Any]:
+    """The entries of `made_by` for a score."""
+    return {"results": dict(score.results), "costs": dict(score.costs)}
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
     """A search that is ready for its first trial. `run_search` makes it and calls `run` once.
@@ -385,7 +429,10 @@ class Search:
         costs: the costs in use.
         scorer: scores points with the thresholds of the starting point.
         description: the parts of `made_by` that all strategies of the search share; see `hago.search.description`.
+        effort: how much is done.
         confirmation: the samples that confirm the best trial; None where only bits are chosen.
+        compared: the samples on which the result is compared with one shot, which it must not be worse than; None for
+            searchers other than those of the effort, and where costs are in use, whose limits one shot does not know.
         gradient_forwards, simulations: the cost of the steps before the first trial, in forwards.
         before: seconds that these steps took.
     """
@@ -397,7 +444,9 @@ class Search:
     scorer: GoalScorer
     searcher: Searcher
     description: Mapping[str, Any]
+    effort: Effort
     confirmation: Confirmation | None
+    compared: Confirmation | None
     gradient_forwards: float
     simulations: float
     before: float
@@ -418,12 +467,12 @@ class Search:
         result = self.confirm_best(searched)
         if result.score.shortfall:
             raise InfeasibleBits(explain_missed_limits(self.scorer.goal, result))
-        strategy, score = self.corrected(result)
-        strategy = self.measure_held_out(strategy)
+        found = self.corrected(result)
+        strategy = self.measure_held_out(found.strategy)
         forwards = self.gradient_forwards + self.scorer.evaluator.reuse.spent.passes
         return SearchOutcome(
             strategy,
-            self.figure_of(score),
+            self.figure_of(found.score),
             result,
             front,
             forwards=forwards,
@@ -433,6 +482,7 @@ class Search:
             unconfirmed=None
             if result.best is searched.best or self.confirmation is None
             else Unconfirmed(searched.best, self.value_text(searched.best), self.confirmation.count),
+            preferred_on=self.compared.count if found.is_one_shot and self.compared is not None else 0,
         )
 
     def run_trials(self) -> tuple[StudyResult, ParetoFront]:
@@ -505,32 +555,62 @@ class Search:
         figures = score.results
         return float(figures.get("sim_acc", figures.get(self.scorer.goal.objective.name, score.value)))
 
-    def corrected(self, result: StudyResult) -> tuple[Strategy, Score]:
-        """The strategy of the best trial with the corrections of layers that improve it, and its score."""
-        scorer, bits = self.scorer, result.best.bits
+    def corrected(self, result: StudyResult) -> Found:
+        """The best trial, or the widest bits with the thresholds of one shot where these are better on the samples that
+        were kept aside, with the corrections of layers that improve it."""
+        scorer, best = self.scorer, result.best
         if not self.prepared.correction_names:
-            return self.strategy_of(result.best), result.score
+            return Found(self.strategy_of(best), best.score)
+        point = MeasuredPoint(self.prepared, best.bits, scorer.evaluator.measure(self.prepared.resolver(best.bits)))
         with interruptible_job("search", self.options.run.progress) as steps:
+            if self.compared is not None:
+                steps("comparing with one shot")
+            start = self.better_of(point)
             steps("correcting the layers of the best")
-            point = MeasuredPoint(self.prepared, bits, scorer.evaluator.measure(self.prepared.resolver(bits)))
-            corrected = correct_point(point, scorer.evaluator, steps)
-        plan = corrected.plan
-        score = scorer.under_goal(plan, scorer.evaluator.concluded(plan, bits, corrected.measured))
-        if corrected is point or score.rank <= result.score.rank:
-            return self.strategy_of(result.best), result.score
-        figures = {"results": dict(score.results), "costs": dict(score.costs)}
-        return make_strategy(corrected.prepared, plan, bits, {**self.description, **figures}), score
+            corrected = correct_in_turns(start, scorer.evaluator, self.effort.turns, steps)
+        plan, passes = corrected.plan, passes_record(corrected.prepared)
+        score = scorer.under_goal(plan, scorer.evaluator.concluded(plan, corrected.bits, corrected.measured))
+        if start is point:
+            if score.rank <= best.score.rank:
+                return Found(self.strategy_of(best, passes), best.score)
+            how = {**self.description, **passes, **_figures(score)}
+            return Found(make_strategy(corrected.prepared, plan, corrected.bits, how), score)
+        own = {k: v for k, v in self.description.items() if k not in ("estimator", "refined", "confirmed")}
+        refined = {"refined": True} if start.prepared.refinement_record else {}
+        taken = {"estimator": start.prepared.estimator.name, **refined, **passes, "taken": "one shot"}
+        how = {**own, **taken, **_figures(score)}
+        return Found(make_strategy(corrected.prepared, plan, corrected.bits, how), score, is_one_shot=True)
+
+    def better_of(self, point: MeasuredPoint) -> MeasuredPoint:
+        """A point, or that of one shot before layers are corrected, if it is better on the samples kept aside."""
+        if self.compared is None:
+            return point
+        scorer, evaluator = self.scorer, self.scorer.evaluator
+        try:
+            one_shot = choose_thresholds(first_point(self.calibrated, evaluator), evaluator)
+        except InfeasibleBits:
+            return point
+        plan = one_shot.plan
+        score = scorer.under_goal(plan, evaluator.concluded(plan, one_shot.bits, one_shot.measured))
+        folds = len(self.compared.folds)
+        before, after = ([losses_of(scorer.goal.objective, of.measured)] * folds for of in (point, one_shot))
+        if score.shortfall or score.overflows or self.compared.gain(before, after).part <= 0.0:
+            return point
+        return one_shot
 
     def value_text(self, trial: Trial) -> str:
         """The objective of a trial, in words."""
         objective = self.scorer.goal.objective
         return objective.text(float(trial.score.results.get(objective.figure, trial.score.value)))
 
-    def strategy_of(self, trial: Trial) -> Strategy:
-        """The strategy of a trial."""
-        figures = {"results": dict(trial.score.results), "costs": dict(trial.score.costs)}
+    def strategy_of(self, trial: Trial, further: Mapping[str, Any] = MappingProxyType({})) -> Strategy:
+        """The strategy of a trial.
+
+        Args:
+            further: entries of its `made_by`.
+        """
         plan = self.prepared.resolver(trial.bits)
-        return make_strategy(self.prepared, plan, trial.bits, {**self.description, **figures})
+        return make_strategy(self.prepared, plan, trial.bits, {**self.description, **_figures(trial.score), **further})
 
     def save(self, strategy: Strategy) -> None:
         """Write the best strategy to the path that the user gave."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from hago.calibration import named_estimator
-from hago.correction import OffsetConstants
+from hago.correction import CorrectionPass, OffsetConstants, passes_from_json
 from hago.data import Batches
 from hago.errors import HagoError, StrategyMismatch
 from hago.graph import Graph, ModelLike
@@ -103,6 +103,20 @@ def chosen_estimator(strategy: Strategy, hardware: Hardware) -> str | None:
         return named_estimator(name).name
     except HagoError:
         return "ESTIMATOR"
+
+
+def is_one_shot(strategy: Strategy) -> bool:
+    """Whether a strategy is that of `hago.quantize`, so that it is no better than one shot."""
+    return "estimator" in strategy.made_by and {"searcher", "finetuned", "trained"}.isdisjoint(strategy.made_by)
+
+
+def passes_of(strategy: Strategy) -> tuple[CorrectionPass, ...]:
+    """What the passes of corrections gained when a strategy was made; none where it does not say.
+
+    Raises:
+        LogError: the record was edited.
+    """
+    return passes_from_json(strategy.made_by.get("passes", ()), "the strategy")
 
 
 def plan_and_batches(

@@ -3,7 +3,6 @@
 from hago.searchers.knapsack import Knapsack
 from hago.searchers.registry import (
     AUTO,
-    AUTO_SEARCHERS,
     SEARCHERS,
     Refines,
     SearcherEntry,
@@ -12,14 +11,12 @@ from hago.searchers.registry import (
     make_options,
     make_searcher,
     parse_searcher,
-    searcher_for,
     searcher_text,
 )
 from hago.searchers.surrogate import CostConstraint, Surrogate, Term
 
 __all__ = [
     "AUTO",
-    "AUTO_SEARCHERS",
     "SEARCHERS",
     "CostConstraint",
     "Knapsack",
@@ -32,6 +29,5 @@ __all__ = [
     "make_options",
     "make_searcher",
     "parse_searcher",
-    "searcher_for",
     "searcher_text",
 ]

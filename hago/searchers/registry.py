@@ -35,10 +35,8 @@ from hago.study import Feeds, Searcher
 
 Refines = Literal["", "at_point", "every_choice", "every_choice_within_limits"]
 
-#: In place of a searcher's name: the one that is best for the goal, see `searcher_for`.
+#: In place of a searcher's name: the one that is best for the effort and the goal, see `hago.search.effort`.
 AUTO: Final = "auto"
-#: The searchers that AUTO may stand for.
-AUTO_SEARCHERS: Final = ("gradient", "limited")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +138,6 @@ SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
         ),
     }
 )
-
-
-def searcher_for(limited: bool) -> str:
-    """The name of the searcher that `auto` stands for.
-
-    Args:
-        limited: whether the goal asks for fewer bits than the most.
-    """
-    return "limited" if limited else "gradient"
 
 
 def parse_searcher(text: str) -> tuple[str, dict[str, float | str]]:

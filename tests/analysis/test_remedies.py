@@ -201,7 +201,7 @@ def test_the_law_of_gains_notices_another_gain() -> None:
 @pytest.mark.parametrize("chip", ["x86_vnni", "vta", "cmsis_nn_int16"])
 def test_more_bits_are_found_where_a_strategy_has_few(chip: str) -> None:
     model = NETWORKS["small"]()
-    strategy = hago.quantize(model, chip, DATA, fix_bits={"fc:1": 4}).strategy
+    strategy = hago.quantize(model, chip, DATA, fix_bits={"fc:1": 4}, corrections="rounding").strategy
     statistic = hago.inspect_graph_statistic(model, chip, strategy, DATA)
     assert statistic.remedies is not None
     remedy = next(r for r in statistic.remedies.found if r.change.fix_bits)

@@ -19,6 +19,7 @@ from hago.export import FORMATS
 from hago.qat import LOSSES, TRAINING_SCHEMES, FinetuneOptions
 from hago.runtime.native import ENGINES
 from hago.search.correcting import CORRECTIONS
+from hago.search.effort import EFFORTS
 from hago.search.objective import OBJECTIVES
 from hago.searchers import AUTO, SEARCHERS
 
@@ -36,6 +37,7 @@ EXPECTED: dict[str, Any] = {
     "NO_MEAN": tuple(ImageShape().mean),
     "UNIT_STD": tuple(ImageShape().std),
     "CORRECTIONS": CORRECTIONS,
+    "EFFORTS": tuple(EFFORTS),
     "REALIZATIONS": tuple(REALIZATIONS),
     "BATCH_SIZES": BATCH_SIZES,
     "ROUNDS": ROUNDS,

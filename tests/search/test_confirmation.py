@@ -265,7 +265,8 @@ def test_what_is_taken_is_surely_better_where_it_was_not_shaped(count: int, spec
     else:
         assert said["gain"] > 0.0 and said["standard_errors"] > 1.95
     one = hago.quantize(one_linear(), spec, data, corrections=WITHOUT_THRESHOLDS).strategy
-    if {said["activations"], said["weights"]} == {"estimated"} and dict(one.bits) == dict(found.strategy.bits):
+    is_trial = "taken" not in found.strategy.made_by  # one shot chooses thresholds in its own way
+    if is_trial and {said["activations"], said["weights"]} == {"estimated"} and one.bits == found.strategy.bits:
         assert dict(one.thresholds) == dict(found.strategy.thresholds)
 
 

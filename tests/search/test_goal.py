@@ -202,6 +202,7 @@ def test_a_budget_of_bytes_is_kept(tmp_path: Path) -> None:
         "limits": ["weight_bytes <= 280 B"],
         "refined": {"kept_aside": 16, "turns": 4, "blind": True},
         "channel_bins": CHANNEL_BINS,
+        "effort": {"name": "good", "turns": 1},
     }
 
 

@@ -1,0 +1,246 @@
+"""An effort stands for options that the user did not give, and more of it is no worse."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from networks import Outliers, ResNet, Small, Uneven, images, randomized
+from torch import Tensor, nn
+from toys import timeless
+
+import hago
+from hago.data import JobProgress
+from hago.errors import HagoError, LogError
+from hago.search import correct, correcting, prepare, session, sqnr_evaluator
+from hago.search import effort as efforts
+from hago.search.correcting import CORRECTIONS
+from hago.search.effort import EFFORTS, logged_effort
+from hago.search.intervals import paired_interval
+from hago.search.session import SearchOptions, run_search
+from hago.searchers import SEARCHERS, make_options, parse_searcher
+from hago.study import read_log
+
+DATA = [images(16, 3, 8, 8, seed=n) for n in range(6)]
+#: By name, a network, and what makes a batch of it.
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Tensor]]] = {
+    "uneven": (lambda: Uneven().eval(), lambda n, seed: images(n, 3, 8, 8, seed=seed)),
+    "clamped": (lambda: Uneven(high=1.0).eval(), lambda n, seed: images(n, 3, 8, 8, seed=seed)),
+    "small": (lambda: randomized(Small()), lambda n, seed: images(n, 1, 6, 6, seed=seed)),
+    "residual": (lambda: randomized(ResNet((4, 8), 1)), lambda n, seed: images(n, 3, 16, 16, seed=seed)),
+    "outliers": (lambda: Outliers().eval(), lambda n, seed: images(n, 6, 12, seed=seed)),
+}
+CHIPS = ("x86_vnni", "vta", "tflite", "cmsis_nn")
+
+
+def test_a_greater_effort_makes_no_fewer_corrections() -> None:
+    fast, good, best = (EFFORTS[name] for name in ("fast", "good", "best"))
+    assert tuple(EFFORTS) == ("fast", "good", "best")
+    assert {*fast.corrections} < {*good.corrections} <= {*best.corrections} == {*CORRECTIONS}
+    for effort in EFFORTS.values():
+        assert effort.corrections == tuple(name for name in CORRECTIONS if name in effort.corrections)
+        for text in (effort.searcher, effort.limited_searcher):
+            name, options = parse_searcher(text)
+            assert name in SEARCHERS
+            make_options(name, options)
+
+
+@pytest.mark.parametrize("wrong", ["greatest", "", "Good"])
+def test_an_unknown_effort_is_refused_with_the_choices(wrong: str) -> None:
+    model, said = Uneven().eval(), "effort is .*; expected one of fast, good, best"
+    with pytest.raises(HagoError, match=said):
+        hago.quantize(model, "vta", DATA, effort=wrong)
+    with pytest.raises(HagoError, match=said):
+        hago.search_quantize_strategy(model, "vta", DATA, effort=wrong, progress=False)
+    with pytest.raises(HagoError, match=said):
+        hago.measure_sensitivity(model, "vta", DATA, effort=wrong)
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_named_corrections_take_the_place_of_the_efforts(effort: str) -> None:
+    model = Uneven().eval()
+    named, alone = (
+        hago.quantize(model, "vta", DATA, corrections="rounding", **how).strategy.to_json()
+        for how in ({"effort": effort}, {})
+    )
+    assert named["made_by"].pop("effort")["name"] == effort and alone["made_by"].pop("effort")["name"] == "good"
+    assert named["made_by"]["corrections"] == ["rounding"]
+    assert EFFORTS[effort].turns > 1 or named == alone
+    made = hago.quantize(model, "vta", DATA, effort=effort).strategy.made_by["corrections"]
+    assert made == list(EFFORTS[effort].corrections)
+
+
+def test_a_named_searcher_and_a_budget_count_with_any_effort(tmp_path: Path) -> None:
+    model = Uneven().eval()
+    trials = []
+    for effort in EFFORTS:
+        log = tmp_path / effort
+        how: dict[str, Any] = {"searcher": "random", "budget": 3, "corrections": "bias", "progress": False}
+        hago.search_quantize_strategy(model, "vta", DATA, effort=effort, log=log, **how)
+        record = read_log(log)
+        assert record.header is not None and record.header.searcher["name"] == "random"
+        assert record.header.settings["corrections"]["names"] == ["bias"]
+        trials.append([trial.bits for trial in record.trials])
+    assert trials[0] == trials[1] == trials[2] and len(trials[0]) == 3
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_a_log_says_what_its_effort_stood_for(effort: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, log = Uneven().eval(), tmp_path / "log.jsonl"
+    how: dict[str, Any] = {"log": log, "progress": False, "fix_bits": {"*:1": 6}}
+    first = hago.search_quantize_strategy(model, "vta", DATA, effort=effort, **how)[0]
+    before, header = timeless(log.read_bytes()), read_log(log).header
+    assert header is not None and header.settings["effort"] == EFFORTS[effort].to_json()
+    assert logged_effort(header).to_json() == EFFORTS[effort].to_json()
+    assert hago.replay(model, "vta", log, DATA).same
+    others = [name for name in EFFORTS if name != effort]
+    for other in others:
+        with pytest.raises(LogError, match=f"effort was '?{effort}'?, is '?{other}"):
+            hago.search_quantize_strategy(model, "vta", DATA, effort=other, **how)
+    # the names may mean something else by then
+    changed = {name: replace(EFFORTS[others[0]], name=name) for name in EFFORTS}
+    changed[effort] = replace(changed[effort], searcher=EFFORTS[effort].searcher, turns=7)
+    monkeypatch.setattr(efforts, "EFFORTS", MappingProxyType(changed))
+    again = hago.search_quantize_strategy(model, "vta", DATA, **how)[0]
+    assert again.to_json() == first.to_json() and timeless(log.read_bytes()) == before
+    assert hago.replay(model, "vta", log, DATA).same
+
+
+def test_logs_without_an_effort_are_continued_as_they_began(tmp_path: Path) -> None:
+    model, log = Uneven().eval(), tmp_path / "log.jsonl"
+    hago.search_quantize_strategy(model, "vta", DATA, log=log, progress=False, budget=2)
+    header, *trials = log.read_text("utf-8").splitlines()
+    document = json.loads(header)
+    assert document["settings"].pop("effort")["name"] == "good"
+    document["settings"]["corrections"].pop("passes")
+    log.write_text("\n".join([json.dumps(document, sort_keys=True), *trials, ""]), "utf-8")
+    hago.search_quantize_strategy(model, "vta", DATA, log=log, progress=False, budget=3)
+    assert len(read_log(log).trials) > 1 and "effort" not in read_log(log).header.settings  # type: ignore[union-attr]
+    assert hago.replay(model, "vta", log, DATA).same
+    with pytest.raises(LogError, match="effort was good, is best"):
+        hago.search_quantize_strategy(model, "vta", DATA, log=log, progress=False, effort="best")
+
+
+def unseen_losses(model: nn.Module, chip: str, strategy: Any, data: Tensor) -> Tensor:
+    """The squared error of every sample."""
+    with torch.no_grad():
+        error = hago.create_quantizer(model, chip, strategy).simulate()(data) - model(data)
+    return error.double().square().flatten(1).sum(1)
+
+
+def gain_of(effort: str, name: str, chip: str, bits: int) -> tuple[float, bool]:
+    """By how many dB a search of an effort is better than one shot of `fast` on samples that neither saw, and whether
+    it is surely worse."""
+    make, batch = NETWORKS[name]
+    model, data, unseen = make(), [batch(16, seed) for seed in range(8)], batch(512, 99)
+    fixed = {"fix_bits": {"*:1": bits}}
+    fast = hago.quantize(model, chip, data, effort="fast", **fixed).strategy
+    found = hago.search_quantize_strategy(model, chip, data, effort=effort, progress=False, **fixed)[0]
+    before, after = (unseen_losses(model, chip, s, unseen) for s in (fast, found))
+    _, _, high = paired_interval(before - after, 0.99)
+    return float(10 * torch.log10(before.mean() / after.mean())), high < 0.0
+
+
+@pytest.mark.parametrize("effort", ["good", "best"])
+def test_a_search_is_no_worse_than_a_fast_one_shot_on_unseen_samples(effort: str) -> None:
+    cells = [(name, CHIPS[index % len(CHIPS)], 4 if index % 2 else 8) for index, name in enumerate(NETWORKS)]
+    cells.append(("clamped", "x86_vnni", 4))  # where biases alone are better than rounding and biases
+    gains = {cell: gain_of(effort, *cell) for cell in cells}
+    assert sum(gain for gain, _ in gains.values()) / len(gains) >= 0.0, gains
+    assert not any(worse for _, worse in gains.values()), gains
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_one_shot_is_taken_where_it_is_better_on_samples_kept_aside(
+    effort: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Uneven().eval()
+    options = SearchOptions.of(effort=effort, progress=False)
+    outcome = run_search(model, "vta", DATA, options)
+    for better in (True, False):
+        part = 0.5 if better else -0.5
+        gain = replace(outcome_gain(), part=part)
+        monkeypatch.setattr(session.Confirmation, "gain", lambda *_, gain=gain: gain)
+        shot = hago.quantize(model, "vta", DATA, effort=effort)
+        taken = run_search(model, "vta", DATA, options)
+        key = hago.create_quantizer(model, "vta", taken.strategy).plan.key
+        assert key == shot.plan.key or not better
+        assert bool(taken.preferred_on) == better
+        assert taken.strategy.made_by["searcher"]["name"] == outcome.strategy.made_by["searcher"]["name"]
+        assert hago.replay(model, "vta", taken.strategy, DATA).same
+
+
+def outcome_gain() -> Any:
+    """A gain that is not significant."""
+    from hago.search.confirmation import Gain
+
+    return Gain(0.0, 0.0, 8)
+
+
+@pytest.mark.parametrize(("helps", "expected"), [(True, [1, 4, 16, 64]), (False, [1, 4])])
+def test_layers_are_corrected_on_more_samples_while_that_helps(
+    helps: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    once = correcting.correct_point
+
+    def counted(point: Any, evaluator: Any, multiple: int = 1) -> Any:
+        seen.append(multiple)
+        return once(point, evaluator, multiple)
+
+    monkeypatch.setattr(correcting, "correct_point", counted)
+    monkeypatch.setattr(correcting, "is_better", lambda *_: helps)
+    prepared = prepare(Uneven().eval(), "vta", DATA)
+    evaluator = sqnr_evaluator(prepared)
+    prepared = correct(prepared, ["rounding", "bias"], evaluator=evaluator)
+    point = correcting.correct_in_turns(correcting.first_point(prepared, evaluator), evaluator, EFFORTS["best"].turns)
+    assert seen == expected
+    turns = [each for each in point.prepared.passes if each.names == ("rounding", "bias")]
+    assert [each.kept for each in turns] == [True, *[helps] * (len(expected) - 1)]
+
+
+def test_more_samples_are_kept_only_where_they_are_better_on_those_kept_aside() -> None:
+    model = Uneven().eval()
+    for chip in CHIPS[:2]:
+        data = [images(32, 3, 8, 8, seed=n) for n in range(8)]
+        once, often = (
+            hago.quantize(model, chip, data, effort=e, corrections="rounding", fix_bits={"*:1": 4}).strategy
+            for e in ("good", "best")
+        )
+        aside = [torch.cat(data)[192:]]
+        before, after = (hago.evaluate_strategy(model, chip, s, aside).value for s in (once, often))
+        assert after >= before
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_an_effort_without_an_end_says_beforehand_what_it_takes(effort: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(JobProgress, "__call__", lambda self, step: said.append(step))
+    hago.search_quantize_strategy(Uneven().eval(), "vta", DATA, effort=effort, budget=1)
+    (step,) = [text for text in said if text.startswith("correcting the model")]
+    found = re.fullmatch(r"correcting the model(?: \(effort best: about (\d+) forwards, \S+\))?", step)
+    assert found is not None and (found[1] is not None) == (effort == "best")
+    fewer, more = (EFFORTS["best"].expected_forwards(names, searches=False) for names in (["bias"], CORRECTIONS))
+    assert fewer < more < EFFORTS["best"].expected_forwards(CORRECTIONS, searches=True)
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_limits_on_costs_are_kept_with_every_effort(effort: str, tmp_path: Path) -> None:
+    model, log = Uneven().eval(), tmp_path / "log"
+    goal: dict[str, Any] = {"budget_cost": "weight_bytes <= 70 %", "log": log, "progress": False}
+    strategy, _ = hago.search_quantize_strategy(model, "x86_vnni", DATA, effort=effort, **goal)
+    most = hago.quantize(model, "x86_vnni", DATA).strategy
+    before, after = (hago.estimate_cost(model, "x86_vnni", s)["weight_bytes"] for s in (most, strategy))
+    assert after <= 0.7 * before and "taken" not in strategy.made_by
+    header = read_log(log).header
+    assert header is not None
+    assert header.searcher["name"] == parse_searcher(EFFORTS[effort].limited_searcher)[0]
+    again = hago.search_quantize_strategy(model, "x86_vnni", DATA, **goal)[0]
+    assert again.to_json() == strategy.to_json()
