@@ -17,8 +17,9 @@ from hago.errors import HagoError
 from hago.graph import Graph, compute_real, run_real
 from hago.plan import Plan, feasibility
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search import MeasuredPoint, block_reconstruction, correct, correct_point, correcting, prepare, sqnr_evaluator
+from hago.search import MeasuredPoint, block_reconstruction, correct, correcting, prepare, sqnr_evaluator
 from hago.search.block_reconstruction import blocks_of, reconstruct_blocks, trained_layers
+from hago.search.correcting import correct_in_turns
 from hago.search.preparation import QuantizationOptions
 from hago.search.safe_bits import safe_bits
 from hago.simulation import DifferentiableNodes, Drop, Simulator
@@ -217,7 +218,7 @@ def a_point(names: list[str]) -> tuple[MeasuredPoint, Any]:
 
 def test_what_does_not_help_on_the_samples_kept_aside_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     point, evaluator = a_point(["reconstruction"])
-    kept = correct_point(point, evaluator)
+    kept = correct_in_turns(point, evaluator, 1)
     seen = 48
 
     def aside(of: MeasuredPoint) -> float:
@@ -230,7 +231,8 @@ def test_what_does_not_help_on_the_samples_kept_aside_is_not_taken(monkeypatch: 
         return {name: torch.full_like(plan.graph.consts[name], 5, dtype=torch.int64) for name in plan.graph.consts}
 
     monkeypatch.setattr(correcting, "reconstruct_blocks", harmful)
-    assert correct_point(point, evaluator) is point
+    (made,) = correct_in_turns(point, evaluator, 1).prepared.passes[len(point.prepared.passes) :]
+    assert made.names == ("reconstruction",) and made.why_not == "no gain"
 
 
 def test_reconstruction_is_made_only_if_named_and_takes_steps() -> None:
