@@ -52,6 +52,9 @@ WINDOW_BYTES: Final = 1 << 28
 MOST_TOGETHER: Final = 4096
 #: Part of the mean of the diagonal that is added to the diagonal of second moments.
 DAMPING: Final = 0.01
+#: Windows that differ by this many times more from the float model's than such a part of all do are taken as they are.
+OUTLIER_FACTOR: Final = 4.0
+OUTLIER_QUANTILE: Final = 0.9
 #: A divisor in place of 0.
 TINY: Final = 1e-300
 #: Weights that are rounded between two changes of all later ones.
@@ -228,7 +231,7 @@ def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, rul
         return ordered.reshape(groups, outputs // groups, -1).transpose(1, 2)
 
     seen, wanted = _windows(rule, attrs, (reads.simulated, reads.real), weight, reads.windows_per_weight)
-    wanted /= reads.unit.to(wanted.dtype)
+    wanted = _without_outliers(seen, wanted / reads.unit.to(wanted.dtype))
     steps = torch.ones(()) if target.group is None else of_entries.scale / unit
     columns = (torch.split(matrix(v), MOST_TOGETHER, 1) for v in (real, least, most, steps))
     windows = (torch.split(w, MOST_TOGETHER, 2) for w in (seen, wanted))
@@ -264,6 +267,15 @@ def _windows(rule: OpRule, attrs: Attrs, x: Sequence[Tensor], weight: Tensor, wi
     chosen = chosen[torch.sort(chosen // (places // len(x[0])) % 2, stable=True).indices]
     index = torch.unravel_index(chosen, shape)
     return [windows_at(attrs, v, weight, index).to(torch.float32) for v in x]
+
+
+def _without_outliers(seen: Tensor, wanted: Tensor) -> Tensor:
+    """What windows (groups, places, K) hold in the float model, in units of the simulation; where that is far from the
+    simulation, since values before were clipped, what they hold there: no weights of this layer bring it back, and a
+    few such windows would decide the least squares of all."""
+    lost = (wanted - seen).square_().sum(2)
+    most = OUTLIER_FACTOR * lost.kthvalue(math.ceil(OUTLIER_QUANTILE * lost.shape[1]), 1, keepdim=True).values
+    return torch.where((lost > most).unsqueeze(2), seen, wanted)
 
 
 def _giving_back(weights: Tensor, halves: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

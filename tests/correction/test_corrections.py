@@ -25,7 +25,9 @@ from hago.plan import Strategy
 from hago.runtime.exactness import compare_plan_exactly
 from hago.search import correct, correcting, layer_correction, prepare
 from hago.search.layer_correction import correct_layers
+from hago.search.preparation import QuantizationOptions
 from hago.search.safe_bits import safe_bits
+from hago.simulation import Simulator
 from hago.study import read_log
 
 CHIPS = ("x86_vnni", "tflite", "vta", "cmsis_nn")
@@ -194,3 +196,25 @@ def test_layers_give_back_what_those_before_them_lost(monkeypatch: pytest.Monkey
     without = [decibels(seed) for seed in range(4)]
     gains = [a - b for a, b in zip(given, without, strict=True)]
     assert min(gains) > -0.5 and sum(gains) / len(gains) > 0.5, gains
+
+
+def test_clipped_samples_do_not_decide_what_layers_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of 64 samples are far larger than the thresholds, which were found without them."""
+    model, fresh = randomized(Uneven(), seed=3).eval(), images(256, 3, 8, 8, seed=77)
+    options = QuantizationOptions(fix_bits={"*": 6})
+    prepared = prepare(model, "x86_vnni", [images(64, 3, 8, 8, seed=1)], options)
+    bits = safe_bits(prepared)
+    ordinary = images(64, 3, 8, 8, seed=2)
+    with_outliers = torch.cat([ordinary[:62], 30.0 * ordinary[62:]])
+    with torch.no_grad():
+        float_outputs = model(fresh)
+
+    def decibels(inputs: Tensor) -> float:
+        offsets = correct_layers(prepared.resolver(bits), [inputs], rounding=True, bias=False)
+        error = Simulator(prepared.with_offsets(offsets).resolver(bits))(fresh) - float_outputs
+        return 10 * math.log10(float(float_outputs.square().sum() / error.square().sum()))
+
+    without = decibels(ordinary)
+    assert decibels(with_outliers) > without - 1.0
+    monkeypatch.setattr(layer_correction, "_without_outliers", lambda seen, wanted: wanted)
+    assert decibels(with_outliers) < without - 1.0  # the law bites
