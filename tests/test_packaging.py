@@ -167,7 +167,8 @@ def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["why"] == f"shipped with hago, for {target.name}"
-    assert found["kernels"]["native conv"] == 2
+    # on tiles where the processor has them
+    assert sum(n for name, n in found["kernels"].items() if name.startswith("native conv")) == 2
     assert not (tmp_path / "none").exists()
 
 

@@ -200,7 +200,7 @@ def test_unseen_samples_are_measured_alone() -> None:
 def test_thresholds_of_activations_must_be_better_with_statistics_of_others_too(
     options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    how = SearchOptions.of(progress=False, budget=2, **options)
+    how = SearchOptions.of(progress=False, budget=2, corrections="none", **options)
     key = "thresholds" if "budget_cost" in options else "activations"
     monkeypatch.setattr(Confirmation, "gain", lambda *_: confirmation.Gain(0.5, 50.0, 16))
     taken = run_search(residual_block(), "x86_vnni", DATA, how).strategy.made_by["confirmed"][key]
@@ -258,15 +258,15 @@ def one_linear() -> torch.nn.Module:
 def test_what_is_taken_is_surely_better_where_it_was_not_shaped(count: int, spec: str, objective: str) -> None:
     """Or nothing is taken: strategies hold estimated thresholds then."""
     data = [4.0 * seeded(count, 6, seed=7) ** 3]
-    found = run_search(one_linear(), spec, data, SearchOptions.of("gradient", progress=False, objective=objective))
+    how = SearchOptions.of("gradient", progress=False, objective=objective, corrections="none")
+    found = run_search(one_linear(), spec, data, how)
     said = found.strategy.made_by["confirmed"]
     if {said["activations"], said["weights"]} == {"estimated"}:
         assert said["gain"] == 0.0
     else:
         assert said["gain"] > 0.0 and said["standard_errors"] > 1.95
     one = hago.quantize(one_linear(), spec, data, corrections=WITHOUT_THRESHOLDS).strategy
-    is_trial = "taken" not in found.strategy.made_by  # one shot chooses thresholds in its own way
-    if is_trial and {said["activations"], said["weights"]} == {"estimated"} and one.bits == found.strategy.bits:
+    if {said["activations"], said["weights"]} == {"estimated"} and one.bits == found.strategy.bits:
         assert dict(one.thresholds) == dict(found.strategy.thresholds)
 
 
