@@ -368,7 +368,7 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator, multiple: int = 1)
 
 
 def reconstruct_point(point: MeasuredPoint, evaluator: Evaluator, report: Callable[[str], None]) -> MeasuredPoint:
-    """Train the blocks of a point on its first samples, if it surely helps on the others.
+    """Train the blocks of a point on its first samples, if it helps on the others.
 
     Args:
         evaluator, report: of `correct_in_turns`.
@@ -382,11 +382,10 @@ def reconstruct_point(point: MeasuredPoint, evaluator: Evaluator, report: Callab
         before = constants.offsets if isinstance(constants, OffsetConstants) else {}
         moved = {**before, **{name: offset + before.get(name, 0) for name, offset in found.items()}}
         other, after = _moved(point, moved, evaluator, used)
-        kept = after > -math.inf and _is_surely_better(other.measured, point.measured, evaluator, used)
+        # few samples are left to judge what was trained on many, so a better mean is enough
+        kept = after > -math.inf and _value(other.measured, evaluator, used) > _value(point.measured, evaluator, used)
         judging = evaluator.batches.samples - used or used
-        made = _pass(
-            ("reconstruction",), _decibels(point.measured, used), after, judging, kept=kept, if_better="not sure"
-        )
+        made = _pass(("reconstruction",), _decibels(point.measured, used), after, judging, kept=kept)
         return (other if kept else point).with_passes(made)
     return point
 
