@@ -148,7 +148,8 @@ def search_quantize_strategy(
 
             - fast: one shot with the corrections of about ten forwards; with limits on costs, a few points near them;
             - good: the default searcher with the corrections of docs/corrections.md, a few dozen forwards;
-            - best: all corrections, thresholds refined until that stops to help, and moves until they stop to help.
+            - best: all corrections, reconstruction included, which takes minutes; rounding on more samples and moves
+              until these stop to help.
         race: stop evaluating a point once its samples show that it is worse than the best so far. A number is the
             largest probability of stopping a point that is not worse, 0.01 for True; see `hago.search.racing`. The
             best point is always measured on all samples.
@@ -223,8 +224,8 @@ def quantize(
     """Quantize a model without a search, to the widest bits whose accumulators do not overflow on the data.
 
     All arguments are as in `search_quantize_strategy`. An effort stands for corrections here: good, the default, for
-    those that are made once; fast for the cheap ones of them; best for all, in turns while they surely help. Named
-    `corrections` take the place of the effort's.
+    those that take seconds; fast for the cheap ones of them; best for all, which takes minutes. Named `corrections`
+    take the place of the effort's.
 
     Raises:
         InfeasibleBits: accumulators overflow on the data at every width.

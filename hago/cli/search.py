@@ -424,7 +424,7 @@ def _estimated_lines(strategy: Strategy) -> list[str]:
 def _confirmed_lines(strategy: Strategy) -> list[str]:
     """A line on the gain of refined thresholds on samples that were kept aside, if it was measured."""
     kept, confirmed = strategy.made_by.get("refined"), strategy.made_by.get("confirmed")
-    if "taken" in strategy.made_by or not isinstance(kept, Mapping) or not isinstance(confirmed, Mapping):
+    if not isinstance(kept, Mapping) or not isinstance(confirmed, Mapping):
         return []
     samples = f"{kept['kept_aside']} samples that were kept aside{', each in turn' if kept['turns'] > 1 else ''}"
     if not kept["kept_aside"]:

@@ -126,38 +126,48 @@ def correct(
     if not _is_free(prepared):
         return replace(prepared, correction_names=())
     candidates = _of_graph(prepared)
-    tried, passes, best = [prepared, *(candidate for _, candidate in candidates)], list[CorrectionPass](), 0
+    best, passes = prepared, list[CorrectionPass]()
     if candidates:
         measuring = (evaluator or sqnr_evaluator(prepared)).judging_by(OBJECTIVES[SQNR])
-        samples = measuring.batches.samples
-        seen = GRADIENT_SAMPLES if samples >= 2 * GRADIENT_SAMPLES else 0
-        measured = [_measured_safely(of, measuring) for of in tried]
-        values = [-math.inf if m is None else _decibels(m, seen) for m in measured]
-        before = measured[0]
-        sure = [0] + [
-            index
-            for index, m in enumerate(measured)
-            if m is not None and (before is None or _is_surely_better(m, before, measuring, seen, len(candidates)))
-        ]
-        best = max(sure, key=lambda index: values[index])
-        passes = [
-            _pass(
-                names,
-                values[index],
-                values[index + 1],
-                samples - seen,
-                kept=index < best,
-                if_better="another gains more" if index + 1 in sure else "not sure",
-            )
-            for index, (names, _) in enumerate(candidates)
-        ]
-    named = {name for names, _ in candidates for name in names}
+        best, passes = _best_of_graph(prepared, candidates, measuring)
+    tried = {name for made in passes for name in made.names}
     passes += [
-        CorrectionPass((n,), why_not="nothing to change")
-        for n in OF_GRAPH
-        if n in prepared.correction_names and n not in named
+        CorrectionPass((name,), why_not="nothing to change")
+        for name in OF_GRAPH
+        if name in prepared.correction_names and name not in tried
     ]
-    return replace(tried[best], passes=tuple(passes))
+    return replace(best, passes=tuple(passes))
+
+
+def _best_of_graph(
+    prepared: Prepared, candidates: Sequence[tuple[tuple[str, ...], Prepared]], evaluator: Evaluator
+) -> tuple[Prepared, list[CorrectionPass]]:
+    """The best of the candidates that are surely better than the model as it is, or that model; and what each gained
+    beside the one before it. Where there are enough samples, those that gave the gradients do not judge."""
+    samples = evaluator.batches.samples
+    seen = GRADIENT_SAMPLES if samples >= 2 * GRADIENT_SAMPLES else 0
+    tried = [prepared, *(candidate for _, candidate in candidates)]
+    measured = [_measured_safely(of, evaluator) for of in tried]
+    values = [-math.inf if m is None else _decibels(m, seen) for m in measured]
+
+    def is_sure(index: int) -> bool:
+        plain, new = measured[0], measured[index]
+        return new is not None and (plain is None or _is_surely_better(new, plain, evaluator, seen, len(candidates)))
+
+    sure = [index for index in range(1, len(tried)) if is_sure(index)]
+    best = max((0, *sure), key=lambda index: values[index])
+    passes = [
+        _pass(
+            names,
+            values[index - 1],
+            values[index],
+            samples - seen,
+            kept=index <= best,
+            if_better="another gains more" if index in sure else "not sure",
+        )
+        for index, (names, _) in enumerate(candidates, 1)
+    ]
+    return tried[best], passes
 
 
 def _measured_safely(prepared: Prepared, evaluator: Evaluator) -> Measurement | None:
@@ -286,7 +296,7 @@ def choose_thresholds(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoi
     return (best if kept else point).with_passes(made)
 
 
-def is_better(point: MeasuredPoint, other: MeasuredPoint, evaluator: Evaluator) -> bool:
+def _is_better(point: MeasuredPoint, other: MeasuredPoint, evaluator: Evaluator) -> bool:
     """Whether a point is better than another on the last quarter of the samples, from which no correction is found."""
     samples = evaluator.batches.samples
     seen = samples - samples // 4
@@ -326,7 +336,7 @@ def correct_in_turns(
     aside = samples // 4
     for turn in range(1, turns if names else 1):
         other = correct_point(point, evaluator, MORE_A_TURN**turn)
-        kept = is_better(other, best, evaluator)
+        kept = _is_better(other, best, evaluator)
         before, after = (_decibels(of.measured, samples - aside) for of in (best, other))
         passes = (*best.prepared.passes, _pass(names, before, after, aside or samples, kept=kept))
         best = other if kept else best
@@ -373,21 +383,22 @@ def reconstruct_point(point: MeasuredPoint, evaluator: Evaluator, report: Callab
     Args:
         evaluator, report: of `correct_in_turns`.
     """
-    for text in (n for n in point.prepared.correction_names if n.startswith("reconstruction")):
-        inputs = _first_inputs(evaluator, most_samples_of_blocks(point.plan))
-        found, used = reconstruct_blocks(point.plan, inputs, steps=_steps_of(text), report=report), len(inputs[0])
-        if not found:
-            return point.with_passes(CorrectionPass(("reconstruction",), why_not="nothing to change"))
-        constants = point.prepared.resolver.constants
-        before = constants.offsets if isinstance(constants, OffsetConstants) else {}
-        moved = {**before, **{name: offset + before.get(name, 0) for name, offset in found.items()}}
-        other, after = _moved(point, moved, evaluator, used)
-        # few samples are left to judge what was trained on many, so a better mean is enough
-        kept = after > -math.inf and _value(other.measured, evaluator, used) > _value(point.measured, evaluator, used)
-        judging = evaluator.batches.samples - used or used
-        made = _pass(("reconstruction",), _decibels(point.measured, used), after, judging, kept=kept)
-        return (other if kept else point).with_passes(made)
-    return point
+    wanted = next((text for text in point.prepared.correction_names if text.startswith("reconstruction")), None)
+    if wanted is None:
+        return point
+    inputs = _first_inputs(evaluator, most_samples_of_blocks(point.plan))
+    found, used = reconstruct_blocks(point.plan, inputs, steps=_steps_of(wanted), report=report), len(inputs[0])
+    if not found:
+        return point.with_passes(CorrectionPass(("reconstruction",), why_not="nothing to change"))
+    constants = point.prepared.resolver.constants
+    before = constants.offsets if isinstance(constants, OffsetConstants) else {}
+    moved = {**before, **{name: offset + before.get(name, 0) for name, offset in found.items()}}
+    other, after = _moved(point, moved, evaluator, used)
+    # few samples are left to judge what was trained on many, so a better mean is enough
+    kept = after > -math.inf and _value(other.measured, evaluator, used) > _value(point.measured, evaluator, used)
+    judging = evaluator.batches.samples - used or used
+    made = _pass(("reconstruction",), _decibels(point.measured, used), after, judging, kept=kept)
+    return (other if kept else point).with_passes(made)
 
 
 def _first_inputs(evaluator: Evaluator, most: int) -> list[Tensor]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hago.data import Batches
+from hago.data import Batches, JobProgress
 from hago.errors import InfeasibleBits, LogError
 from hago.graph import ModelLike
 from hago.hardware import Hardware
@@ -36,7 +36,7 @@ from hago.search.correcting import (
 from hago.search.description import description, header_of, passes_record
 from hago.search.earlier_logs import LogPath, hashes_of, known_scores
 from hago.search.effort import Effort, logged_effort, named_effort
-from hago.search.evaluate import held_out_figures
+from hago.search.evaluate import Evaluator, held_out_figures
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.pareto_front import FrontWriter, ParetoFront
 from hago.search.preparation import (
@@ -301,13 +301,7 @@ def run_search(
             seed=options.seed,
             known=known_scores(options.run.reuse, prepared, goal),
         )
-        new = effort.corrections_of(quantization.corrections), None
-        names, found = new if logged is None else logged_corrections(logged)
-        takes = effort.announced(names, scorer.evaluator.forward_seconds, searches=True)
-        steps(f"correcting the model{takes}")
-        calibrated = correct(prepared, names, found, scorer.evaluator)
-        if logged is not None:
-            calibrated = replace(calibrated, passes=logged_passes(logged))
+        calibrated = _corrected(prepared, quantization, scorer.evaluator, effort, logged, steps)
         choices = calibrated.space.size
         prepared = prune_redundant_choices(calibrated, costs)
         goal = resolve_limits(goal, calibrated, scorer.evaluator)
@@ -320,7 +314,8 @@ def run_search(
         weights = bool(costs) or "rounding" not in prepared.correction_names
         aside = Confirmation.of(scorer.evaluator.batches, logged, refines_weights=weights)
         confirmation = aside if refines else None
-        compared = aside if names and not costs and _name_of(searcher) in effort.searchers else None
+        is_default = _name_of(searcher) in effort.searchers
+        compared = aside if calibrated.correction_names and not costs and is_default else None
         start = find_starting_point(
             searcher,
             refines,
@@ -352,6 +347,24 @@ def run_search(
     )
     before_trials()
     return search.run()
+
+
+def _corrected(
+    prepared: Prepared,
+    quantization: QuantizationOptions,
+    evaluator: Evaluator,
+    effort: Effort,
+    logged: Header | None,
+    steps: JobProgress,
+) -> Prepared:
+    """The model with the corrections of its graph: those that help, or those of the log that is continued."""
+    if logged is None:
+        names, found = effort.corrections_of(quantization.corrections), None
+    else:
+        names, found = logged_corrections(logged)
+    steps(f"correcting the model{effort.announced(names, evaluator.forward_seconds, searches=True)}")
+    corrected = correct(prepared, names, found, evaluator)
+    return corrected if logged is None else replace(corrected, passes=logged_passes(logged))
 
 
 def _name_of(searcher: Any) -> str:

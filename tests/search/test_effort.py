@@ -196,7 +196,7 @@ def test_layers_are_corrected_on_more_samples_while_that_helps(
         return once(point, evaluator, multiple)
 
     monkeypatch.setattr(correcting, "correct_point", counted)
-    monkeypatch.setattr(correcting, "is_better", lambda *_: helps)
+    monkeypatch.setattr(correcting, "_is_better", lambda *_: helps)
     prepared = prepare(Uneven().eval(), "vta", DATA)
     evaluator = sqnr_evaluator(prepared)
     prepared = correct(prepared, ["rounding", "bias"], evaluator=evaluator)
