@@ -6,12 +6,13 @@ import contextlib
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from hago.analysis import Change
 from hago.calibration import ESTIMATORS
-from hago.cli.choices import NO_MEAN, UNIT_STD
+from hago.cli.choices import EFFORTS, NO_MEAN, UNIT_STD
 from hago.cli.console import Outcome, command_line
 from hago.data import BATCH_SIZE, ImageShape, load_data
 from hago.data.named_objects import import_object
@@ -59,6 +60,8 @@ def quantization_command(
         options: how it quantizes.
         tables: the files of TPU-MLIR by option; None where the user gave none.
     """
+    if name == "search" and options.effort == EFFORTS[0]:
+        options = replace(options, effort=None)  # a search of the least effort is one shot
     if data != args.data:
         args = Namespace(**{**vars(args), "samples": None})  # how many were used of other data is not known
     words = [name, args.model, "--hardware", hardware, "--data", data]

@@ -197,6 +197,15 @@ def test_named_commands_have_every_option_of_the_one_shot() -> None:
     assert given.keys() <= named["search"].keys()
 
 
+def test_the_search_that_is_named_does_more_than_one_shot(hago: Run) -> None:
+    """A search of the effort `fast` is one shot."""
+    out = hago("quantize", NET, "--hardware", "vta", *DATA, "--effort", "fast", "--save", "q.json").out
+    inspected = hago("inspect", NET, "q.json", *DATA, "--no-remedies").out
+    for text in (out, inspected):
+        (search,) = (line for line in text.splitlines() if line.startswith("search "))
+        assert "--effort" not in search
+
+
 def test_an_inspection_names_a_search_with_the_tables_and_the_estimator_of_one_shot(hago: Run) -> None:
     Path("table").write_text("# op_name    threshold    min    max\n0 1 -1 1\n", "utf-8")
     made = ["quantize", NET, "--hardware", "vta", *DATA, "--save", "q.json"]
