@@ -38,7 +38,7 @@ from hago.plan.operands import Operands, ThresholdSource
 from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.plan.space import Bits, Group, Space, build_space
 from hago.plan.topology import Topology, analyze, fitting_descs, weight_only_descs
-from hago.plan.weight_groups import GroupSums, WeightGroups, group_sums_of, smallest_integers
+from hago.plan.weight_groups import GroupSums, WeightGroups, group_sums, largest_partial_sum, smallest_integers
 
 #: The most node plans, and the most bytes of integer constants, that the Resolvers of one graph cache.
 CACHED_NODE_PLANS: Final = 1 << 16
@@ -150,8 +150,11 @@ class NodeBuilder:
     ) -> GroupSums | None:
         rule, of_op = self.resolver.ops[self.node.op], self.desc.groups
         assert of_op is not None
-        largest = self._limits(targets)[0]
-        return group_sums_of(rule, attrs, of_op, groups.integers, groups.multipliers, self.desc.register, largest)
+        register, integers = self.desc.register, groups.integers
+        largest = largest_partial_sum(of_op, integers, register, self._limits(targets)[0])
+        if largest is None:
+            return None
+        return group_sums(rule, attrs, of_op, integers, groups.multipliers, register, largest)
 
     # ------------------------------------------------------------ signature
     def _select_signature(self) -> OpDesc:

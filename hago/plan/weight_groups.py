@@ -143,34 +143,20 @@ def magnitudes_of_groups(integers: Tensor, size: int) -> Tensor:
     return in_groups(integers.flatten(1).to(torch.int64).abs(), size).sum(2).to(torch.float64)
 
 
-def group_sums_of(
-    rule: OpRule,
-    attrs: Mapping[str, Any],
-    groups: Groups,
-    integers: Tensor,
-    multipliers: Tensor,
-    register: Accumulator,
-    largest_data: float,
-) -> GroupSums | None:
-    """The partial sums of a node that may leave their register.
+def largest_partial_sum(groups: Groups, integers: Tensor, register: Accumulator, largest_data: float) -> float | None:
+    """The largest magnitude of a partial sum that may leave its register; None where no input can make one leave it,
+    and where both registers wrap and the partial one is as wide: sums modulo 2**bits are then the same, whatever wraps
+    in between.
 
     Args:
-        rule: of the op.
-        attrs: attributes in integer units.
-        integers, multipliers: of the weight.
+        integers: of the weight.
         register: the accumulator; partial sums overflow as it does.
         largest_data: the largest |c| of the data.
-
-    Returns:
-        None where no input can make a partial sum leave its register, and where both registers wrap and the partial one
-        is as wide: sums modulo 2**bits are then the same, whatever wraps in between.
     """
     partial = register.dtype if groups.partial is None else groups.partial
     largest = float(magnitudes_of_groups(integers, groups.size).max()) * largest_data if integers.numel() else 0.0
     wraps_anyway = register.overflow == "wrap" and partial.bits >= register.dtype.bits
-    if largest <= partial.max or wraps_anyway:
-        return None
-    return group_sums(rule, attrs, groups, integers, multipliers, register, largest)
+    return None if largest <= partial.max or wraps_anyway else largest
 
 
 def group_sums(
@@ -182,7 +168,15 @@ def group_sums(
     register: Accumulator,
     largest: float,
 ) -> GroupSums:
-    """Partial sums that may reach `largest`; the other arguments are those of `group_sums_of`."""
+    """The partial sums of a node that may leave their register.
+
+    Args:
+        rule: of the op.
+        attrs: attributes in integer units.
+        integers, multipliers: of the weight.
+        register: the accumulator; partial sums overflow as it does.
+        largest: see `largest_partial_sum`.
+    """
     assert rule.integer is not None and rule.integer.addends is not None
     partial = Accumulator(register.dtype if groups.partial is None else groups.partial, register.overflow)
     axis = rule.integer.addends.bias_axis
