@@ -55,6 +55,7 @@ from hago.search import (
     is_one_shot,
     make_strategy,
     named_effort,
+    of_seconds,
     plan_of,
     prepare,
     quantize_in_one_shot,
@@ -654,7 +655,7 @@ class _Trials:
         return make_strategy(changed_point, changed_point.resolver(point.bits), point.bits, made_by)
 
     def _in_one_shot(self, change: Change) -> Strategy:
-        """One shot on these samples with a change.
+        """One shot on these samples with a change, without corrections that take minutes.
 
         Raises:
             HagoError: the hardware does not allow it.
@@ -667,7 +668,7 @@ class _Trials:
         )
         prepared = prepare(self.plan.graph.uncorrected, self.plan.hardware, self.batches, options)
         effort = named_effort(merged.effort)
-        return quantize_in_one_shot(correct(prepared, merged.corrections), effort=effort).strategy
+        return quantize_in_one_shot(correct(prepared, of_seconds(merged.corrections or ())), effort=effort).strategy
 
     def _resolver(self, prepared: Prepared, changed: Collection[str], estimator: str | None) -> Resolver:
         """A Resolver with the strategy's thresholds where they still hold; with estimated ones only for another
