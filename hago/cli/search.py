@@ -362,7 +362,6 @@ def _outcome(
     lines = [
         *run.lines(args, outcome),
         *([] if outcome.unconfirmed is None else wrapped(f"  {outcome.unconfirmed}", " " * 4)),
-        *_one_shot_lines(outcome.preferred_on),
         *_strategy_lines(outcome.strategy),
         _costs(best),
         *_limit_lines(strategy.made_by.get("goal", {})),
@@ -426,12 +425,14 @@ def _confirmed_lines(strategy: Strategy) -> list[str]:
     kept, confirmed = strategy.made_by.get("refined"), strategy.made_by.get("confirmed")
     if not isinstance(kept, Mapping) or not isinstance(confirmed, Mapping):
         return []
-    samples = f"{kept['kept_aside']} samples that were kept aside{', each in turn' if kept['turns'] > 1 else ''}"
+    aside, in_turn = confirmed.get("samples", kept["kept_aside"]), kept["turns"] > 1 and "samples" not in confirmed
+    samples = f"{aside} samples that were kept aside{', each in turn' if in_turn else ''}"
     if not kept["kept_aside"]:
         return ["  thresholds are as estimated: of a single sample, none can be kept aside to confirm refined ones"]
-    if "gain" not in confirmed or {"refined", "weighted", "mse", "refined once"}.isdisjoint(
-        map(str, confirmed.values())
-    ):
+    if kept.get("one_shot") and "gain" not in confirmed:
+        return []  # the thresholds are those of one shot
+    accepted = {"refined", "weighted", "mse", "refined once"}.intersection(map(str, confirmed.values()))
+    if not kept.get("one_shot") and ("gain" not in confirmed or not accepted):
         estimated = (
             f"  thresholds are as estimated: refined ones were not surely better on {samples}; more calibration "
             "samples make this surer"
@@ -443,21 +444,14 @@ def _confirmed_lines(strategy: Strategy) -> list[str]:
     gain = (
         f"{100 * confirmed['gain']:.3g} % less error on {samples} ({confirmed['standard_errors']:.3g} standard errors)"
     )
-    return wrapped(f"  refined thresholds: {gain}; {clipped}", " " * 4)
+    kind = "thresholds chosen for the outputs" if kept.get("one_shot") else "refined thresholds"
+    return wrapped(f"  {kind}: {gain}; {clipped}", " " * 4)
 
 
 def _figures(results: Mapping[str, Any]) -> str:
     known = {"samples", "sqnr", "agreement", "sim_acc", "sim_acc_interval"}
     others = {n: v for n, v in results.items() if n not in known and not isinstance(v, list)}
     return ", ".join([*(f"{name} {value:.6g}" for name, value in others.items()), figures_in_words(results)])
-
-
-def _one_shot_lines(samples: int) -> list[str]:
-    """A line that says that one shot is taken, if it was better on so many samples."""
-    if not samples:
-        return []
-    text = f"  one shot is closer to the float model on {counted(samples, 'sample')} kept aside, so it is taken"
-    return wrapped(text, " " * 4)
 
 
 def _costs(best: Trial) -> str:

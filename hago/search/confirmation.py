@@ -185,6 +185,8 @@ class Confirmation:
         is_blind: whether thresholds of activations are tested by `UnseenSamples`, too; not for older logs.
         max_forwards: the largest cost of one fold, see MAX_FORWARDS; infinite for older logs.
         refines_weights: whether thresholds of weights are refined, too.
+        takes_one_shot: whether the thresholds of one shot are taken in place of refined ones, so that only the best
+            trial is confirmed.
     """
 
     sizes: tuple[int, ...]
@@ -192,14 +194,15 @@ class Confirmation:
     is_blind: bool = True
     max_forwards: float = MAX_FORWARDS
     refines_weights: bool = True
+    takes_one_shot: bool = False
 
     @staticmethod
-    def of(batches: Batches, logged: Header | None = None, *, refines_weights: bool = True) -> Confirmation | None:
+    def of(batches: Batches, logged: Header | None = None, *, takes_one_shot: bool = False) -> Confirmation | None:
         """The confirmation for these batches; None to take proposals without one, as logs of version 1 did.
 
         Args:
             logged: the header of the log that is continued or replayed; None for a new search.
-            refines_weights: whether a new search refines thresholds of weights, too.
+            takes_one_shot: whether a new search takes the thresholds of one shot.
         """
         refined = None if logged is None else logged.settings.get("refined")
         if refined is True:
@@ -207,10 +210,15 @@ class Confirmation:
         sizes = tuple(batch.size for batch in batches)
         made = Confirmation(sizes, folds_of(sizes))
         if refined is None:
-            return replace(made, refines_weights=refines_weights)
+            return replace(made, takes_one_shot=takes_one_shot)
         limit = float(refined.get("forwards", math.inf))
-        weights = bool(refined.get("refines_weights", True))
-        return replace(made, is_blind=bool(refined.get("blind")), max_forwards=limit, refines_weights=weights)
+        return replace(
+            made,
+            is_blind=bool(refined.get("blind")),
+            max_forwards=limit,
+            refines_weights=bool(refined.get("refines_weights", True)),
+            takes_one_shot=bool(refined.get("one_shot")),
+        )
 
     @property
     def count(self) -> int:
@@ -221,6 +229,8 @@ class Confirmation:
     def record(self) -> dict[str, Any]:
         """The entries of the log's header that are known before anything is measured."""
         entries: dict[str, Any] = {"kept_aside": self.count, "turns": len(self.folds)}
+        if self.takes_one_shot:
+            return {**entries, "one_shot": True}
         if self.is_blind and self.folds:
             entries["blind"] = True
         return entries if self.refines_weights else {**entries, "refines_weights": False}

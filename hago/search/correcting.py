@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -21,12 +22,13 @@ from hago.errors import HagoError, InfeasibleBits, as_strings, check_choice
 from hago.graph import takes_any_batch
 from hago.plan import Bits, Plan
 from hago.search.block_reconstruction import STEPS, most_samples_of_blocks, reconstruct_blocks
-from hago.search.confirmation import Confirmation, Fold, losses_of
+from hago.search.confirmation import MARGIN, Confirmation, Fold, Gain, clipped_share, figures_of, losses_of
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
+from hago.search.gradients import Gradients
 from hago.search.layer_correction import correct_layers, most_samples
 from hago.search.objective import OBJECTIVES, Objective
-from hago.search.output_thresholds import may_choose_thresholds, samples_of_gradients, threshold_proposals
+from hago.search.output_thresholds import OutputThresholds, may_choose_thresholds, threshold_folds
 from hago.search.preparation import Prepared
 from hago.search.safe_bits import first_safe_bits, safe_bits
 from hago.search.split import find_splits
@@ -269,31 +271,100 @@ def first_point(prepared: Prepared, evaluator: Evaluator) -> MeasuredPoint:
     return MeasuredPoint(prepared, bits, measured)
 
 
-def choose_thresholds(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
+@dataclass(frozen=True, slots=True)
+class ChosenThresholds:
+    """The point that thresholds were chosen for; made by `choose_thresholds`.
+
+    Args:
+        point: with the chosen thresholds, or as it was.
+        gradients: of the samples that shaped them; None where none were differentiated.
+        confirmed: what they gain on the other samples, and the shares of values that they clip, as JSON values.
+        simulated: number of proposals that were measured.
+    """
+
+    point: MeasuredPoint
+    gradients: Gradients | None = None
+    confirmed: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    simulated: int = 0
+
+
+def chooses_thresholds(prepared: Prepared) -> bool:
+    """Whether thresholds are among the corrections that may be made, and are left to hago."""
+    return "thresholds" in prepared.correction_names and may_choose_thresholds(prepared)
+
+
+def choose_thresholds(
+    point: MeasuredPoint, evaluator: Evaluator, *, losses: int | None = 0, seed: int = 0
+) -> ChosenThresholds:
     """The point with the thresholds that serve the outputs best, see `hago.search.output_thresholds`, if they surely do
-    so on samples that did not give the gradients.
+    so on samples that did not give the gradients. Weights that are rounded with error feedback later, at FEW_BITS or
+    more, keep theirs, since they gain nothing more.
 
     Args:
         evaluator: what measured the point.
+        losses, seed: of `OutputThresholds.measure`.
     """
-    samples, seen = evaluator.batches.samples, samples_of_gradients(evaluator.batches.samples)
-    wanted = "thresholds" in point.prepared.correction_names and may_choose_thresholds(point.prepared)
-    if not wanted or samples == seen:
-        return point
-    tried = []
-    for proposal in threshold_proposals(point.prepared):
+    sizes, objective = [batch.size for batch in evaluator.batches], evaluator.objective
+    folds = threshold_folds(sizes)
+    if not folds or not chooses_thresholds(point.prepared):
+        return ChosenThresholds(point)
+    of_weights = "rounding" not in point.prepared.correction_names or _has_few_bits(point.bits)
+    made = OutputThresholds.measure(point.prepared, objective, folds, of_weights=of_weights, losses=losses, seed=seed)
+
+    def measured(prepared: Prepared) -> MeasuredPoint | None:
         try:
-            tried.append(first_point(proposal, evaluator))
+            return first_point(prepared, evaluator)
         except InfeasibleBits:
-            continue
-    best = max(tried, key=lambda other: _value(other.measured, evaluator, seen), default=None)
-    before = _decibels(point.measured, seen)
-    if best is None:
-        return point.with_passes(_pass(("thresholds",), before, -math.inf, samples - seen, kept=False))
-    kept = _is_surely_better(best.measured, point.measured, evaluator, seen, len(tried))
-    after = _decibels(best.measured, seen)
-    made = _pass(("thresholds",), before, after, samples - seen, kept=kept, if_better="not sure")
-    return (best if kept else point).with_passes(made)
+            return None
+
+    candidates = [[measured(made.proposal(index)) for index in range(len(folds))]]
+    if made.changes_estimator:
+        candidates.append([measured(made.prepared)] * len(folds))
+    tried = [[p for p in by_fold if p is not None] for by_fold in candidates if None not in by_fold]
+    before, judging = [point] * len(folds), Confirmation(tuple(sizes), folds)
+    simulated = sum(map(len, candidates))
+    if not tried:
+        record = _pass(("thresholds",), _decibels_aside(before, folds), -math.inf, judging.count, kept=False)
+        return ChosenThresholds(point.with_passes(record), made.gradients(), simulated=simulated)
+
+    def gain_of(by_fold: Sequence[MeasuredPoint]) -> Gain:
+        old, new = ([losses_of(objective, p.measured) for p in points] for points in (before, by_fold))
+        return judging.gain(old, new)
+
+    best = max(tried, key=lambda by_fold: gain_of(by_fold).part)
+    # of several folds, the thresholds are chosen once more from all samples
+    final = best[0] if len(folds) == 1 or best[0].prepared is made.prepared else measured(made.proposal())
+    clipped_before, clipped = (0.0 if p is None else _clipped_share(p) for p in (point, final))
+    # thresholds that clip more also clip values that no sample has: they must win by a margin
+    gain, margin = gain_of(best), MARGIN if clipped > clipped_before else 0.0
+    kept = final is not None and gain.is_significant(margin, len(tried))
+    record = _pass(
+        ("thresholds",),
+        _decibels_aside(before, folds),
+        _decibels_aside(best, folds),
+        judging.count,
+        kept=kept,
+        if_better="not sure",
+    )
+    confirmed = {"samples": judging.count, **figures_of(gain, clipped, clipped_before)} if kept else {}
+    taken = final if kept and final is not None else point
+    return ChosenThresholds(taken.with_passes(record), made.gradients(), confirmed, simulated)
+
+
+def _clipped_share(point: MeasuredPoint) -> float:
+    """The fraction of the values of calibration that the thresholds of a point clip."""
+    return clipped_share(point.prepared.calibration, point.prepared.space, point.plan.thresholds)
+
+
+def _decibels_aside(by_fold: Sequence[MeasuredPoint], folds: Sequence[Fold]) -> float:
+    """The SQNR on the validation samples of all folds, each by the point of its own."""
+    objective = OBJECTIVES[SQNR]
+    contributions = [p.measured.contributions[SQNR][f.first : f.last] for p, f in zip(by_fold, folds, strict=True)]
+    return objective.finish(torch.cat(contributions).mean(0))
+
+
+def _has_few_bits(bits: Bits) -> bool:
+    return any(b < FEW_BITS for b in bits.values())
 
 
 def _is_better(point: MeasuredPoint, other: MeasuredPoint, evaluator: Evaluator) -> bool:
@@ -361,7 +432,7 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator, multiple: int = 1)
     used = len(inputs[0])
     best, judging = point, evaluator.batches.samples - used or used
     passes, kept = list[CorrectionPass](), -1
-    few_bits = any(b < FEW_BITS for b in point.bits.values())
+    few_bits = _has_few_bits(point.bits)
     for rounding, bias in attempts:
         if best is not point and not few_bits:
             break

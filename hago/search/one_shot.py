@@ -64,7 +64,7 @@ def quantize_and_measure(
     """
     evaluator = evaluator or sqnr_evaluator(prepared)
     first, turns = first_point(prepared, evaluator), 1 if effort is None else effort.turns
-    point = correct_in_turns(choose_thresholds(first, evaluator), evaluator, turns, report)
+    point = correct_in_turns(choose_thresholds(first, evaluator).point, evaluator, turns, report)
     results = evaluator.summary(point.measured.contributions)
     refined = {"refined": True} if point.prepared.refinement_record else {}
     done = {} if effort is None else {"effort": effort.to_json()}

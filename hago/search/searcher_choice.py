@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from hago.cost import plan_cost
-from hago.errors import HagoError, warn
+from hago.errors import HagoError, InfeasibleBits, warn
+from hago.plan.feasibility import widest_feasible
 from hago.search.choice_refinement import refine_every_choice
 from hago.search.confirmation import Confirmation
+from hago.search.correcting import choose_thresholds, first_point
 from hago.search.effort import Effort
 from hago.search.goal import FRONT_COST, Goal
 from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.guidance import make_surrogate
-from hago.search.point_refinement import refine_at_point
+from hago.search.point_refinement import COMPUTED_CHOICES, refine_at_point
 from hago.search.preparation import Prepared, QuantizationOptions
 from hago.search.proposed_thresholds import RefinementTask
 from hago.search.safe_bits import safe_bits
 from hago.search.scoring import GoalScorer
+from hago.search.sensitivity import sensitivity_from
 from hago.search.starting_point import StartingPoint
 from hago.searchers import (
     AUTO,
@@ -116,6 +120,11 @@ def find_starting_point(
             return StartingPoint(prepared, None, bits)
         surrogate = make_surrogate(prepared, goal, bits, seed, metric)
         return StartingPoint(prepared, surrogate, bits, GRADIENT_FORWARDS)
+    if confirmation is not None and confirmation.takes_one_shot:
+        start = _start_of_one_shot(scorer, seed, confirmation)
+        if start is not None:
+            return start
+        confirmation = replace(confirmation, takes_one_shot=False)
     task = RefinementTask.of(prepared, goal, metric, scorer.evaluator, seed)
     if refines == "at_point":
         max_forwards = max(LEAST_REFINING_FORWARDS, choices / CHOICES_A_FORWARD)
@@ -124,6 +133,34 @@ def find_starting_point(
         return refine_at_point(task, max_forwards, confirmation)
     within_limits = refines == "every_choice_within_limits"
     return refine_every_choice(task, start_within_limits=within_limits, confirmation=confirmation)
+
+
+def _start_of_one_shot(scorer: GoalScorer, seed: int, confirmation: Confirmation) -> StartingPoint | None:
+    """The thresholds and bits of one shot, before its layers are corrected, with a surrogate made from the same
+    gradients; None where accumulators overflow at every width."""
+    prepared, goal, evaluator = scorer.prepared, scorer.goal, scorer.evaluator
+    most = widest_feasible(prepared.resolver).bits
+    try:
+        first = first_point(prepared, evaluator)
+    except InfeasibleBits:
+        return None
+    computed = COMPUTED_CHOICES if first.bits == most else None
+    chosen = choose_thresholds(first, evaluator, losses=computed, seed=seed)
+    point, bits = chosen.point.prepared, chosen.point.bits
+    if chosen.gradients is None:
+        surrogate, forwards = make_surrogate(point, goal, bits, seed), GRADIENT_FORWARDS
+    else:
+        sensitivity = sensitivity_from(chosen.gradients, point, goal.objective, computed)
+        surrogate = make_surrogate(point, goal, bits, seed, sensitivity=sensitivity)
+        forwards = GRADIENT_FORWARDS * chosen.gradients.samples / evaluator.batches.samples
+    record = {**confirmation.record, **chosen.confirmed}
+    return StartingPoint(
+        replace(point, refinement_record=record),
+        replace(surrogate, most=bits),
+        bits,
+        forwards,
+        simulations=1.0 + chosen.simulated,
+    )
 
 
 def build_searcher(searcher: str | Searcher | Any, start: StartingPoint, seed: int) -> Searcher:

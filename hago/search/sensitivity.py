@@ -137,6 +137,7 @@ def gradients_of_choices(
     *,
     known: Collection[Edge] = (),
     on_constant: OnGradients | None = None,
+    choices: int | None = None,
 ) -> Gradients:
     """The gradients on all edges, and the losses of constants at every choice, from one pass.
 
@@ -146,8 +147,9 @@ def gradients_of_choices(
         batches: the data to differentiate; by default the calibration data.
         known: constants whose losses are left out, since the caller computes them.
         on_constant: called with the gradients of every constant, once per chunk.
+        choices: number of choices of each constant whose losses are computed, from the most bits down; all by default.
     """
-    losses = _Losses(prepared)
+    losses = _Losses(prepared, choices)
 
     def errors(edge: Edge) -> Sequence[Tensor]:
         return () if edge in known else losses.errors(edge)
@@ -233,7 +235,7 @@ class _Losses:
     def errors(self, edge: Edge) -> Sequence[Tensor]:
         """The errors of the constant on an edge at each choice of bits; empty if there is no choice."""
         group = self.prepared.space.groups.get(str(edge))
-        if group is None:
+        if group is None or self.most_choices == 0:
             return ()
         errors = self._errors.get(edge)
         if errors is None:

@@ -26,10 +26,9 @@ from hago.search.continuation import check_same_options, logged_channel_bins, wi
 from hago.search.correcting import (
     TRAINABLE,
     MeasuredPoint,
-    choose_thresholds,
+    chooses_thresholds,
     correct,
     correct_in_turns,
-    first_point,
     logged_corrections,
     logged_passes,
 )
@@ -180,8 +179,6 @@ class SearchOutcome(Summarized):
         prepared: the calibrated graph with estimated thresholds, as one-shot quantization takes it.
         held_out: the further batches that the best strategy was reported on, if there are any.
         unconfirmed: the trial with a better score than the best one, if there is one.
-        preferred_on: number of samples that were kept aside on which one shot was better than the best trial, before
-            layers were corrected, so that it was corrected and returned; 0 where a trial is.
     """
 
     strategy: Strategy
@@ -193,7 +190,6 @@ class SearchOutcome(Summarized):
     prepared: Prepared
     held_out: Batches | None = None
     unconfirmed: Unconfirmed | None = None
-    preferred_on: int = 0
 
     @property
     def measure(self) -> str:
@@ -310,12 +306,9 @@ def run_search(
         steps("refining thresholds" if refines else "measuring sensitivities")
         check_costs_reachable(goal, prepared)
         warn_of_unlimited_loss(goal, options.searcher)
-        # weights that are rounded with error feedback, at the most bits, gain nothing more
-        weights = bool(costs) or "rounding" not in prepared.correction_names
-        aside = Confirmation.of(scorer.evaluator.batches, logged, refines_weights=weights)
-        confirmation = aside if refines else None
-        is_default = _name_of(searcher) in effort.searchers
-        compared = aside if calibrated.correction_names and not costs and is_default else None
+        # weights that are rounded with error feedback, at the most bits, gain nothing by refinement
+        rounds = not costs and chooses_thresholds(prepared) and "rounding" in prepared.correction_names
+        aside = Confirmation.of(scorer.evaluator.batches, logged, takes_one_shot=rounds) if refines else None
         start = find_starting_point(
             searcher,
             refines,
@@ -323,8 +316,10 @@ def run_search(
             costs=costs,
             choices=choices,
             seed=options.seed,
-            confirmation=confirmation,
+            confirmation=aside,
         )
+        if logged is not None:  # what was measured then, in the digits of that machine
+            start = replace(start, prepared=replace(start.prepared, passes=logged_passes(logged)))
         scorer = scorer.with_prepared(start.prepared)
         check_measures_reachable(goal, start.prepared, start.most_bits, scorer)
         searcher = build_searcher(searcher, start, options.seed)
@@ -339,8 +334,7 @@ def run_search(
         searcher=searcher,
         description=description(scorer, searcher, options.seed, bool(quantization.search_topology), record),
         effort=effort,
-        confirmation=confirmation,
-        compared=compared,
+        confirmation=aside,
         gradient_forwards=start.gradient_forwards,
         simulations=start.simulations,
         before=time.monotonic() - started,
@@ -365,11 +359,6 @@ def _corrected(
     steps(f"correcting the model{effort.announced(names, evaluator.forward_seconds, searches=True)}")
     corrected = correct(prepared, names, found, evaluator)
     return corrected if logged is None else replace(corrected, passes=logged_passes(logged))
-
-
-def _name_of(searcher: Any) -> str:
-    """The name of a searcher that is given by name; empty for others."""
-    return parse_searcher(searcher)[0] if isinstance(searcher, str) else ""
 
 
 def check_options(options: SearchOptions) -> None:
@@ -418,15 +407,6 @@ def continued(
 
 
 # ---------------------------------------------------------------- the trials
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The strategy that a search returns, its score, and whether it is that of one shot."""
-
-    strategy: Strategy
-    score: Score
-    is_one_shot: bool = False
-
-
 def _figures(score: Score) -> dict[str, Any]:
     """The entries of `made_by` for a score."""
     return {"results": dict(score.results), "costs": dict(score.costs)}
@@ -444,8 +424,6 @@ class Search:
         description: the parts of `made_by` that all strategies of the search share; see `hago.search.description`.
         effort: how much is done.
         confirmation: the samples that confirm the best trial; None where only bits are chosen.
-        compared: the samples on which the result is compared with one shot, which it must not be worse than; None for
-            searchers other than those of the effort, and where costs are in use, whose limits one shot does not know.
         gradient_forwards, simulations: the cost of the steps before the first trial, in forwards.
         before: seconds that these steps took.
     """
@@ -459,7 +437,6 @@ class Search:
     description: Mapping[str, Any]
     effort: Effort
     confirmation: Confirmation | None
-    compared: Confirmation | None
     gradient_forwards: float
     simulations: float
     before: float
@@ -480,12 +457,12 @@ class Search:
         result = self.confirm_best(searched)
         if result.score.shortfall:
             raise InfeasibleBits(explain_missed_limits(self.scorer.goal, result))
-        found = self.corrected(result)
-        strategy = self.measure_held_out(found.strategy)
+        strategy, score = self.corrected(result)
+        strategy = self.measure_held_out(strategy)
         forwards = self.gradient_forwards + self.scorer.evaluator.reuse.spent.passes
         return SearchOutcome(
             strategy,
-            self.figure_of(found.score),
+            self.figure_of(score),
             result,
             front,
             forwards=forwards,
@@ -495,7 +472,6 @@ class Search:
             unconfirmed=None
             if result.best is searched.best or self.confirmation is None
             else Unconfirmed(searched.best, self.value_text(searched.best), self.confirmation.count),
-            preferred_on=self.compared.count if found.is_one_shot and self.compared is not None else 0,
         )
 
     def run_trials(self) -> tuple[StudyResult, ParetoFront]:
@@ -568,48 +544,21 @@ class Search:
         figures = score.results
         return float(figures.get("sim_acc", figures.get(self.scorer.goal.objective.name, score.value)))
 
-    def corrected(self, result: StudyResult) -> Found:
-        """The best trial, or the widest bits with the thresholds of one shot where these are better on the samples that
-        were kept aside, with the corrections of layers that improve it."""
+    def corrected(self, result: StudyResult) -> tuple[Strategy, Score]:
+        """The strategy of the best trial, with the corrections of layers that improve it, and its score."""
         scorer, best = self.scorer, result.best
         if not self.prepared.correction_names:
-            return Found(self.strategy_of(best), best.score)
+            return self.strategy_of(best), best.score
         point = MeasuredPoint(self.prepared, best.bits, scorer.evaluator.measure(self.prepared.resolver(best.bits)))
         with interruptible_job("search", self.options.run.progress) as steps:
-            if self.compared is not None:
-                steps("comparing with one shot")
-            start = self.better_of(point)
             steps("correcting the layers of the best")
-            corrected = correct_in_turns(start, scorer.evaluator, self.effort.turns, steps)
+            corrected = correct_in_turns(point, scorer.evaluator, self.effort.turns, steps)
         plan, passes = corrected.plan, passes_record(corrected.prepared)
         score = scorer.under_goal(plan, scorer.evaluator.concluded(plan, corrected.bits, corrected.measured))
-        if start is point:
-            if score.rank <= best.score.rank:
-                return Found(self.strategy_of(best, passes), best.score)
-            how = {**self.description, **passes, **_figures(score)}
-            return Found(make_strategy(corrected.prepared, plan, corrected.bits, how), score)
-        own = {k: v for k, v in self.description.items() if k not in ("estimator", "refined", "confirmed")}
-        refined = {"refined": True} if start.prepared.refinement_record else {}
-        taken = {"estimator": start.prepared.estimator.name, **refined, **passes, "taken": "one shot"}
-        how = {**own, **taken, **_figures(score)}
-        return Found(make_strategy(corrected.prepared, plan, corrected.bits, how), score, is_one_shot=True)
-
-    def better_of(self, point: MeasuredPoint) -> MeasuredPoint:
-        """A point, or that of one shot before layers are corrected, if it is better on the samples kept aside."""
-        if self.compared is None:
-            return point
-        scorer, evaluator = self.scorer, self.scorer.evaluator
-        try:
-            one_shot = choose_thresholds(first_point(self.calibrated, evaluator), evaluator)
-        except InfeasibleBits:
-            return point
-        plan = one_shot.plan
-        score = scorer.under_goal(plan, evaluator.concluded(plan, one_shot.bits, one_shot.measured))
-        folds = len(self.compared.folds)
-        before, after = ([losses_of(scorer.goal.objective, of.measured)] * folds for of in (point, one_shot))
-        if score.shortfall or score.overflows or self.compared.gain(before, after).part <= 0.0:
-            return point
-        return one_shot
+        if score.rank <= best.score.rank:
+            return self.strategy_of(best, passes), best.score
+        how = {**self.description, **passes, **_figures(score)}
+        return make_strategy(corrected.prepared, plan, corrected.bits, how), score
 
     def value_text(self, trial: Trial) -> str:
         """The objective of a trial, in words."""

@@ -272,7 +272,7 @@ def test_what_is_taken_is_surely_better_where_it_was_not_shaped(count: int, spec
 
 def test_one_sample_confirms_nothing() -> None:
     found = run_search(residual_block(), "x86_vnni", DATA[0][0][:1], SearchOptions.of(progress=False))
-    assert found.strategy.made_by["refined"] == {"kept_aside": 0, "turns": 0, "refines_weights": False}
+    assert found.strategy.made_by["refined"] == {"kept_aside": 0, "turns": 0, "one_shot": True}
     one = hago.quantize(residual_block(), "x86_vnni", DATA[0][0][:1]).strategy
     assert dict(one.thresholds) == dict(found.strategy.thresholds)
 
@@ -411,14 +411,13 @@ def test_the_limit_on_refinement_is_that_of_the_log(
 
 def test_the_header_says_what_was_kept_aside(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(progress=False, log=path))
+    run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(progress=False, log=path, corrections="none"))
     header = read_log(path).header
     assert header is not None and header.settings["refined"] == {
         "kept_aside": 16,
         "turns": 4,
         "blind": True,
         "forwards": confirmation.MAX_FORWARDS,
-        "refines_weights": False,
     }
     assert {"gain", "standard_errors", "clipped", "clipped_before", "activations", "weights"} == set(header.confirmed)
     assert json.loads(path.read_text("utf-8").splitlines()[0])["version"] == 2

@@ -21,6 +21,7 @@ from hago.data import JobProgress
 from hago.errors import HagoError, LogError
 from hago.search import correct, correcting, prepare, session, sqnr_evaluator
 from hago.search import effort as efforts
+from hago.search.confirmation import Gain
 from hago.search.correcting import CORRECTIONS
 from hago.search.effort import EFFORTS, logged_effort
 from hago.search.intervals import paired_interval
@@ -158,30 +159,39 @@ def test_a_search_is_no_worse_than_a_fast_one_shot_on_unseen_samples(effort: str
 
 
 @pytest.mark.parametrize("effort", EFFORTS)
-def test_one_shot_is_taken_where_it_is_better_on_samples_kept_aside(
-    effort: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_search_begins_with_the_thresholds_and_bits_of_one_shot(
+    effort: str, chip: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """So it is no worse where no trial is surely better."""
     model = Uneven().eval()
-    options = SearchOptions.of(effort=effort, progress=False)
-    outcome = run_search(model, "vta", DATA, options)
-    for better in (True, False):
-        part = 0.5 if better else -0.5
-        gain = replace(outcome_gain(), part=part)
-        monkeypatch.setattr(session.Confirmation, "gain", lambda *_, gain=gain: gain)
-        shot = hago.quantize(model, "vta", DATA, effort=effort)
-        taken = run_search(model, "vta", DATA, options)
-        key = hago.create_quantizer(model, "vta", taken.strategy).plan.key
-        assert key == shot.plan.key or not better
-        assert bool(taken.preferred_on) == better
-        assert taken.strategy.made_by["searcher"]["name"] == outcome.strategy.made_by["searcher"]["name"]
-        assert hago.replay(model, "vta", taken.strategy, DATA).same
+    monkeypatch.setattr(session.Confirmation, "gain", lambda *_: Gain(-0.5, 0.0, 8))
+    shot = hago.quantize(model, chip, DATA, effort=effort)
+    found = run_search(model, chip, DATA, SearchOptions.of(effort=effort, progress=False))
+    assert hago.create_quantizer(model, chip, found.strategy).plan.key == shot.plan.key
+    assert found.strategy.made_by["results"] == shot.strategy.made_by["results"]
+    assert hago.replay(model, chip, found.strategy, DATA).same
 
 
-def outcome_gain() -> Any:
-    """A gain that is not significant."""
-    from hago.search.confirmation import Gain
-
-    return Gain(0.0, 0.0, 8)
+@pytest.mark.parametrize("kept", [True, False])
+def test_thresholds_of_one_shot_stand_in_the_log_and_are_found_again(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, log = Uneven().eval(), tmp_path / "log.jsonl"
+    monkeypatch.setattr(Gain, "is_significant", lambda self, margin=0.0, candidates=1: kept)
+    how: dict[str, Any] = {"log": log, "progress": False, "fix_bits": {"*:1": 6}}
+    first = hago.search_quantize_strategy(model, "vta", DATA, **how)[0]
+    content, header = log.read_bytes(), read_log(log).header
+    assert header is not None and header.settings["refined"]["one_shot"] is True
+    made = [p for p in header.settings["corrections"]["passes"] if p["names"] == ["thresholds"]]
+    assert [p["kept"] for p in made] == [kept]
+    assert set(header.confirmed) == (
+        {"samples", "gain", "standard_errors", "clipped", "clipped_before"} if kept else set()
+    )
+    assert hago.replay(model, "vta", log, DATA).same
+    log.write_bytes(b"".join(content.splitlines(keepends=True)[:2]))
+    again = hago.search_quantize_strategy(model, "vta", DATA, **how)[0]
+    assert again.to_json() == first.to_json() and timeless(log.read_bytes()) == timeless(content)
 
 
 @pytest.mark.parametrize(("helps", "expected"), [(True, [1, 4, 16, 64]), (False, [1, 4])])
