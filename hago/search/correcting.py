@@ -331,24 +331,31 @@ def choose_thresholds(
         old, new = ([losses_of(objective, p.measured) for p in points] for points in (before, by_fold))
         return judging.gain(old, new)
 
-    best = max(tried, key=lambda by_fold: gain_of(by_fold).part)
+    clipped_before = _clipped_share(point)
+
+    def is_sure(by_fold: Sequence[MeasuredPoint], candidates: int) -> bool:
+        # thresholds that clip more also clip values that no sample has: they must win by a margin
+        margin = MARGIN if _clipped_share(by_fold[0]) > clipped_before else 0.0
+        return gain_of(by_fold).is_significant(margin, candidates)
+
+    # the chosen ones come first, so they need not be surer because others are tested, too
+    sure = [by_fold for candidates, by_fold in enumerate(tried, 1) if is_sure(by_fold, candidates)]
+    best = max(sure or tried, key=lambda by_fold: gain_of(by_fold).part)
     # of several folds, the thresholds are chosen once more from all samples
     final = best[0] if len(folds) == 1 or best[0].prepared is made.prepared else measured(made.proposal())
-    clipped_before, clipped = (0.0 if p is None else _clipped_share(p) for p in (point, final))
-    # thresholds that clip more also clip values that no sample has: they must win by a margin
-    gain, margin = gain_of(best), MARGIN if clipped > clipped_before else 0.0
-    kept = final is not None and gain.is_significant(margin, len(tried))
     record = _pass(
         ("thresholds",),
         _decibels_aside(before, folds),
         _decibels_aside(best, folds),
         judging.count,
-        kept=kept,
+        kept=bool(sure) and final is not None,
         if_better="not sure",
     )
-    confirmed = {"samples": judging.count, **figures_of(gain, clipped, clipped_before)} if kept else {}
-    taken = final if kept and final is not None else point
-    return ChosenThresholds(taken.with_passes(record), made.gradients(), confirmed, simulated)
+    if final is None or not sure:
+        return ChosenThresholds(point.with_passes(record), made.gradients(), simulated=simulated)
+    figures = figures_of(gain_of(best), _clipped_share(final), clipped_before)
+    confirmed = {"samples": judging.count, **figures}
+    return ChosenThresholds(final.with_passes(record), made.gradients(), confirmed, simulated)
 
 
 def _clipped_share(point: MeasuredPoint) -> float:
