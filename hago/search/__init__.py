@@ -4,17 +4,16 @@ from hago.search import objective
 from hago.search.correcting import (
     CORRECTIONS,
     DEFAULT_CORRECTIONS,
-    MeasuredPoint,
     correct,
     correct_point,
     of_seconds,
-    sqnr_evaluator,
 )
 from hago.search.earlier_logs import LogPath, hashes_of
 from hago.search.effort import EFFORTS, Effort, effort_of, named_effort
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures
 from hago.search.goal import GoalOptions, normalized_limits, resolved_text
 from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
+from hago.search.measured_point import MeasuredPoint, sqnr_evaluator
 from hago.search.one_shot import OneShot, quantize_and_measure, quantize_in_one_shot
 from hago.search.pareto_front import load_front
 from hago.search.preparation import Prepared, QuantizationOptions, import_with_held_out, prepare

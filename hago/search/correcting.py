@@ -8,40 +8,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from hago.calibration import dorefa_of
-from hago.correction import CorrectionPass, Corrections, OffsetConstants, Splits, WhyNot, name_apart, passes_from_json
+from hago.correction import CorrectionPass, Corrections, OffsetConstants, Splits, name_apart, passes_from_json
 from hago.errors import HagoError, InfeasibleBits, as_strings, check_choice
 from hago.graph import takes_any_batch
-from hago.plan import Bits, Plan
+from hago.plan import Plan
 from hago.search.block_reconstruction import STEPS, most_samples_of_blocks, reconstruct_blocks
-from hago.search.confirmation import MARGIN, Confirmation, Fold, Gain, clipped_share, figures_of, losses_of
+from hago.search.confirmation import Confirmation, Fold, losses_of
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
-from hago.search.gradients import Gradients
 from hago.search.layer_correction import correct_layers, most_samples
-from hago.search.objective import OBJECTIVES, Objective
-from hago.search.output_thresholds import OutputThresholds, may_choose_thresholds, threshold_folds
+from hago.search.measured_point import (
+    SQNR,
+    MeasuredPoint,
+    decibels_after,
+    pass_record,
+    sqnr_evaluator,
+    value_of,
+)
+from hago.search.objective import OBJECTIVES
 from hago.search.preparation import Prepared
 from hago.search.safe_bits import first_safe_bits, safe_bits
 from hago.search.split import find_splits
 from hago.search.squared_gradients import GRADIENT_SAMPLES, SquaredGradients
 from hago.study import Header
 
-#: Where operands have fewer bits, weights are also rounded without moving biases, and biases moved without rounding
-#: weights: each may then lose by the other.
-FEW_BITS: Final = 7
 #: How many times as many samples and windows a further turn sees.
 MORE_A_TURN: Final = 4
-#: The objective by which corrections are kept.
-SQNR: Final = "sqnr"
 #: The names of corrections.
 CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bias", "reconstruction")
 #: Those that are made where none are named: all that take seconds.
@@ -150,7 +150,7 @@ def _best_of_graph(
     seen = GRADIENT_SAMPLES if samples >= 2 * GRADIENT_SAMPLES else 0
     tried = [prepared, *(candidate for _, candidate in candidates)]
     measured = [_measured_safely(of, evaluator) for of in tried]
-    values = [-math.inf if m is None else _decibels(m, seen) for m in measured]
+    values = [-math.inf if m is None else decibels_after(m, seen) for m in measured]
 
     def is_sure(index: int) -> bool:
         plain, new = measured[0], measured[index]
@@ -159,7 +159,7 @@ def _best_of_graph(
     sure = [index for index in range(1, len(tried)) if is_sure(index)]
     best = max((0, *sure), key=lambda index: values[index])
     passes = [
-        _pass(
+        pass_record(
             names,
             values[index - 1],
             values[index],
@@ -211,31 +211,6 @@ def _measured(prepared: Prepared) -> tuple[Plan, Callable[[], SquaredGradients]]
     return plan, cache(lambda: SquaredGradients.measure(prepared, plan))
 
 
-def _pass(
-    names: tuple[str, ...],
-    before: float,
-    after: float,
-    samples: int,
-    *,
-    kept: bool,
-    if_better: WhyNot = "another gains more",
-) -> CorrectionPass:
-    """The record of a pass that was measured.
-
-    Args:
-        before, after: values of the SQNR in dB; infinite where accumulators overflow.
-        if_better: why it is not kept if the outputs are closer with it.
-    """
-    why: WhyNot = "overflow" if after == -math.inf else if_better if after > before else "no gain"
-    known_before, known_after = (None if math.isinf(value) else round(value, 3) for value in (before, after))
-    return CorrectionPass(names, known_before, known_after, samples, "" if kept else why)
-
-
-def sqnr_evaluator(prepared: Prepared) -> Evaluator:
-    """An evaluator of the calibration data, for one-shot quantization and the corrections before it."""
-    return Evaluator(prepared.graph, prepared.batches, OBJECTIVES[SQNR], prepared.hardware.known_ops)
-
-
 def _is_free(prepared: Prepared) -> bool:
     """Whether anything may be corrected."""
     if prepared.calibration.given.gives_ranges or dorefa_of(prepared.estimator) is not None:
@@ -244,136 +219,6 @@ def _is_free(prepared: Prepared) -> bool:
 
 
 # ---------------------------------------------------------------- once the bits are chosen
-@dataclass(frozen=True, slots=True)
-class MeasuredPoint:
-    """A point of the space, and what was measured of it on all samples."""
-
-    prepared: Prepared
-    bits: Bits
-    measured: Measurement
-
-    @property
-    def plan(self) -> Plan:
-        return self.prepared.resolver(self.bits)
-
-    def with_passes(self, *passes: CorrectionPass) -> MeasuredPoint:
-        """The same with the records of further passes."""
-        return replace(self, prepared=replace(self.prepared, passes=(*self.prepared.passes, *passes)))
-
-
-def first_point(prepared: Prepared, evaluator: Evaluator) -> MeasuredPoint:
-    """The widest bits that do not overflow on the data.
-
-    Raises:
-        InfeasibleBits: accumulators overflow at every width.
-    """
-    bits, _, measured = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
-    return MeasuredPoint(prepared, bits, measured)
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenThresholds:
-    """The point that thresholds were chosen for; made by `choose_thresholds`.
-
-    Args:
-        point: with the chosen thresholds, or as it was.
-        gradients: of the samples that shaped them; None where none were differentiated.
-        confirmed: what they gain on the other samples, and the shares of values that they clip, as JSON values.
-        simulated: number of proposals that were measured.
-    """
-
-    point: MeasuredPoint
-    gradients: Gradients | None = None
-    confirmed: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    simulated: int = 0
-
-
-def chooses_thresholds(prepared: Prepared) -> bool:
-    """Whether thresholds are among the corrections that may be made, and are left to hago."""
-    return "thresholds" in prepared.correction_names and may_choose_thresholds(prepared)
-
-
-def choose_thresholds(
-    point: MeasuredPoint, evaluator: Evaluator, *, losses: int | None = 0, seed: int = 0
-) -> ChosenThresholds:
-    """The point with the thresholds that serve the outputs best, see `hago.search.output_thresholds`, if they surely do
-    so on samples that did not give the gradients. Weights that are rounded with error feedback later, at FEW_BITS or
-    more, keep theirs, since they gain nothing more.
-
-    Args:
-        evaluator: what measured the point.
-        losses, seed: of `OutputThresholds.measure`.
-    """
-    sizes, objective = [batch.size for batch in evaluator.batches], evaluator.objective
-    folds = threshold_folds(sizes)
-    if not folds or not chooses_thresholds(point.prepared):
-        return ChosenThresholds(point)
-    of_weights = "rounding" not in point.prepared.correction_names or _has_few_bits(point.bits)
-    made = OutputThresholds.measure(point.prepared, objective, folds, of_weights=of_weights, losses=losses, seed=seed)
-
-    def measured(prepared: Prepared) -> MeasuredPoint | None:
-        try:
-            return first_point(prepared, evaluator)
-        except InfeasibleBits:
-            return None
-
-    candidates = [[measured(made.proposal(index)) for index in range(len(folds))]]
-    if made.changes_estimator:
-        candidates.append([measured(made.prepared)] * len(folds))
-    tried = [[p for p in by_fold if p is not None] for by_fold in candidates if None not in by_fold]
-    before, judging = [point] * len(folds), Confirmation(tuple(sizes), folds)
-    simulated = sum(map(len, candidates))
-    if not tried:
-        record = _pass(("thresholds",), _decibels_aside(before, folds), -math.inf, judging.count, kept=False)
-        return ChosenThresholds(point.with_passes(record), made.gradients(), simulated=simulated)
-
-    def gain_of(by_fold: Sequence[MeasuredPoint]) -> Gain:
-        old, new = ([losses_of(objective, p.measured) for p in points] for points in (before, by_fold))
-        return judging.gain(old, new)
-
-    clipped_before = _clipped_share(point)
-
-    def is_sure(by_fold: Sequence[MeasuredPoint], candidates: int) -> bool:
-        # thresholds that clip more also clip values that no sample has: they must win by a margin
-        margin = MARGIN if _clipped_share(by_fold[0]) > clipped_before else 0.0
-        return gain_of(by_fold).is_significant(margin, candidates)
-
-    # the chosen ones come first, so they need not be surer because others are tested, too
-    sure = [by_fold for candidates, by_fold in enumerate(tried, 1) if is_sure(by_fold, candidates)]
-    best = max(sure or tried, key=lambda by_fold: gain_of(by_fold).part)
-    # of several folds, the thresholds are chosen once more from all samples
-    final = best[0] if len(folds) == 1 or best[0].prepared is made.prepared else measured(made.proposal())
-    record = _pass(
-        ("thresholds",),
-        _decibels_aside(before, folds),
-        _decibels_aside(best, folds),
-        judging.count,
-        kept=bool(sure) and final is not None,
-        if_better="not sure",
-    )
-    if final is None or not sure:
-        return ChosenThresholds(point.with_passes(record), made.gradients(), simulated=simulated)
-    figures = figures_of(gain_of(best), _clipped_share(final), clipped_before)
-    confirmed = {"samples": judging.count, **figures}
-    return ChosenThresholds(final.with_passes(record), made.gradients(), confirmed, simulated)
-
-
-def _clipped_share(point: MeasuredPoint) -> float:
-    """The fraction of the values of calibration that the thresholds of a point clip."""
-    return clipped_share(point.prepared.calibration, point.prepared.space, point.plan.thresholds)
-
-
-def _decibels_aside(by_fold: Sequence[MeasuredPoint], folds: Sequence[Fold]) -> float:
-    """The SQNR on the validation samples of all folds, each by the point of its own."""
-    objective = OBJECTIVES[SQNR]
-    contributions = [p.measured.contributions[SQNR][f.first : f.last] for p, f in zip(by_fold, folds, strict=True)]
-    return objective.finish(torch.cat(contributions).mean(0))
-
-
-def _has_few_bits(bits: Bits) -> bool:
-    return any(b < FEW_BITS for b in bits.values())
-
-
 def _is_better(point: MeasuredPoint, other: MeasuredPoint, evaluator: Evaluator) -> bool:
     """Whether a point is better than another on the last quarter of the samples, from which no correction is found."""
     samples = evaluator.batches.samples
@@ -383,17 +228,7 @@ def _is_better(point: MeasuredPoint, other: MeasuredPoint, evaluator: Evaluator)
 
 def _value(measured: Measurement, evaluator: Evaluator, seen: int) -> float:
     """The objective on the samples after the first, which were seen; on all where there are no others."""
-    return _value_of(evaluator.objective, measured, seen)
-
-
-def _decibels(measured: Measurement, seen: int) -> float:
-    """The SQNR on these samples."""
-    return _value_of(OBJECTIVES[SQNR], measured, seen)
-
-
-def _value_of(objective: Objective, measured: Measurement, seen: int) -> float:
-    contributions = measured.contributions[objective.name]
-    return objective.finish((contributions[seen:] if len(contributions) > seen else contributions).mean(0))
+    return value_of(evaluator.objective, measured, seen)
 
 
 def correct_in_turns(
@@ -415,8 +250,8 @@ def correct_in_turns(
     for turn in range(1, turns if names else 1):
         other = correct_point(point, evaluator, MORE_A_TURN**turn)
         kept = _is_better(other, best, evaluator)
-        before, after = (_decibels(of.measured, samples - aside) for of in (best, other))
-        passes = (*best.prepared.passes, _pass(names, before, after, aside or samples, kept=kept))
+        before, after = (decibels_after(of.measured, samples - aside) for of in (best, other))
+        passes = (*best.prepared.passes, pass_record(names, before, after, aside or samples, kept=kept))
         best = other if kept else best
         best = replace(best, prepared=replace(best.prepared, passes=passes))
         if not kept:
@@ -439,7 +274,7 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator, multiple: int = 1)
     used = len(inputs[0])
     best, judging = point, evaluator.batches.samples - used or used
     passes, kept = list[CorrectionPass](), -1
-    few_bits = _has_few_bits(point.bits)
+    few_bits = point.has_few_bits
     for rounding, bias in attempts:
         if best is not point and not few_bits:
             break
@@ -449,7 +284,7 @@ def correct_point(point: MeasuredPoint, evaluator: Evaluator, multiple: int = 1)
             passes.append(CorrectionPass(together, why_not="nothing to change"))
             continue
         other, after = _moved(point, found, evaluator, used)
-        passes.append(_pass(together, _decibels(point.measured, used), after, judging, kept=False))
+        passes.append(pass_record(together, decibels_after(point.measured, used), after, judging, kept=False))
         if after > -math.inf and _value(other.measured, evaluator, used) > _value(best.measured, evaluator, used):
             best, kept = other, len(passes) - 1
     return best.with_passes(*(replace(p, why_not="") if i == kept else p for i, p in enumerate(passes)))
@@ -475,7 +310,7 @@ def reconstruct_point(point: MeasuredPoint, evaluator: Evaluator, report: Callab
     # few samples are left to judge what was trained on many, so a better mean is enough
     kept = after > -math.inf and _value(other.measured, evaluator, used) > _value(point.measured, evaluator, used)
     judging = evaluator.batches.samples - used or used
-    made = _pass(("reconstruction",), _decibels(point.measured, used), after, judging, kept=kept)
+    made = pass_record(("reconstruction",), decibels_after(point.measured, used), after, judging, kept=kept)
     return (other if kept else point).with_passes(made)
 
 
@@ -494,7 +329,7 @@ def _moved(
     where an accumulator overflows."""
     prepared = point.prepared.with_offsets(offsets)
     measured = evaluator.measure(prepared.resolver(point.bits))
-    after = -math.inf if measured.extremes.overflows else _decibels(measured, used)
+    after = -math.inf if measured.extremes.overflows else decibels_after(measured, used)
     return MeasuredPoint(prepared, point.bits, measured), after
 
 

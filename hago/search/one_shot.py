@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hago.search.correcting import (
-    choose_thresholds,
-    correct_in_turns,
-    first_point,
-    sqnr_evaluator,
-)
+from hago.search.correcting import correct_in_turns
 from hago.search.description import made_by
 from hago.search.effort import Effort
 from hago.search.evaluate import Evaluator, Measurement
+from hago.search.measured_point import first_point, sqnr_evaluator
+from hago.search.output_thresholds import choose_thresholds
 from hago.search.preparation import Prepared
 from hago.search.quantizer import Quantizer
 from hago.search.stored_strategy import make_strategy

@@ -17,17 +17,37 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
 from hago.calibration import named_estimator
 from hago.data import Batch
-from hago.search.confirmation import FEW, Fold, folds_of
+from hago.errors import InfeasibleBits
+from hago.search.confirmation import (
+    FEW,
+    MARGIN,
+    Confirmation,
+    Fold,
+    Gain,
+    clipped_share,
+    figures_of,
+    folds_of,
+    losses_of,
+)
+from hago.search.evaluate import Evaluator
 from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_CHUNK, Gradients
-from hago.search.objective import Objective
+from hago.search.measured_point import (
+    SQNR,
+    MeasuredPoint,
+    first_point,
+    pass_record,
+)
+from hago.search.objective import OBJECTIVES, Objective
 from hago.search.preparation import Prepared, default_estimator
 from hago.search.proposed_thresholds import gradient_weighted, with_least_squares, with_refined
 from hago.search.safe_bits import safe_bits
@@ -146,3 +166,103 @@ def joined(batches: Iterable[Batch]) -> Batch:
     inputs = tuple(torch.cat(tensors) for tensors in zip(*(part.inputs for part in parts), strict=True))
     labels = [part.labels for part in parts if part.labels is not None]
     return Batch(inputs, torch.cat(labels) if labels else None)
+
+
+# ---------------------------------------------------------------- the choice
+@dataclass(frozen=True, slots=True)
+class ChosenThresholds:
+    """The point that thresholds were chosen for; made by `choose_thresholds`.
+
+    Args:
+        point: with the chosen thresholds, or as it was.
+        gradients: of the samples that shaped them; None where none were differentiated.
+        confirmed: what they gain on the other samples, and the shares of values that they clip, as JSON values.
+        simulated: number of proposals that were measured.
+    """
+
+    point: MeasuredPoint
+    gradients: Gradients | None = None
+    confirmed: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    simulated: int = 0
+
+
+def chooses_thresholds(prepared: Prepared) -> bool:
+    """Whether thresholds are among the corrections that may be made, and are left to hago."""
+    return "thresholds" in prepared.correction_names and may_choose_thresholds(prepared)
+
+
+def choose_thresholds(
+    point: MeasuredPoint, evaluator: Evaluator, *, losses: int | None = 0, seed: int = 0
+) -> ChosenThresholds:
+    """The point with the thresholds that serve the outputs best, if they surely do so on samples that did not give the
+    gradients. Weights that are rounded with error feedback later, at FEW_BITS or more, keep theirs, since they gain
+    nothing more.
+
+    Args:
+        evaluator: what measured the point.
+        losses, seed: of `OutputThresholds.measure`.
+    """
+    sizes, objective = [batch.size for batch in evaluator.batches], evaluator.objective
+    folds = threshold_folds(sizes)
+    if not folds or not chooses_thresholds(point.prepared):
+        return ChosenThresholds(point)
+    of_weights = "rounding" not in point.prepared.correction_names or point.has_few_bits
+    made = OutputThresholds.measure(point.prepared, objective, folds, of_weights=of_weights, losses=losses, seed=seed)
+
+    def measured(prepared: Prepared) -> MeasuredPoint | None:
+        try:
+            return first_point(prepared, evaluator)
+        except InfeasibleBits:
+            return None
+
+    candidates = [[measured(made.proposal(index)) for index in range(len(folds))]]
+    if made.changes_estimator:
+        candidates.append([measured(made.prepared)] * len(folds))
+    tried = [[p for p in by_fold if p is not None] for by_fold in candidates if None not in by_fold]
+    before, judging = [point] * len(folds), Confirmation(tuple(sizes), folds)
+    simulated = len(folds) + made.changes_estimator
+    if not tried:
+        record = pass_record(("thresholds",), _decibels_aside(before, folds), -math.inf, judging.count, kept=False)
+        return ChosenThresholds(point.with_passes(record), made.gradients(), simulated=simulated)
+
+    def gain_of(by_fold: Sequence[MeasuredPoint]) -> Gain:
+        old, new = ([losses_of(objective, p.measured) for p in points] for points in (before, by_fold))
+        return judging.gain(old, new)
+
+    clipped_before = _clipped_share(point)
+
+    def is_sure(by_fold: Sequence[MeasuredPoint], candidates: int) -> bool:
+        # thresholds that clip more also clip values that no sample has: they must win by a margin
+        margin = MARGIN if _clipped_share(by_fold[0]) > clipped_before else 0.0
+        return gain_of(by_fold).is_significant(margin, candidates)
+
+    # the chosen ones come first, so they need not be surer because others are tested, too
+    sure = [by_fold for candidates, by_fold in enumerate(tried, 1) if is_sure(by_fold, candidates)]
+    best = max(sure or tried, key=lambda by_fold: gain_of(by_fold).part)
+    # of several folds, the thresholds are chosen once more from all samples
+    final = best[0] if len(folds) == 1 or best[0].prepared is made.prepared else measured(made.proposal())
+    record = pass_record(
+        ("thresholds",),
+        _decibels_aside(before, folds),
+        _decibels_aside(best, folds),
+        judging.count,
+        kept=bool(sure) and final is not None,
+        if_better="not sure",
+    )
+    if final is None or not sure:
+        return ChosenThresholds(point.with_passes(record), made.gradients(), simulated=simulated)
+    figures = figures_of(gain_of(best), _clipped_share(final), clipped_before)
+    confirmed = {"samples": judging.count, **figures}
+    return ChosenThresholds(final.with_passes(record), made.gradients(), confirmed, simulated)
+
+
+def _clipped_share(point: MeasuredPoint) -> float:
+    """The fraction of the values of calibration that the thresholds of a point clip."""
+    return clipped_share(point.prepared.calibration, point.prepared.space, point.plan.thresholds)
+
+
+def _decibels_aside(by_fold: Sequence[MeasuredPoint], folds: Sequence[Fold]) -> float:
+    """The SQNR on the validation samples of all folds, each by the point of its own."""
+    objective = OBJECTIVES[SQNR]
+    contributions = [p.measured.contributions[SQNR][f.first : f.last] for p, f in zip(by_fold, folds, strict=True)]
+    return objective.finish(torch.cat(contributions).mean(0))

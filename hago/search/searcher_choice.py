@@ -17,11 +17,12 @@ from hago.errors import HagoError, InfeasibleBits, warn
 from hago.plan.feasibility import widest_feasible
 from hago.search.choice_refinement import refine_every_choice
 from hago.search.confirmation import Confirmation
-from hago.search.correcting import choose_thresholds, first_point
 from hago.search.effort import Effort
 from hago.search.goal import FRONT_COST, Goal
 from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.guidance import make_surrogate
+from hago.search.measured_point import first_point
+from hago.search.output_thresholds import choose_thresholds
 from hago.search.point_refinement import COMPUTED_CHOICES, refine_at_point
 from hago.search.preparation import Prepared, QuantizationOptions
 from hago.search.proposed_thresholds import RefinementTask

@@ -25,8 +25,6 @@ from hago.search.confirmation import Confirmation, losses_of
 from hago.search.continuation import check_same_options, logged_channel_bins, with_limits_as_logged
 from hago.search.correcting import (
     TRAINABLE,
-    MeasuredPoint,
-    chooses_thresholds,
     correct,
     correct_in_turns,
     logged_corrections,
@@ -37,6 +35,8 @@ from hago.search.earlier_logs import LogPath, hashes_of, known_scores
 from hago.search.effort import Effort, logged_effort, named_effort
 from hago.search.evaluate import Evaluator, held_out_figures
 from hago.search.goal import GoalOptions, make_goal
+from hago.search.measured_point import MeasuredPoint
+from hago.search.output_thresholds import chooses_thresholds
 from hago.search.pareto_front import FrontWriter, ParetoFront
 from hago.search.preparation import (
     Prepared,

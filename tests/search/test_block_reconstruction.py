@@ -20,6 +20,7 @@ from hago.runtime.exactness import compare_plan_exactly
 from hago.search import MeasuredPoint, block_reconstruction, correct, correcting, prepare, sqnr_evaluator
 from hago.search.block_reconstruction import blocks_of, reconstruct_blocks, trained_layers
 from hago.search.correcting import correct_in_turns
+from hago.search.measured_point import first_point
 from hago.search.preparation import QuantizationOptions
 from hago.search.safe_bits import safe_bits
 from hago.simulation import DifferentiableNodes, Drop, Simulator
@@ -213,7 +214,7 @@ def test_a_block_that_is_worse_on_samples_that_did_not_train_it_stays(monkeypatc
 def a_point(names: list[str]) -> tuple[MeasuredPoint, Any]:
     prepared = prepare(Uneven().eval(), "x86_vnni", DATA, QuantizationOptions(fix_bits={"*": 4}))
     evaluator = sqnr_evaluator(prepared)
-    return correcting.first_point(correct(prepared, names, evaluator=evaluator), evaluator), evaluator
+    return first_point(correct(prepared, names, evaluator=evaluator), evaluator), evaluator
 
 
 def test_what_does_not_help_on_the_samples_kept_aside_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from hago.search.confirmation import Gain
 from hago.search.correcting import CORRECTIONS
 from hago.search.effort import EFFORTS, logged_effort
 from hago.search.intervals import paired_interval
+from hago.search.measured_point import first_point
 from hago.search.session import SearchOptions, run_search
 from hago.searchers import SEARCHERS, make_options, parse_searcher
 from hago.study import read_log
@@ -210,7 +211,7 @@ def test_layers_are_corrected_on_more_samples_while_that_helps(
     prepared = prepare(Uneven().eval(), "vta", DATA)
     evaluator = sqnr_evaluator(prepared)
     prepared = correct(prepared, ["rounding", "bias"], evaluator=evaluator)
-    point = correcting.correct_in_turns(correcting.first_point(prepared, evaluator), evaluator, EFFORTS["best"].turns)
+    point = correcting.correct_in_turns(first_point(prepared, evaluator), evaluator, EFFORTS["best"].turns)
     assert seen == expected
     turns = [each for each in point.prepared.passes if each.names == ("rounding", "bias")]
     assert [each.kept for each in turns] == [True, *[helps] * (len(expected) - 1)]
