@@ -212,6 +212,18 @@ def fail(text: str) -> NoReturn:
     raise argparse.ArgumentTypeError(text)
 
 
+def correction(text: str) -> str:
+    """The name of a correction, or "reconstruction:STEPS"."""
+    name, colon, steps = text.partition(":")
+    is_count = name == "reconstruction" and steps.isascii() and steps.isdigit() and int(steps) > 0
+    if name not in ("none", *CORRECTIONS) or (colon and not is_count):
+        fail(
+            f"got {text!r}, expected none, {', '.join(CORRECTIONS)}, or reconstruction:STEPS with a whole number of "
+            "steps of training of every block"
+        )
+    return text
+
+
 def numbers(text: str) -> tuple[float, ...]:
     """Parse numbers that are separated by commas."""
     try:
@@ -499,9 +511,11 @@ def _quantization(
     group.add_argument(
         "--corrections",
         action="append",
-        choices=("none", *CORRECTIONS),
+        type=correction,
+        metavar="NAME",
         help="what may be changed in the model before it is quantized, where that brings the outputs closer to the "
-        "float model's; by default those of the effort; may be repeated",
+        f"float model's: none, {', '.join(CORRECTIONS)}, or reconstruction:STEPS; by default those of the effort; may "
+        "be repeated",
     )
     group.add_argument(
         "--effort",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import asdict
 from typing import Any
 
@@ -11,14 +12,16 @@ from hago.analysis.comparison import REALIZATIONS
 from hago.analysis.speed import BATCH_SIZES, ROUNDS
 from hago.calibration import ESTIMATORS
 from hago.cli import choices
+from hago.cli.arguments import correction
 from hago.cost import METRICS
 from hago.data import BATCH_SIZE, EXPECTED_DATA, ImageShape
 from hago.demo import HARDWARE
 from hago.emulation.dorefa import DOREFAS
+from hago.errors import HagoError
 from hago.export import FORMATS
 from hago.qat import LOSSES, TRAINING_SCHEMES, FinetuneOptions
 from hago.runtime.native import ENGINES
-from hago.search.correcting import CORRECTIONS
+from hago.search.correcting import CORRECTIONS, wanted_corrections
 from hago.search.effort import EFFORTS
 from hago.search.objective import OBJECTIVES
 from hago.searchers import AUTO, SEARCHERS
@@ -69,3 +72,17 @@ def test_defaults_of_training() -> None:
 def test_options_of_formats_have_no_texts_of_their_own() -> None:
     # the command line would show them, if hago/cli/choices.py had a place for them
     assert {option.text for form in FORMATS.values() for option in form.options} == {"default: %(default)s"}
+
+
+GIVEN = ("none", *CORRECTIONS, *(f"{name}:7" for name in CORRECTIONS), "round", "reconstruction:", "reconstruction:0")
+
+
+@pytest.mark.parametrize("text", [*GIVEN, "reconstruction:-1", "reconstruction:x", "reconstruction:1.5", ""])
+def test_the_command_line_takes_the_corrections_that_python_takes(text: str) -> None:
+    try:
+        wanted_corrections(text)
+    except HagoError:
+        with pytest.raises(argparse.ArgumentTypeError):
+            correction(text)
+    else:
+        assert correction(text) == text
