@@ -99,6 +99,21 @@ def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
+def over_samples(value: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    """The first axis reduced to one entry.
+
+    Entries are read in the order of memory: over the first axis of values in channels-last layout, torch takes 30 times
+    as long.
+
+    Args:
+        reduce: such as `torch.sum`, `torch.mean` or `torch.amax`.
+    """
+    if value.ndim == 4 and value.is_contiguous(memory_format=torch.channels_last):
+        rows = value.movedim(1, -1)
+        return reduce(rows.flatten(1), 0).view(1, *rows.shape[1:]).movedim(-1, 1)
+    return reduce(value, 0, keepdim=True) if value.ndim else value
+
+
 # ---------------------------------------------------------------- shapes and dtypes
 def infer_shape(node: Node, shapes: Sequence[tuple[int, ...]], ops: Ops = OPS) -> tuple[int, ...]:
     """The shape of a node's value from those of its inputs, by running it on meta tensors.

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from hago.arithmetic.types import QParams
 from hago.correction import LAYERS
-from hago.graph import Graph, Node, compute_real
+from hago.graph import Graph, Node, compute_real, over_samples
 from hago.graph.schedule import Step, make_schedule, run_schedule
 from hago.ops import Attrs, OpRule
 from hago.plan import Plan
@@ -182,9 +182,9 @@ class _Correcting:
                 consts[1] = replace(groups, integers=self.grouped[node.name]).joined()
         if self.bias and 2 in consts:
             # a layer is linear, so its mean is that of the mean of what it reads
-            integers = [x.mean(0, keepdim=True).to(torch.float64), consts[1].to(torch.float64), consts[2]]
+            integers = [over_samples(x, torch.mean).to(torch.float64), consts[1].to(torch.float64), consts[2]]
             of_mean = [c * q.scale for c, q in zip(integers, targets, strict=True)]
-            wanted = _channel_means(node, given.mean(0, keepdim=True).to(torch.float64))
+            wanted = _channel_means(node, over_samples(given, torch.mean).to(torch.float64))
             lacking = wanted - _channel_means(node, rule.compute(node.attrs, *of_mean))
             moved = consts[2] + torch.round(lacking / targets[2].scale.flatten()).to(torch.int64)
             consts[2] = moved.clamp(targets[2].qmin, targets[2].qmax)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.types import Edge
-from hago.graph import Node
+from hago.graph import Node, over_samples
 from hago.plan import Plan
 from hago.search.gradients import gradients
 from hago.search.objective import SQUARED_ERROR
@@ -85,9 +85,3 @@ def is_rounded(plan: Plan, edge: Edge) -> bool:
     """Whether a Plan rounds the values of an edge to a grid that is no finer than MOST_LEVELS."""
     target = plan.target(edge)
     return target is not None and target.qmax - target.qmin <= MOST_LEVELS
-
-
-def over_samples(value: Tensor, reduce: Any) -> Tensor:
-    """The first axis reduced to one entry, by `torch.sum` or `torch.amax`."""
-    reduced: Tensor = reduce(value, 0, keepdim=True) if value.ndim else value
-    return reduced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError
 from hago.graph.execute import (
+    channels_last,
     compute_real,
     example_inputs,
     flatten_inputs,
     infer_shape,
     nest_outputs,
+    over_samples,
     run_graph,
     run_real,
 )
@@ -162,3 +165,14 @@ def test_example_inputs_fit_the_model() -> None:
         assert [tuple(t.shape) for t in flatten_inputs(graph, args, kwargs)] == [(3, 4), (3, 4)]
     with pytest.raises(GraphError, match="pass example_inputs"):
         example_inputs(nested((0, 0, 0), {}))
+
+
+@pytest.mark.parametrize("reduce", [torch.sum, torch.mean, torch.amax])
+@pytest.mark.parametrize(
+    "shape", [(), (5,), (3, 4), (3, 4, 2), (3, 4, 2, 5), (3, 1, 2, 5), (1, 4, 2, 5), (2, 2, 2, 2, 2)]
+)
+def test_the_first_axis_is_reduced_in_any_layout(reduce: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for laid_out in (values, channels_last(values), values.transpose(-1, -2) if len(shape) > 2 else values):
+        expected = reduce(laid_out, 0, keepdim=True) if shape else laid_out
+        torch.testing.assert_close(over_samples(laid_out, reduce), expected, rtol=1e-14, atol=1e-14)
