@@ -1446,6 +1446,8 @@ PROCESS: Final = "another process, machine or disk"
 #: Advice that nothing here takes, and why.
 UNTRIED: Final = {
     "reading images needs Pillow": PACKAGE,
+    "needs the package tensorboard": PACKAGE,
+    "needs the package wandb": PACKAGE,
     "the demo needs scikit-learn": PACKAGE,
     "this needs the package {}: pip install": PACKAGE,
     "ONNX export needs the package onnx": PACKAGE,

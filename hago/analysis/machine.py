@@ -83,6 +83,8 @@ EXTRAS: Final = (
     Extra("openvino", ("openvino>=2024.4",), "OpenVINO in hago compare and in the check of an export"),
     Extra("postgres", ("psycopg[binary]>=3.1",), "searches that share a study of Optuna in PostgreSQL"),
     Extra("safetensors", ("safetensors>=0.4",), "--weights from a .safetensors file"),
+    Extra("tensorboard", ("tensorboard>=2.14",), "searches and training watched in TensorBoard"),
+    Extra("wandb", ("wandb>=0.16",), "searches and training watched in Weights & Biases"),
 )
 
 

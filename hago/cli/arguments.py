@@ -369,6 +369,13 @@ def _outcome(group: argparse._ArgumentGroup) -> None:
         help="train the best strategy at the end, and keep the result if it is better, e.g. 'budget=5m' or "
         "'scheme=dorefa_relative,steps=400'; the trained weights are written next to the strategy",
     )
+    _watched(group)
+
+
+def _watched(group: argparse._ArgumentGroup) -> None:
+    """Add the options of programs in which a run can be watched."""
+    group.add_argument("--tensorboard", metavar="FOLDER", help="write the figures of the run for TensorBoard")
+    group.add_argument("--wandb", metavar="PROJECT", help="log the figures of the run to Weights & Biases")
 
 
 def _held_out(
@@ -643,6 +650,7 @@ def _training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--checkpoint", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetuned-HASH.safetensors")
     group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetuned-HASH.jsonl")
     group.add_argument("--no-resume", action="store_true", help="start anew even if a checkpoint exists")
+    _watched(group)
 
 
 def _running(parser: argparse.ArgumentParser) -> None:

@@ -28,7 +28,7 @@ from hago.serialization.json_text import canonical, json_values, parse_json, rea
 NOT_HASHED: Final = frozenset(
     {
         *("json", "log", "save", "front", "save_weights", "checkpoint", "no_resume", "reuse", "cache", "executor"),
-        *("budget", "held_out", "held_out_samples", "finetune", "progress", "check"),
+        *("budget", "held_out", "held_out_samples", "finetune", "progress", "check", "tensorboard", "wandb"),
     }
 )
 #: Arguments that stand in the hash in another form: the content of the hardware, and the objective by either name.

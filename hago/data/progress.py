@@ -7,11 +7,12 @@ after every batch of every pass. What is quicker than PLAIN_SECONDS leaves no pl
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Final
 
@@ -52,6 +53,18 @@ class StatusLine:
         self._shown = False
         if self._bar is not None:
             self._bar.close()
+
+    @contextlib.contextmanager
+    def cleared(self) -> Iterator[None]:
+        """Take the line off the terminal while the context is open, so that other code can print."""
+        if self._bar is None:
+            yield
+            return
+        self._bar.clear()
+        try:
+            yield
+        finally:
+            self._bar.refresh()
 
     def is_due(self, now: float, force: bool = False) -> bool:
         """Whether a text would be shown now; arguments as for `show`."""

@@ -54,6 +54,7 @@ from hago.search.reachability import (
 )
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.relative_limits import resolve_limits
+from hago.search.running import RunningSearch, SearchCallback, check_callbacks
 from hago.search.scoring import GoalScorer
 from hago.search.searcher_choice import (
     build_searcher,
@@ -89,6 +90,7 @@ class RunOptions:
     progress: bool = True
     executor: Executor | str | None = None
     cache_bytes: int | None = None
+    callbacks: Sequence[SearchCallback] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +374,7 @@ def check_options(options: SearchOptions) -> None:
     named_effort(options.quantization.effort)
     Budget.parse(options.budget)
     check_executor(options.run.executor)
+    check_callbacks(options.run.callbacks)
     check_distinct({"log": options.run.log, "save": options.run.save, "front": options.run.front})
     if as_race(options.race) is not None and isinstance(options.searcher, str):
         check_racing(parse_searcher(options.searcher)[0])
@@ -475,7 +478,8 @@ class Search:
         )
 
     def run_trials(self) -> tuple[StudyResult, ParetoFront]:
-        """Ask, score and log, trial by trial, with the best strategy and the front on disk after each."""
+        """Ask, score and log, trial by trial. After each, the best strategy and the front are on disk, and callbacks
+        are called."""
         options, run, resolver, how = self.options, self.options.run, self.prepared.resolver, self.description
         with open_executor(run.executor) as pool:
             writer = FrontWriter(
@@ -486,6 +490,20 @@ class Search:
                 costs=self.costs,
                 strategy_of=self.strategy_of,
             )
+            before = (self.before, self.gradient_forwards + self.simulations)
+            figure = self.scorer.goal.objective.figure
+            running = RunningSearch(figure, lambda: writer.front, self.strategy_of, before[1])
+
+            def on_trial(trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
+                texts = writer(trial, best, replayed)
+                running.add(trial, best)
+                return texts
+
+            def on_new_trial(trial: Trial) -> bool:
+                for callback in run.callbacks:
+                    callback(running, trial)
+                return running.stops
+
             try:
                 result = run_study(
                     self.prepared.space,
@@ -498,12 +516,13 @@ class Search:
                     progress=run.progress,
                     value_text=self.value_text,
                     on_best=lambda trial: self.save(self.strategy_of(trial)),
-                    on_trial=writer,
+                    on_trial=on_trial,
+                    on_new_trial=on_new_trial if run.callbacks else None,
                     plan_key=lambda bits: resolver(bits).key,
                     allow_overflow=options.goal.allow_overflow,
                     submit=remote_scoring(self.scorer, pool),
                     race=self.scorer.race is not None,
-                    before=(self.before, self.gradient_forwards + self.simulations),
+                    before=before,
                 )
             except BaseException:
                 writer.stop()

@@ -34,7 +34,9 @@ from hago.study.trial_cache import ScorePoint, Submit, TrialCache
 
 #: (trial, best trial so far, whether it was read from the log) -> further texts for the line of progress.
 OnTrial: TypeAlias = Callable[[Trial, Trial | None, bool], Sequence[str]]
-Stop: TypeAlias = Literal["finished"] | BudgetKind
+#: new trial -> whether the search ends with it.
+OnNewTrial: TypeAlias = Callable[[Trial], bool]
+Stop: TypeAlias = Literal["finished", "callback"] | BudgetKind
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -44,7 +46,8 @@ class StudyResult(Summarized):
     Args:
         best: the best trial.
         trials: all trials in order, those of earlier sessions included.
-        stopped_because: "finished" if the searcher ended; otherwise the limit of the budget that was reached.
+        stopped_because: "finished" if the searcher ended, "callback" if a callback asked for it; otherwise the limit of
+            the budget that was reached.
     """
 
     best: Trial
@@ -64,7 +67,8 @@ class StudyResult(Summarized):
     def summary(self) -> Summary:
         """The number of trials, and the best of them."""
         repeats = sum(t.same_as is not None for t in self.trials)
-        ended = "the searcher finished" if self.stopped_because == "finished" else f"budget: {self.stopped_because}"
+        ends = {"finished": "the searcher finished", "callback": "a callback stopped it"}
+        ended = ends.get(self.stopped_because, f"budget: {self.stopped_because}")
         return Summary(
             f"StudyResult of {counted(len(self.trials), 'trial')} ({repeats} repeats)",
             {
@@ -89,6 +93,7 @@ def run_study(
     value_text: Callable[[Trial], str] = value_in_words,
     on_best: Callable[[Trial], None] | None = None,
     on_trial: OnTrial | None = None,
+    on_new_trial: OnNewTrial | None = None,
     plan_key: Callable[[Bits], str] | None = None,
     allow_overflow: bool = False,
     submit: Submit | None = None,
@@ -111,6 +116,8 @@ def run_study(
         on_best: called with the best trial after each improvement, and once after a resume.
         on_trial: called with every trial, the best so far, and whether the trial was read from the log; the texts that
             it returns are shown in the line of progress.
+        on_new_trial: called with every trial that is not read from the log, when it is logged and the searcher was
+            told; returns whether the search ends.
         plan_key: a cheap key of a point's Plan. Equal Plans are scored once; without it, equal bits are.
         allow_overflow: if every point overflows on the calibration data, return the best of them instead of raising.
         submit: starts the scoring of the points that the searcher asks together, e.g. on an executor; the log stays the
@@ -155,6 +162,7 @@ def run_study(
             interrupts=stack.enter_context(Interrupts()),
             on_best=on_best,
             on_trial=on_trial,
+            on_new_trial=on_new_trial,
             allow_overflow=allow_overflow,
             clock=clock,
         )
@@ -183,6 +191,7 @@ class _Run:
     interrupts: Interrupts
     on_best: Callable[[Trial], None] | None
     on_trial: OnTrial | None
+    on_new_trial: OnNewTrial | None
     allow_overflow: bool
     clock: Callable[[], float]
     started: float = 0.0
@@ -227,11 +236,20 @@ class _Run:
                 self._add(trial, replaying)
                 self.searcher.tell(bits, trial.score)
                 self.interrupts.check()
+                if not replaying and self._stops_after(trial):
+                    return "callback"
         if len(self.trials) < len(self.logged):
             raise self._different_search_error(
                 f"it holds {counted(len(self.logged), 'trial')}, this search asks {len(self.trials)}"
             )
         return "finished"
+
+    def _stops_after(self, trial: Trial) -> bool:
+        """Whether the caller's function, which may print, ends the search after a new trial."""
+        if self.on_new_trial is None:
+            return False
+        with self.bar.cleared():
+            return self.on_new_trial(trial)
 
     def _rival(self) -> Bits | None:
         """The bits of the best accepted trial; None with a tolerance, under which a worse trial may replace it."""

@@ -4,6 +4,7 @@ come last, since a narrow terminal cuts the line off.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -47,6 +48,10 @@ class Progress:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._line.close()
+
+    def cleared(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which the line is not on the terminal, so that other code can print."""
+        return self._line.cleared()
 
     def show(
         self,
