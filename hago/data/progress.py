@@ -34,10 +34,11 @@ class StatusLine:
     Args:
         shown: whether to show it.
         clock: seconds.
+        row: its place among the lines of a terminal that are shown together, from the top.
     """
 
-    def __init__(self, shown: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._shown, self._clock = shown, clock
+    def __init__(self, shown: bool, clock: Callable[[], float] = time.monotonic, row: int = 0) -> None:
+        self._shown, self._clock, self._row = shown, clock, row
         self._terminal = shown and sys.stderr.isatty()
         self._bar: Any = None
         self._last = -math.inf if self._terminal else clock()
@@ -85,7 +86,7 @@ class StatusLine:
             tqdm.write(f"hago: {text}", file=sys.stderr)
             return
         if self._bar is None:
-            self._bar = tqdm(bar_format="{desc}", leave=False)
+            self._bar = tqdm(bar_format="{desc}", leave=False, position=self._row)
         # a longer line would wrap, and could not be replaced
         self._bar.set_description_str(text[: shutil.get_terminal_size((COLUMNS, 24)).columns - 1])
 

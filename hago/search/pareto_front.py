@@ -276,9 +276,10 @@ class FrontWriter:
         shown = []
         cost = None if best is None else best.score.costs.get(self._front.cost)
         if cost is not None:
-            shown.append(amount_text(self._front.cost, cost))
+            shown.append(f"{self._front.cost} {amount_text(self._front.cost, cost)}")
+        shown.append(f"front of {len(self._front)}")
         evaluator = self._scorer.evaluator
         if self._is_local and self._new_trials:
             shown.append(f"{evaluator.forwards - self._forwards_before:.0f} forwards")
             shown.append(f"{100 * evaluator.reuse.spent.share:.0f} % cached")
-        return [*shown, f"front {len(self._front)}"]
+        return shown

@@ -300,6 +300,7 @@ class _Run:
     def _score_next(self, bits: Mapping[str, int], why: str) -> Trial:
         """Score the next point; its trial is in the log when this returns."""
         index, start = len(self.trials), self.clock()
+        self.bar.begin(index, why)
         score, same_as = self.cache.score_once(bits)
         seconds = self.clock() - start if same_as is None else 0.0
         trial = Trial(index, bits, score, same_as=same_as, why=why, at=_now(), seconds=seconds, elapsed=self._elapsed())
