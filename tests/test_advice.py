@@ -1447,6 +1447,8 @@ PROCESS: Final = "another process, machine or disk"
 UNTRIED: Final = {
     "reading images needs Pillow": PACKAGE,
     "needs the package tensorboard": PACKAGE,
+    "plots need the package matplotlib": PACKAGE,
+    "data frames need the package pandas": PACKAGE,
     "needs the package wandb": PACKAGE,
     "the demo needs scikit-learn": PACKAGE,
     "this needs the package {}: pip install": PACKAGE,

@@ -81,6 +81,8 @@ EXTRAS: Final = (
     Extra("images", ("pillow>=9",), "calibration data from a folder of images"),
     Extra("onnx", ("onnx>=1.17", "onnxruntime>=1.20"), "hago export --format onnx, and its check in ONNX Runtime"),
     Extra("openvino", ("openvino>=2024.4",), "OpenVINO in hago compare and in the check of an export"),
+    Extra("pandas", ("pandas>=2.0",), "data frames of fronts, trials and inspections (to_frame)"),
+    Extra("plot", ("matplotlib>=3.7",), "pictures of fronts, trials and inspections (plot), also in notebooks"),
     Extra("postgres", ("psycopg[binary]>=3.1",), "searches that share a study of Optuna in PostgreSQL"),
     Extra("safetensors", ("safetensors>=0.4",), "--weights from a .safetensors file"),
     Extra("tensorboard", ("tensorboard>=2.14",), "searches and training watched in TensorBoard"),

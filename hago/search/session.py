@@ -6,6 +6,7 @@ thresholds and the guide; `Search` then owns the trials, and what becomes of the
 
 from __future__ import annotations
 
+import html
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -200,6 +201,17 @@ class SearchOutcome(Summarized):
         names = ("sim_acc", self.front.measure, *results)
         return next((name for name in names if results.get(name) == self.score), self.front.measure)
 
+    def to_frame(self) -> Any:
+        """The trials as a data frame of pandas; see `StudyResult.to_frame`."""
+        return self.result.to_frame()
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the trials on axes of matplotlib; see `StudyResult.plot`. `front.plot` draws the front."""
+        return self.result.plot(ax)
+
+    def _picture(self) -> str:
+        return self.result._picture()
+
     def summary(self) -> Summary:
         """The best strategy, and what the search took."""
         trials = self.result.trials
@@ -219,15 +231,17 @@ class SearchOutcome(Summarized):
 
 
 class SearchScore(float):
-    """The score of the best strategy, a number like any other, that also knows the `front` of its search.
+    """The score of the best strategy, a number like any other, that also knows the front and the trials of its search.
 
     Attributes:
         measure: what the number is: "sim_acc" for the accuracy, or the name of the objective.
         front: the Pareto front of the search.
+        result: its trials, and why it stopped.
     """
 
     measure: str
     front: ParetoFront
+    result: StudyResult
 
     def __repr__(self) -> str:
         known = self.__dict__
@@ -241,11 +255,16 @@ class SearchScore(float):
     def __str__(self) -> str:
         return float.__repr__(self)
 
+    def _repr_html_(self) -> str:
+        """The score and the front in a notebook."""
+        known = self.__dict__
+        return f"<p>{html.escape(repr(self))}</p>" + (known["front"]._repr_html_() if "front" in known else "")
+
     @staticmethod
     def of(outcome: SearchOutcome) -> SearchScore:
         """The score of a search."""
         result = SearchScore(outcome.score)
-        result.front, result.measure = outcome.front, outcome.measure
+        result.front, result.measure, result.result = outcome.front, outcome.measure, outcome.result
         return result
 
 

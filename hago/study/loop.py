@@ -12,17 +12,29 @@ searcher whose state depends on more implements `Recalls`.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from hago.errors import HagoError, InfeasibleBits, LogError
 from hago.plan import Bits, Space
 from hago.serialization.json_text import canonical, check_schema, parse_json
-from hago.serialization.summary import Summarized, Summary, bits_text, figures_text
+from hago.serialization.pictures import (
+    BLUE,
+    ORANGE,
+    RED,
+    axes_for,
+    data_frame,
+    matplotlib_module,
+    picture,
+    plain_text,
+    style_axes,
+)
+from hago.serialization.summary import Summarized, Summary, bits_text, figures_text, measure_axis, number_values
 from hago.serialization.text_table import counted
 from hago.study.budget import Budget, BudgetKind
 from hago.study.interrupts import Interrupts
@@ -78,6 +90,84 @@ class StudyResult(Summarized):
                 "stopped": ended,
             },
         )
+
+    def to_frame(self) -> Any:
+        """The trials as a data frame of pandas, by index: value, results, costs, overflows, times, reasons and bits.
+
+        Raises:
+            HagoError: pandas is not installed.
+        """
+        return data_frame([_cells(trial) for trial in self.trials], "trial")
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the value of every trial that has one, and the best so far, on axes of matplotlib.
+
+        Crosses are trials that are not eligible: they overflow, violate a limit, or were dropped in a race.
+
+        Args:
+            ax: by default, those of a new figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            HagoError: matplotlib is not installed.
+        """
+        ax = axes_for(ax)
+        label, factor = measure_axis(self._measure) if self._measure else ("objective", 1.0)
+        shown = [(t.index, factor * self._value_of(t), t.score.accepted) for t in self.trials]
+        shown = [each for each in shown if math.isfinite(each[1])]
+        for accepted, words, marker, color in ((True, "trial", "o", BLUE), (False, "not eligible", "x", RED)):
+            points = [(index, value) for index, value, is_accepted in shown if is_accepted is accepted]
+            if points:
+                ax.scatter(*zip(*points, strict=True), s=18.0, marker=marker, color=color, linewidths=1.0, label=words)
+        best = [(t.index, factor * self._value_of(t)) for t in _improvements(self.trials)]
+        if best:
+            indexes, values = zip(*best, (self.trials[-1].index, best[-1][1]), strict=True)
+            ax.step(indexes, values, where="post", color=ORANGE, linewidth=1.5, zorder=0, label="best so far")
+        if math.isfinite(self.best.score.value):
+            place = ([self.best.index], [factor * self._value_of(self.best)])
+            ax.scatter(*place, s=80.0, facecolors="none", edgecolors=ORANGE, linewidths=1.5, label="best")
+        ax.set_xlabel("trial")
+        ax.set_ylabel(plain_text(label))
+        ax.set_title(f"{counted(len(self.trials), 'trial')}, the best is {self.best.index}", fontsize="medium")
+        ax.xaxis.set_major_locator(matplotlib_module("ticker").MaxNLocator(integer=True))
+        ax.legend(loc="best", fontsize="small", frameon=False)
+        style_axes(ax)
+        return ax
+
+    @property
+    def _measure(self) -> str:
+        """The result that trials are ranked by; empty where none has the value of the best trial."""
+        figures = number_values(self.best.results)
+        return next((name for name, figure in figures.items() if figure == self.best.score.value), "")
+
+    def _value_of(self, trial: Trial) -> float:
+        return float(trial.results.get(self._measure, trial.score.value)) if self._measure else trial.score.value
+
+    def _picture(self) -> str:
+        return picture(self.plot, "the trials") if len(self.trials) > 1 else ""
+
+
+def _cells(trial: Trial) -> dict[str, Any]:
+    """The row of a trial in a data frame."""
+    score = trial.score
+    cells: dict[str, Any] = {"trial": trial.index, "value": score.value, "accepted": score.accepted}
+    cells |= {name: figure for name, figure in number_values(score.results).items() if name not in cells}
+    cells |= {name: cost for name, cost in score.costs.items() if name not in cells}
+    cells |= {"overflows": sum(score.overflows.values()), "shortfall": score.shortfall, "infeasible": score.infeasible}
+    cells |= {"same_as": trial.same_as, "why": trial.why, "at": trial.at}
+    cells |= {"seconds": trial.seconds, "elapsed": trial.elapsed, "total_bits": score.total_bits}
+    return cells | {f"bits {group}": bits for group, bits in trial.bits.items()}
+
+
+def _improvements(trials: Sequence[Trial]) -> Iterator[Trial]:
+    """The accepted trials that are better than all before them."""
+    best: Trial | None = None
+    for trial in trials:
+        if trial.score.accepted and (best is None or trial.score.rank > best.score.rank):
+            best = trial
+            yield trial
 
 
 def run_study(
