@@ -17,6 +17,7 @@ from hago.analysis.error_causes import Cause
 from hago.analysis.remedies import Remedies, Suspect
 from hago.arithmetic.numerics import Overflow
 from hago.correction import CorrectionPass
+from hago.graph import INPUT
 from hago.plan import Verdict
 from hago.search.objective import MOST_DB
 from hago.serialization.pictures import (
@@ -690,6 +691,17 @@ class GraphStatistic(Summarized):
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(csv_rows(self.rows, self.blame))
         return text.getvalue()
+
+    def figures(self) -> dict[str, dict[str, float | str]]:
+        """Figures of nodes by name, which an export may show (`Quantizer.export(..., figures=...)`): the SQNR, the part
+        in the error of the outputs, the main cause of the error, and whether the accumulator overflowed."""
+        rows, parts = self.rows, self.blame
+        return {
+            "SQNR (dB)": {row.name: row.sqnr for row in rows if row.sqnr is not None},
+            "blame (%)": {name: 100.0 * part for name, part in parts.items()},
+            "cause": {row.name: row.main_cause for row in rows if row.main_cause is not None},
+            "accumulator": {row.name: row.verdict for row in rows if row.op != INPUT},
+        }
 
     def to_frame(self) -> Any:
         """The statistic as a data frame of pandas: the columns of `to_csv`, by node.

@@ -157,6 +157,7 @@ the hardware that their files name.""",
 examples:
   hago export zoo:net strategies/net-x86_vnni.json --format tpu-mlir --data calibration.npz
   hago export zoo:net strategies/net-onnxruntime_cpu.json --format onnx --check --data calibration.npz
+  hago export zoo:net strategies/net-vta.json --format model_explorer --data test.npz --save exports/net
 
 No .tflite file is written: the hardware tflite stands for the arithmetic of its kernels. An ONNX file holds the
 integers of a strategy for onnxruntime_cpu, openvino_cpu or another chip whose arithmetic ONNX can express.
