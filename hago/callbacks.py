@@ -2,17 +2,25 @@
 
 A callback is any callable of two arguments: of a search, the `RunningSearch` and each new `Trial`; of training, the
 `RunningTraining` and each `TrainingStep`. It is called in the main process, in order. It may call `stop()` of the first
-argument; an exception that it raises ends the run, after what there is was saved. The classes here serve both.
+argument; an exception that it raises ends the run, after what there is was saved. TensorBoard and WeightsAndBiases
+serve both.
 """
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections.abc import Mapping
 from os import PathLike, fspath
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 from hago.errors import HagoError
+from hago.search import ParetoFront, RunningSearch
+from hago.searchers import close_storage, hide_password, open_storage, storage_errors
+from hago.serialization.summary import number_values
+from hago.study import Trial
 
 
 class Event(Protocol):
@@ -115,6 +123,115 @@ class WeightsAndBiases:
         self.close()
 
 
+class OptunaStudy:
+    """Keeps the trials of a search, by any searcher, in a study of Optuna, which Optuna Dashboard shows:
+    `optuna-dashboard URL --artifact-dir FOLDER`.
+
+    The parameters of the study are the bits of the groups of edges, its objectives the measure and the cost of the
+    front, and its constraints overflow and limits. The user makes it; the search calls it. It is a context manager. On
+    leaving, the front and its strategies become artifacts of the study.
+
+    Args:
+        storage: the URL of the study's storage: sqlite:///FILE, postgresql://... or journal:FILE.
+        study: the name of the study; by default one of the hardware and the hash of the model. A search that goes on
+            from its log goes on with its study, too.
+        artifacts: the folder of artifacts; None to keep none.
+
+    Raises:
+        HagoError: the storage cannot be reached, or the study has trials of another search.
+    """
+
+    def __init__(self, storage: str, study: str = "", artifacts: str | PathLike[str] | None = None) -> None:
+        self._url, self._name = storage, study
+        self._folder = None if artifacts is None else Path(artifacts)
+        with storage_errors(storage, "open"):
+            self._storage: Any = open_storage(storage)
+        self._study: Any = None
+        self._objectives = ("", "")
+        self._search: RunningSearch | None = None
+        self._stored = 0
+
+    def __call__(self, search: RunningSearch, trial: Trial) -> None:
+        """Add a trial, and before the first those that were read from the log and that the study lacks."""
+        if self._study is None:
+            self._open(search)
+        self._search = search
+        with storage_errors(self._url, "write to"):
+            for new in search.trials[self._stored :]:
+                self._study.add_trial(self._trial_of(search, new))
+                self._stored += 1
+
+    def _open(self, search: RunningSearch) -> None:
+        """Create the study, or join the one that holds the first trials of this search."""
+        import optuna
+
+        front, strategy = search.front, search.strategy_of(search.trials[0])
+        name = self._name or f"hago-{strategy.hardware.name}-{strategy.model_hash[:8]}"
+        with storage_errors(self._url, "open"):
+            self._study = optuna.create_study(
+                storage=self._storage, study_name=name, directions=["maximize", "minimize"], load_if_exists=True
+            )
+            stored = [trial.params for trial in self._study.get_trials(deepcopy=False)]
+        if stored != [dict(trial.bits) for trial in search.trials[: len(stored)]]:
+            raise HagoError(
+                f"study {name!r} of storage {hide_password(self._url)!r} has trials of another search; "
+                "give another name or storage"
+            )
+        self._objectives = (front.measure, front.cost)
+        with storage_errors(self._url, "write to"):
+            self._study.set_metric_names(list(self._objectives))
+        self._stored = len(stored)
+
+    def _trial_of(self, search: RunningSearch, trial: Trial) -> Any:
+        """A trial as Optuna keeps it: failed where it has no value."""
+        import optuna
+
+        score, (measure, cost) = trial.score, self._objectives
+        values = [trial.results.get(measure, score.value), score.costs.get(cost, math.nan)]
+        overflow = float(sum(score.excess_bits.values()) or len(score.overflows))
+        outcome: dict[str, Any] = {"values": values, "system_attrs": {"constraints": [overflow, score.shortfall]}}
+        if score.infeasible or not all(map(math.isfinite, values)):
+            outcome = {"state": optuna.trial.TrialState.FAIL}
+        figures = {**number_values(trial.results), **score.costs, "why": trial.why, "seconds": trial.seconds}
+        distributions: dict[str, Any] = {
+            key: optuna.distributions.IntDistribution(min(bits), max(bits)) for key, bits in search.choices.items()
+        }
+        return optuna.trial.create_trial(
+            params=dict(trial.bits), distributions=distributions, user_attrs=figures, **outcome
+        )
+
+    def close(self) -> None:
+        """Store the front and its strategies as artifacts, and close the storage."""
+        try:
+            if self._folder is not None and self._search is not None:
+                self._store_artifacts(self._search.front, self._folder)
+        finally:
+            close_storage(self._storage)
+
+    def _store_artifacts(self, front: ParetoFront, folder: Path) -> None:
+        from optuna.artifacts import FileSystemArtifactStore, upload_artifact
+
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory() as made, storage_errors(self._url, "write to"):
+                store = FileSystemArtifactStore(folder)
+                files = [Path(made, f"front-after-{self._stored}-trials.json")]
+                front.save(files[0])
+                for point in front:
+                    files.append(Path(made, f"strategy-of-trial-{point.trial}.json"))
+                    point.strategy.save(files[-1])
+                for file in files:  # of the study, since trials that have ended cannot be changed
+                    upload_artifact(artifact_store=store, file_path=str(file), study_or_trial=self._study)
+        except OSError as error:
+            raise HagoError(f"cannot write to the folder {folder}: {error}") from None
+
+    def __enter__(self) -> OptunaStudy:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+
 class EarlyStopping:
     """Ends a search when its best trial has not changed for a number of trials.
 
@@ -132,7 +249,7 @@ class EarlyStopping:
             raise HagoError(f"patience is {patience!r}; expected a whole number above 0")
         self.patience = patience
 
-    def __call__(self, search: Any, trial: Event) -> None:
+    def __call__(self, search: RunningSearch, trial: Trial) -> None:
         """Look at the search after one trial."""
         best = search.best
         if best is not None and trial.index - best.index >= self.patience:

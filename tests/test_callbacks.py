@@ -14,10 +14,11 @@ from building import residual_block, seeded
 from networks import Small, randomized
 
 import hago
-from hago.callbacks import EarlyStopping, TensorBoard, WeightsAndBiases
+from hago.callbacks import EarlyStopping, OptunaStudy, TensorBoard, WeightsAndBiases
 from hago.errors import HagoError
 from hago.qat import RunningTraining, TrainingStep
 from hago.search import SearchOptions, run_search
+from hago.searchers import close_storage, open_storage
 
 DATA = [(seeded(4, 3, 8, 8, seed=s), torch.arange(4) % 5) for s in range(2)]
 PIXELS = [torch.randn(32, 1, 6, 6, generator=torch.Generator().manual_seed(3))]
@@ -139,6 +140,71 @@ def test_a_package_that_is_missing_is_one_clear_line(
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     with pytest.raises(HagoError, match=rf"pip install 'hago\[{package}\]'") as error:
         kind(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["sqlite:///{}/study.db", "journal:{}/study.log"])
+def test_a_study_of_optuna_has_every_trial_and_the_front(kind: str, tmp_path: Path) -> None:
+    import optuna
+    from optuna.artifacts import FileSystemArtifactStore, download_artifact, get_all_artifact_meta
+
+    url, store = kind.format(tmp_path), FileSystemArtifactStore(tmp_path / "files")
+    with OptunaStudy(url, "chips", tmp_path / "files") as kept:
+        outcome = search(kept, searcher="random:trials=9,batch=3")
+    storage = open_storage(url)
+    study, trials = optuna.load_study(study_name="chips", storage=storage), outcome.result.trials
+    assert [dict(t.bits) for t in trials] == [t.params for t in study.trials]
+    assert study.metric_names == ["sqnr", "weight_bytes"]
+    for ours, theirs in zip(trials, study.trials, strict=True):
+        assert theirs.user_attrs["why"] == ours.why
+        if theirs.state == optuna.trial.TrialState.COMPLETE:
+            assert theirs.values == [ours.results["sqnr"], ours.score.costs["weight_bytes"]]
+    assert {t.number for t in study.best_trials} >= {p.trial for p in outcome.front}
+    names = {meta.filename: meta.artifact_id for meta in get_all_artifact_meta(study, storage=storage)}
+    strategies = {f"strategy-of-trial-{p.trial}.json" for p in outcome.front}
+    assert names.keys() == {f"front-after-{len(trials)}-trials.json"} | strategies
+    for name in names:
+        download_artifact(artifact_store=store, artifact_id=names[name], file_path=str(tmp_path / name))
+    front = hago.load_front(tmp_path / f"front-after-{len(trials)}-trials.json")
+    assert [p.trial for p in front] == [p.trial for p in outcome.front]
+    best = outcome.front[-1]
+    assert hago.Strategy.load(tmp_path / f"strategy-of-trial-{best.trial}.json") == best.strategy
+    close_storage(storage)
+
+
+def test_a_study_goes_on_with_the_log_and_refuses_another_search(tmp_path: Path) -> None:
+    import optuna
+
+    url = f"sqlite:///{tmp_path}/study.db"
+    given: dict[str, Any] = {"log": tmp_path / "log", "estimator": "max_range", "progress": False}
+
+    def run(budget: int, *callbacks: Any) -> None:
+        options = SearchOptions.of("random:trials=9,batch=3", budget=budget, callbacks=callbacks, **given)
+        run_search(residual_block(), "x86_vnni", DATA, options)
+
+    def trials() -> int:
+        storage = open_storage(url)
+        (name,) = optuna.get_all_study_names(storage)
+        assert name.startswith("hago-x86_vnni-")
+        count = len(optuna.load_study(study_name=name, storage=storage).trials)
+        close_storage(storage)
+        return count
+
+    run(2)
+    for budget in (4, 6):
+        with OptunaStudy(url) as kept:
+            run(budget, kept)
+        assert trials() == budget
+    with pytest.raises(HagoError, match="has trials of another search"), OptunaStudy(url) as kept:
+        search(kept, searcher="greedy")
+    assert trials() == 6
+    with OptunaStudy(url, "another") as kept:
+        search(kept, EarlyStopping(1), searcher="greedy")
+
+
+def test_a_storage_that_cannot_be_reached_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(HagoError, match="cannot open storage") as error:
+        OptunaStudy(f"sqlite:///{tmp_path}/none/study.db")
     assert "\n" not in str(error.value)
 
 

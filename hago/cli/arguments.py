@@ -371,6 +371,14 @@ def _outcome(group: argparse._ArgumentGroup) -> None:
         "'scheme=dorefa_relative,steps=400'; the trained weights are written next to the strategy",
     )
     _watched(group)
+    group.add_argument(
+        "--optuna",
+        metavar="URL",
+        help="keep the trials in a study of Optuna for its dashboard, e.g. sqlite:///study.db",
+    )
+    group.add_argument(
+        "--optuna-artifacts", metavar="FOLDER", help="where the front and its strategies are kept as artifacts of it"
+    )
 
 
 def _watched(group: argparse._ArgumentGroup) -> None:

@@ -78,8 +78,9 @@ def node_data(name: str, values: Mapping[str, float | str]) -> dict[str, Any]:
 
 
 def _result(value: float | str) -> dict[str, Any]:
-    color = _WORD_COLORS.get(value) if isinstance(value, str) else None
-    return {"value": value} if color is None else {"value": value, "bgColor": color}
+    if not isinstance(value, str):
+        return {"value": float(f"{value:.6g}")}
+    return {"value": value, **({"bgColor": _WORD_COLORS[value]} if value in _WORD_COLORS else {})}
 
 
 # ---------------------------------------------------------------- nodes

@@ -15,7 +15,7 @@ from hago.search.goal import GoalOptions, normalized_limits, resolved_text
 from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
 from hago.search.measured_point import MeasuredPoint, sqnr_evaluator
 from hago.search.one_shot import OneShot, quantize_and_measure, quantize_in_one_shot
-from hago.search.pareto_front import load_front
+from hago.search.pareto_front import ParetoFront, load_front
 from hago.search.preparation import Prepared, QuantizationOptions, import_with_held_out, prepare
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
@@ -52,6 +52,7 @@ __all__ = [
     "MeasuredPoint",
     "Measurement",
     "OneShot",
+    "ParetoFront",
     "Prepared",
     "QuantizationOptions",
     "Quantizer",

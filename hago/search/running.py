@@ -10,7 +10,7 @@ Invariant: a callback reads; all that it can change is when the search ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from hago.errors import HagoError
@@ -25,6 +25,7 @@ class RunningSearch:
 
     Args:
         measure: the figure of trials that the search maximizes, e.g. `sqnr`.
+        choices: the bits that every group of edges may have.
         front_of: makes the front of the trials so far.
         strategy_of: makes the strategy of a trial.
         forwards: what was spent before the first trial, in passes of the float model over the data.
@@ -33,11 +34,13 @@ class RunningSearch:
     def __init__(
         self,
         measure: str,
+        choices: Mapping[str, tuple[int, ...]],
         front_of: Callable[[], ParetoFront],
         strategy_of: Callable[[Trial], Strategy],
         forwards: float = 0.0,
     ) -> None:
-        self._measure, self._front_of, self._strategy_of = measure, front_of, strategy_of
+        self._measure, self._choices = measure, choices
+        self._front_of, self._strategy_of = front_of, strategy_of
         self._forwards = forwards
         self._trials: list[Trial] = []
         self._best: Trial | None = None
@@ -47,6 +50,11 @@ class RunningSearch:
     def measure(self) -> str:
         """The figure of trials that the search maximizes, e.g. `sqnr`, a key of `Trial.results`."""
         return self._measure
+
+    @property
+    def choices(self) -> Mapping[str, tuple[int, ...]]:
+        """The bits that every group of edges may have: the space of the search."""
+        return self._choices
 
     @property
     def trials(self) -> tuple[Trial, ...]:

@@ -511,7 +511,8 @@ class Search:
             )
             before = (self.before, self.gradient_forwards + self.simulations)
             figure = self.scorer.goal.objective.figure
-            running = RunningSearch(figure, lambda: writer.front, self.strategy_of, before[1])
+            choices = {key: tuple(group.choices) for key, group in self.prepared.space.groups.items()}
+            running = RunningSearch(figure, choices, lambda: writer.front, self.strategy_of, before[1])
 
             def on_trial(trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
                 texts = writer(trial, best, replayed)

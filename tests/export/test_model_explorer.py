@@ -13,6 +13,7 @@ from networks import Small, images, randomized
 
 import hago
 from hago.errors import HagoError
+from hago.export import ExportFormat, ExportResult
 from hago.export.model_explorer import GRAPH_ID, graph_collection, node_data, plan_figures
 from hago.search import Quantizer
 
@@ -162,5 +163,10 @@ def test_an_export_writes_the_graph_and_a_file_for_every_figure(tmp_path: Path) 
     q.export(tmp_path / "net.json", "model_explorer", figures=statistic(CHIPS[0]).figures())
     names = {"graph", "bits", "accumulator", "sqnr", "blame", "cause"}
     assert {p.name for p in tmp_path.iterdir()} == {f"net.{name}.json" for name in names}
-    with pytest.raises(HagoError, match="shows no figures"):
-        q.export(tmp_path / "net", "tpu-mlir", figures=statistic(CHIPS[0]).figures())
+
+
+def test_figures_are_for_formats_that_show_them(tmp_path: Path) -> None:
+    own = ExportFormat("own", "nothing", lambda request: ExportResult("written", {}))
+    with pytest.raises(HagoError, match="shows no figures of nodes; leave figures out"):
+        quantizer(CHIPS[0]).export(tmp_path / "net", own, figures=statistic(CHIPS[0]).figures())
+    assert quantizer(CHIPS[0]).export(tmp_path / "net", own).text == "written"
