@@ -74,7 +74,7 @@ class Extra:
         return shlex.join(["pip", "install", *self.requirements])
 
 
-#: The extras of setup.cfg but `all` and `test`.
+#: The extras of setup.cfg but `all`, and those for working on hago: `docs` and `test`.
 EXTRAS: Final = (
     Extra("dask", ("distributed>=2023.5",), "searches on several machines (--executor dask://host:port)"),
     Extra("demo", ("scikit-learn>=1.3",), "the data of hago demo"),
