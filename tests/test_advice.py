@@ -1455,6 +1455,7 @@ PROCESS: Final = "another process, machine or disk"
 UNTRIED: Final = {
     "reading images needs Pillow": PACKAGE,
     "needs the package tensorboard": PACKAGE,
+    "--print-completion needs the package shtab": PACKAGE,
     "plots need the package matplotlib": PACKAGE,
     "data frames need the package pandas": PACKAGE,
     "needs the package wandb": PACKAGE,

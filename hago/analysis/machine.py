@@ -76,6 +76,7 @@ class Extra:
 
 #: The extras of setup.cfg but `all`, and those for working on hago: `docs` and `test`.
 EXTRAS: Final = (
+    Extra("completion", ("shtab>=1.6",), "words completed in the shell (hago --print-completion)"),
     Extra("dask", ("distributed>=2023.5",), "searches on several machines (--executor dask://host:port)"),
     Extra("demo", ("scikit-learn>=1.3",), "the data of hago demo"),
     Extra("images", ("pillow>=9",), "calibration data from a folder of images"),

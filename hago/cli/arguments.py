@@ -32,6 +32,7 @@ from hago.cli.choices import (
     UNIT_STD,
     TrainingDefaults,
 )
+from hago.cli.completion import SHELLS, PrintCompletion
 from hago.errors import HagoError
 from hago.shipped_hardware import shipped_hardware
 from hago.version import VERSION
@@ -443,6 +444,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     top.set_defaults(json=False)
     top.add_argument("--version", action="version", version=f"hago {VERSION}")
+    top.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        metavar="SHELL",
+        help=f"print the script that completes words in a shell: {', '.join(SHELLS)}",
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="command", title="commands")
     _search(commands)
     _quantize(commands)
