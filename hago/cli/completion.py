@@ -6,6 +6,7 @@ The shell runs the script alone, and no Python, when a word is completed.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -81,5 +82,5 @@ class PrintCompletion(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Print the script of a shell."""
-        print(completion_script(parser, str(values)))
+        parser._print_message(f"{completion_script(parser, str(values))}\n", sys.stdout)
         parser.exit(0)
