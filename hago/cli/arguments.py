@@ -448,6 +448,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--print-completion",
         action=PrintCompletion,
         choices=SHELLS,
+        default=argparse.SUPPRESS,
         metavar="SHELL",
         help=f"print the script that completes words in a shell: {', '.join(SHELLS)}",
     )

@@ -290,6 +290,14 @@ def test_a_run_is_written_for_tensorboard(hago: Run) -> None:
         assert [path.name.split(".")[0] for path in folder.iterdir()] == ["events"]
 
 
+def test_trials_are_kept_in_a_study_of_optuna(hago: Run) -> None:
+    words = [*SEARCH, "--log", "kept.jsonl", "--save", "kept.json", "--budget", "2 trials"]
+    assert hago(*words, "--optuna", "sqlite:///kept.db", "--optuna-artifacts", "kept").code == 0
+    assert Path("kept.db").stat().st_size and len(list(Path("kept").iterdir())) >= 2
+    refused = hago(*words, "--optuna-artifacts", "kept")
+    assert refused.code == 2 and "give both" in refused.err
+
+
 def test_a_continued_search_tells_this_run_from_all_runs(hago: Run) -> None:
     words = [*SEARCH, "--log", "two.jsonl", "--save", "two.json", "--json"]
     first, second = (hago(*words, "--budget", f"{n} trials").json for n in (2, 5))
