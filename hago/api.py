@@ -29,6 +29,7 @@ from hago.search import (
     RaceOptions,
     Replay,
     RunOptions,
+    SearchCallback,
     SearchOptions,
     SearchScore,
     Sensitivity,
@@ -82,6 +83,7 @@ def search_quantize_strategy(
     corrections: str | Sequence[str] | None = None,
     effort: str | None = None,
     finetune: Mapping[str, Any] | None = None,
+    callbacks: Sequence[SearchCallback] = (),
 ) -> tuple[Strategy, SearchScore]:
     """Search for the bits and thresholds that quantize a model best on a piece of hardware.
 
@@ -155,6 +157,9 @@ def search_quantize_strategy(
             best point is always measured on all samples.
         finetune: train the best strategy further: options of `hago.finetune`, and `save_weights`, a path for the
             trained weights, to which the strategy then belongs; see `hago.qat.finetune`.
+        callbacks: functions of (search, trial), called in this process after every new trial, in the order of trials: a
+            `RunningSearch`, which has the best trial, the front and the strategies so far and can be stopped, and the
+            trial. `hago.callbacks` has ready-made ones. The trials, the log and the result do not depend on them.
 
     Returns:
         The best strategy and its score: the accuracy if the data has labels, else the objective's value, or the SQNR if
@@ -164,7 +169,7 @@ def search_quantize_strategy(
         InfeasibleBits: no point meets the limits; the message says the nearest value that can be reached.
         HagoError: bad input, or no point that the hardware can run; the message says what is wrong and where.
         KeyboardInterrupt: the user interrupted the search. `log`, `save` and `front` hold the results so far, and the
-            same call continues from the log.
+            same call continues from the log. So they do after an exception of a callback, which is raised as it is.
     """
     options = SearchOptions(
         searcher=searcher,
@@ -199,6 +204,7 @@ def search_quantize_strategy(
             progress=progress,
             executor=executor,
             cache_bytes=cache_bytes,
+            callbacks=callbacks,
         ),
     )
     if finetune is None:

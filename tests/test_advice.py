@@ -1439,6 +1439,14 @@ ELSEWHERE: Final = {
         "analysis/test_remedies.py",
         "test_remedies_are_legal_and_gain_what_they_say",
     ),
+    "has trials of another search; give another name or storage": (
+        "test_callbacks.py",
+        "test_a_study_goes_on_with_the_log_and_refuses_another_search",
+    ),
+    "shows no figures of nodes; leave figures out": (
+        "export/test_model_explorer.py",
+        "test_figures_are_for_formats_that_show_them",
+    ),
     "hago has no rule for {}{}: these run": ("test_warnings.py", "test_an_operator_is_named_until_it_has_a_rule"),
 }
 PACKAGE: Final = "a package would have to be taken away and installed"
@@ -1446,6 +1454,11 @@ PROCESS: Final = "another process, machine or disk"
 #: Advice that nothing here takes, and why.
 UNTRIED: Final = {
     "reading images needs Pillow": PACKAGE,
+    "needs the package tensorboard": PACKAGE,
+    "--print-completion needs the package shtab": PACKAGE,
+    "plots need the package matplotlib": PACKAGE,
+    "data frames need the package pandas": PACKAGE,
+    "needs the package wandb": PACKAGE,
     "the demo needs scikit-learn": PACKAGE,
     "this needs the package {}: pip install": PACKAGE,
     "ONNX export needs the package onnx": PACKAGE,

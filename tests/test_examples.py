@@ -64,8 +64,9 @@ def stored_outputs(cell: dict[str, Any]) -> tuple[str, str]:
 
 
 def title(text: str) -> str:
-    """The first line of what an object prints, without numbers and hashes: those of a trained network depend on the
-    processor, as the facts below it do."""
+    """The first line of what an object prints, without numbers and hashes, on which the width of columns depends: those
+    of a trained network depend on the processor, as the facts below it do."""
+    text = "\n".join(" ".join(line.split()) for line in text.splitlines())
     return re.sub(r"-?\d[\d.,]*", "#", re.sub(r"\bhash [0-9a-f]{12}\b", "hash", text.partition("\n")[0]))
 
 

@@ -46,6 +46,7 @@ LAYERS: tuple[str, ...] = (
     "searchers",
     "search",
     "qat",
+    "callbacks",
     "analysis",
     "api",
     "demo",

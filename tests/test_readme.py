@@ -28,6 +28,7 @@ GUIDES = (
     "docs/hardware.md",
     "docs/quantizers.md",
     "docs/stored-model.md",
+    "docs/watching.md",
 )
 PAGES = [str(path.relative_to(ROOT)) for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])]
 _BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)

@@ -41,6 +41,7 @@ AS_MODULE = "import runpy, sys; sys.argv[1:] = {words!r}; runpy.run_module('hago
 WORDS = (
     ["--help"],
     ["--version"],
+    ["--print-completion", "bash"],
     ["search", "--help"],
     ["export", "--help"],
     ["finetune", "--help"],

@@ -17,8 +17,20 @@ from hago.analysis.error_causes import Cause
 from hago.analysis.remedies import Remedies, Suspect
 from hago.arithmetic.numerics import Overflow
 from hago.correction import CorrectionPass
+from hago.graph import INPUT
 from hago.plan import Verdict
 from hago.search.objective import MOST_DB
+from hago.serialization.pictures import (
+    BLUE,
+    LIGHT_BLUE,
+    ORANGE,
+    RED,
+    axes_for,
+    data_frame,
+    picture,
+    plain_text,
+    style_axes,
+)
 from hago.serialization.summary import Summarized, Summary, names_text
 from hago.serialization.text_table import (
     count,
@@ -680,6 +692,45 @@ class GraphStatistic(Summarized):
         csv.writer(text, lineterminator="\n").writerows(csv_rows(self.rows, self.blame))
         return text.getvalue()
 
+    def figures(self) -> dict[str, dict[str, float | str]]:
+        """Figures of nodes by name, which an export may show (`Quantizer.export(..., figures=...)`): the SQNR, the part
+        in the error of the outputs, the main cause of the error, and whether the accumulator overflowed."""
+        rows, parts = self.rows, self.blame
+        return {
+            "SQNR (dB)": {row.name: row.sqnr for row in rows if row.sqnr is not None},
+            "blame (%)": {name: 100.0 * part for name, part in parts.items()},
+            "cause": {row.name: row.main_cause for row in rows if row.main_cause is not None},
+            "accumulator": {row.name: row.verdict for row in rows if row.op != INPUT},
+        }
+
+    def to_frame(self) -> Any:
+        """The statistic as a data frame of pandas: the columns of `to_csv`, by node.
+
+        Raises:
+            HagoError: pandas is not installed.
+        """
+        names, *cells = csv_rows(self.rows, self.blame) if self.rows else [["node"]]
+        return data_frame([dict(zip(names, row, strict=True)) for row in cells], "node")
+
+    def plot(self, ax: Any = None, *, nodes: int = 15) -> Any:
+        """Draw the nodes with the largest parts in the error of the outputs, in their order, on axes of matplotlib:
+        each part by the causes of the error that the node added, and the SQNR of its value in dB.
+
+        Args:
+            ax: by default, those of a new figure.
+            nodes: the largest number of nodes that are drawn.
+
+        Returns:
+            The axes.
+
+        Raises:
+            HagoError: matplotlib is not installed.
+        """
+        return plot_blame(axes_for(ax), self, nodes)
+
+    def _picture(self) -> str:
+        return picture(self.plot, "the parts of nodes in the error of the outputs") if self.blame else ""
+
     def values(self) -> str:
         """The ranges, means and standard deviations of float, simulated and integer values, as a table."""
         return "\n".join(value_table(self.rows))
@@ -707,3 +758,45 @@ class GraphStatistic(Summarized):
         )
         lines = error_table(self.rows, self.blame, self.first_wrong, self.total_differences, self.remedies)
         return "\n".join([head, *lines, *pass_table(self.passes)])
+
+
+#: The causes that a node may add error by, and their colors.
+_CAUSE_COLORS: Final[Mapping[Cause, str]] = {
+    "rounding": LIGHT_BLUE,
+    "constants": BLUE,
+    "saturation": ORANGE,
+    "overflow": RED,
+}
+
+
+def plot_blame(ax: Any, statistic: GraphStatistic, most: int) -> Any:
+    """Draw the parts of nodes in the error of the outputs; see `GraphStatistic.plot`."""
+    blame = statistic.blame
+    chosen = set(sorted(blame, key=lambda name: -blame[name])[:most])
+    rows = [row for row in statistic.rows if row.name in chosen]
+    places, left = range(len(rows)), [0.0] * len(rows)
+    for cause, color in _CAUSE_COLORS.items():
+        widths = [100.0 * blame[row.name] * _own_share(row, cause) for row in rows]
+        if any(widths):
+            ax.barh(places, widths, left=left, color=color, height=0.7, label=cause)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    for place, end, row in zip(places, left, rows, strict=True):
+        ax.annotate(_level(row.sqnr), (end, place), (4.0, 0.0), textcoords="offset points", va="center", fontsize=8)
+    ax.set_yticks(places, [plain_text(tail(row.name, 30)) for row in rows], fontsize=8)
+    ax.set_ylim(len(rows) - 0.4, -0.6)  # in the order of the graph, from the top
+    ax.set_xlim(0.0, 1.18 * max(left, default=0.0) or 1.0)  # with room for the texts
+    ax.set_xlabel("part of the error of the outputs (%); beside it, the SQNR of the node")
+    fewer = f", the {len(rows)} largest of {len(blame)} parts" if len(rows) < len(blame) else ""
+    ax.set_title(plain_text(f"Sources of the error of the outputs on {statistic.hardware}{fewer}"), fontsize="medium")
+    if rows:
+        ax.legend(loc="best", fontsize="small", frameon=False)
+    style_axes(ax, grid="x")
+    return ax
+
+
+def _own_share(row: NodeStatistic, cause: Cause) -> float:
+    """The share of a cause in the error that a node added itself, without causes that cancel others; all of it is
+    rounding where no cause adds."""
+    shares = {name: max(0.0, row.causes[name].own_share or 0.0) for name in _CAUSE_COLORS if name in row.causes}
+    total = sum(shares.values())
+    return shares.get(cause, 0.0) / total if total > 0.0 else float(cause == "rounding")

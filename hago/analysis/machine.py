@@ -74,15 +74,20 @@ class Extra:
         return shlex.join(["pip", "install", *self.requirements])
 
 
-#: The extras of setup.cfg but `all` and `test`.
+#: The extras of setup.cfg but `all`, and those for working on hago: `docs` and `test`.
 EXTRAS: Final = (
+    Extra("completion", ("shtab>=1.6",), "words completed in the shell (hago --print-completion)"),
     Extra("dask", ("distributed>=2023.5",), "searches on several machines (--executor dask://host:port)"),
     Extra("demo", ("scikit-learn>=1.3",), "the data of hago demo"),
     Extra("images", ("pillow>=9",), "calibration data from a folder of images"),
     Extra("onnx", ("onnx>=1.17", "onnxruntime>=1.20"), "hago export --format onnx, and its check in ONNX Runtime"),
     Extra("openvino", ("openvino>=2024.4",), "OpenVINO in hago compare and in the check of an export"),
+    Extra("pandas", ("pandas>=2.0",), "data frames of fronts, trials and inspections (to_frame)"),
+    Extra("plot", ("matplotlib>=3.7",), "pictures of fronts, trials and inspections (plot), also in notebooks"),
     Extra("postgres", ("psycopg[binary]>=3.1",), "searches that share a study of Optuna in PostgreSQL"),
     Extra("safetensors", ("safetensors>=0.4",), "--weights from a .safetensors file"),
+    Extra("tensorboard", ("tensorboard>=2.14",), "searches and training watched in TensorBoard"),
+    Extra("wandb", ("wandb>=0.16",), "searches and training watched in Weights & Biases"),
 )
 
 

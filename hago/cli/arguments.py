@@ -32,6 +32,7 @@ from hago.cli.choices import (
     UNIT_STD,
     TrainingDefaults,
 )
+from hago.cli.completion import SHELLS, PrintCompletion
 from hago.errors import HagoError
 from hago.shipped_hardware import shipped_hardware
 from hago.version import VERSION
@@ -157,6 +158,7 @@ the hardware that their files name.""",
 examples:
   hago export zoo:net strategies/net-x86_vnni.json --format tpu-mlir --data calibration.npz
   hago export zoo:net strategies/net-onnxruntime_cpu.json --format onnx --check --data calibration.npz
+  hago export zoo:net strategies/net-vta.json --format model_explorer --data test.npz --save exports/net
 
 No .tflite file is written: the hardware tflite stands for the arithmetic of its kernels. An ONNX file holds the
 integers of a strategy for onnxruntime_cpu, openvino_cpu or another chip whose arithmetic ONNX can express.
@@ -369,6 +371,21 @@ def _outcome(group: argparse._ArgumentGroup) -> None:
         help="train the best strategy at the end, and keep the result if it is better, e.g. 'budget=5m' or "
         "'scheme=dorefa_relative,steps=400'; the trained weights are written next to the strategy",
     )
+    _watched(group)
+    group.add_argument(
+        "--optuna",
+        metavar="URL",
+        help="keep the trials in a study of Optuna for its dashboard, e.g. sqlite:///study.db",
+    )
+    group.add_argument(
+        "--optuna-artifacts", metavar="FOLDER", help="where the front and its strategies are kept as artifacts of it"
+    )
+
+
+def _watched(group: argparse._ArgumentGroup) -> None:
+    """Add the options of programs in which a run can be watched."""
+    group.add_argument("--tensorboard", metavar="FOLDER", help="write the figures of the run for TensorBoard")
+    group.add_argument("--wandb", metavar="PROJECT", help="log the figures of the run to Weights & Biases")
 
 
 def _held_out(
@@ -427,6 +444,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     top.set_defaults(json=False)
     top.add_argument("--version", action="version", version=f"hago {VERSION}")
+    top.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        default=argparse.SUPPRESS,
+        metavar="SHELL",
+        help=f"print the script that completes words in a shell: {', '.join(SHELLS)}",
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="command", title="commands")
     _search(commands)
     _quantize(commands)
@@ -643,6 +668,7 @@ def _training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--checkpoint", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetuned-HASH.safetensors")
     group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetuned-HASH.jsonl")
     group.add_argument("--no-resume", action="store_true", help="start anew even if a checkpoint exists")
+    _watched(group)
 
 
 def _running(parser: argparse.ArgumentParser) -> None:

@@ -98,4 +98,5 @@ EXPORT_FORMATS: Final[Mapping[str, ExportChoices]] = {
         {"form": ("qdq", "qoperator"), "engine": ("onnxruntime", "openvino")},
     ),
     "tpu-mlir": ExportChoices("a calibration table and a quantize table", {}),
+    "model_explorer": ExportChoices("the graph and its figures for Model Explorer", {}),
 }

@@ -6,6 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from hago import api
+from hago.analysis import inspect_plan
 from hago.analysis.comparison import REALIZATIONS, compare_realizations
 from hago.analysis.strategy_comparison import NAMES, compare_strategies
 from hago.cli.console import NO, OK, Console, Outcome
@@ -68,7 +69,10 @@ def export_command(args: Namespace, console: Console) -> Outcome:
         raise HagoError("--check runs the file on data; give --data")
     quantizer, batches, path = _quantizer_of_strategy(args) if args.record is not None else _quantizer_of_stored(args)
     options = {option.name: getattr(args, option.name, option.default) for option in form.options}
-    request = request_export(form, quantizer.plan, quantizer.strategy, make_folder_of(path), batches, options)
+    inspected = None if batches is None or not form.shows_figures else inspect_plan(quantizer.plan, batches)
+    figures = {} if inspected is None else inspected.figures()
+    where = make_folder_of(path)
+    request = request_export(form, quantizer.plan, quantizer.strategy, where, batches, options, figures)
     with resumable(lambda: f"while it wrote {path}"):
         written = write_files(form, request)
     console.written.append(str(path))

@@ -18,6 +18,7 @@ from hago.cli.options import (
     named,
     resumable,
     training_so_far,
+    watched,
 )
 from hago.cli.output_files import STRATEGY, check_output, default_stem, folders_of
 from hago.qat import Finetuned, FinetuneOptions, finetune_with, save_state, trained_state
@@ -37,7 +38,11 @@ def finetune_command(args: Namespace, console: Console) -> Outcome:
     console.continued.extend((log, checkpoint))
     continues = os.path.exists(checkpoint) and not args.no_resume
     console.note(f"{'continuing from' if continues else 'checkpoints go to'} {checkpoint}")
-    with folders_of(log, checkpoint, saved, weights), resumable(lambda: training_so_far(checkpoint)):
+    with (
+        folders_of(log, checkpoint, saved, weights),
+        resumable(lambda: training_so_far(checkpoint)),
+        watched(args) as callbacks,
+    ):
         batches = load_batches(args)
         options = FinetuneOptions(
             steps=args.steps,
@@ -52,6 +57,7 @@ def finetune_command(args: Namespace, console: Console) -> Outcome:
             checkpoint=checkpoint,
             resume=not args.no_resume,
             held_out=load_held_out(args),
+            callbacks=callbacks,
         )
         tuned = finetune_with(model, hardware, strategy, batches, options)
         tuned.quantizer.strategy.save(saved)

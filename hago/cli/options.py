@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from hago.analysis import Change
 from hago.calibration import ESTIMATORS
+from hago.callbacks import OptunaStudy, TensorBoard, WeightsAndBiases
 from hago.cli.choices import EFFORTS, NO_MEAN, UNIT_STD
 from hago.cli.console import Outcome, command_line
 from hago.data import BATCH_SIZE, ImageShape, load_data
@@ -155,6 +156,27 @@ def stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns
+
+
+@contextlib.contextmanager
+def watched(args: Namespace) -> Iterator[list[Callable[[Any, Any], None]]]:
+    """The callbacks that `--tensorboard`, `--wandb` and `--optuna` name, which are closed at the end.
+
+    Raises:
+        HagoError: the package of one is not installed, or its folder or storage cannot be written.
+    """
+    url, artifacts = getattr(args, "optuna", None), getattr(args, "optuna_artifacts", None)
+    if artifacts is not None and url is None:
+        raise HagoError("--optuna-artifacts is the folder of the study of --optuna, which is not given; give both")
+    with contextlib.ExitStack() as stack:
+        callbacks: list[Callable[[Any, Any], None]] = []
+        if args.tensorboard is not None:
+            callbacks.append(stack.enter_context(TensorBoard(args.tensorboard)))
+        if args.wandb is not None:
+            callbacks.append(stack.enter_context(WeightsAndBiases(args.wandb)))
+        if url is not None:
+            callbacks.append(stack.enter_context(OptunaStudy(url, artifacts=artifacts)))
+        yield callbacks
 
 
 # ---------------------------------------------------------------- objects that options name

@@ -29,6 +29,7 @@ from hago.cli.options import (
     stamp,
     strategy_command,
     training_so_far,
+    watched,
 )
 from hago.cli.output_files import (
     FRONT,
@@ -205,7 +206,8 @@ def search_command(args: Namespace, console: Console) -> Outcome:
         return f"after {counted(trials, 'trial')}, which {'is' if trials == 1 else 'are'} in {log}{best}"
 
     started = time.monotonic()
-    with folders_of(log, saved, files.front), resumable(so_far):
+    with folders_of(log, saved, files.front), resumable(so_far), watched(args) as callbacks:
+        options = options.changed(callbacks=callbacks)
         outcome = run_search(imported, hardware, data, options, before_trials=tell_log)
         seconds = time.monotonic() - started
         with interruptible_job("search") as steps:
@@ -329,7 +331,8 @@ class ThisRun:
             what = f"added {counted(added, 'trial')}" if added else "added no trial"
             lines.append(f"  this run {what} in {self.seconds:.1f} s; the log held {self.earlier}")
         why = outcome.result.stopped_because
-        ended = "the searcher has no further point" if why == "finished" else f"the budget ({args.budget}) is spent"
+        ends = {"finished": "the searcher has no further point", "callback": "a callback stopped it"}
+        ended = ends.get(why, f"the budget ({args.budget}) is spent")
         return [*lines, f"  it stopped since {ended}"]
 
 

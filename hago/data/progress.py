@@ -7,11 +7,12 @@ after every batch of every pass. What is quicker than PLAIN_SECONDS leaves no pl
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Final
 
@@ -33,10 +34,11 @@ class StatusLine:
     Args:
         shown: whether to show it.
         clock: seconds.
+        row: its place among the lines of a terminal that are shown together, from the top.
     """
 
-    def __init__(self, shown: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._shown, self._clock = shown, clock
+    def __init__(self, shown: bool, clock: Callable[[], float] = time.monotonic, row: int = 0) -> None:
+        self._shown, self._clock, self._row = shown, clock, row
         self._terminal = shown and sys.stderr.isatty()
         self._bar: Any = None
         self._last = -math.inf if self._terminal else clock()
@@ -52,6 +54,18 @@ class StatusLine:
         self._shown = False
         if self._bar is not None:
             self._bar.close()
+
+    @contextlib.contextmanager
+    def cleared(self) -> Iterator[None]:
+        """Take the line off the terminal while the context is open, so that other code can print."""
+        if self._bar is None:
+            yield
+            return
+        self._bar.clear()
+        try:
+            yield
+        finally:
+            self._bar.refresh()
 
     def is_due(self, now: float, force: bool = False) -> bool:
         """Whether a text would be shown now; arguments as for `show`."""
@@ -72,7 +86,7 @@ class StatusLine:
             tqdm.write(f"hago: {text}", file=sys.stderr)
             return
         if self._bar is None:
-            self._bar = tqdm(bar_format="{desc}", leave=False)
+            self._bar = tqdm(bar_format="{desc}", leave=False, position=self._row)
         # a longer line would wrap, and could not be replaced
         self._bar.set_description_str(text[: shutil.get_terminal_size((COLUMNS, 24)).columns - 1])
 

@@ -1,10 +1,12 @@
-"""Export of Plans to files that other tools read: ONNX models, and the tables of TPU-MLIR's compiler."""
+"""Export of Plans to files that other tools read: ONNX models, the tables of TPU-MLIR's compiler, and graphs for
+Model Explorer."""
 
 from hago.export import onnx
 from hago.export.formats import (
     FORMATS,
     ExportFormat,
     ExportResult,
+    NodeFigures,
     check_files,
     find_format,
     request_export,
@@ -15,6 +17,7 @@ __all__ = [
     "FORMATS",
     "ExportFormat",
     "ExportResult",
+    "NodeFigures",
     "check_files",
     "find_format",
     "onnx",

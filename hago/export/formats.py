@@ -8,10 +8,12 @@ optional package imports it when it writes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -19,16 +21,19 @@ from hago.data import Batches
 from hago.data.named_objects import one_line
 from hago.emulation.tpu_mlir import format_calibration_table, format_quantize_table
 from hago.errors import HagoError, did_you_mean
+from hago.export.model_explorer import graph_collection, node_data, plan_figures
 from hago.export.onnx.engines import ENGINES, openvino_if_no_crash
 from hago.export.onnx.export import FORMS, make_onnx, write_onnx
 from hago.export.onnx.verification import check_onnx
 from hago.export.tpu_mlir import Tables, make_tables, observed_ranges
 from hago.plan import Plan, Strategy
-from hago.serialization.json_text import replace_file
+from hago.serialization.json_text import canonical, replace_file
 from hago.serialization.summary import Summarized, Summary
 from hago.serialization.text_table import counted
 
 _Result = TypeVar("_Result")
+#: Figures of nodes: by the figure's name, a number or a word for every node that has it.
+NodeFigures: TypeAlias = Mapping[str, Mapping[str, float | str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class ExportRequest:
         path: the path of the files; a format adds its own suffixes.
         batches: data of the model, or None; it can be iterated any number of times.
         options: a value for each of the format's options.
+        figures: further figures of nodes by the figure's name and the node, for formats that show them.
     """
 
     plan: Plan
@@ -66,6 +72,7 @@ class ExportRequest:
     path: Path
     batches: Batches | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    figures: NodeFigures = field(default_factory=dict)
 
     def inputs(self) -> Iterator[tuple[Tensor, ...]]:
         """The flat inputs of each batch."""
@@ -121,6 +128,8 @@ class ExportFormat:
         extra: the extra of hago that installs the packages it needs (`pip install 'hago[extra]'`); empty if it needs
             none.
         options: the options that `write` and `check` read from the request.
+        shows_figures: whether it shows the figures of the request; the command line inspects the model for them where
+            it is given data.
     """
 
     name: str
@@ -129,6 +138,7 @@ class ExportFormat:
     check: Callable[[ExportRequest, ExportResult], ExportCheck] | None = None
     extra: str = ""
     options: tuple[ExportOption, ...] = ()
+    shows_figures: bool = False
 
 
 def find_format(name: str | ExportFormat) -> ExportFormat:
@@ -148,13 +158,22 @@ def find_format(name: str | ExportFormat) -> ExportFormat:
 
 
 def request_export(
-    form: ExportFormat, plan: Plan, strategy: Strategy, path: Path, batches: Batches | None, options: Mapping[str, str]
+    form: ExportFormat,
+    plan: Plan,
+    strategy: Strategy,
+    path: Path,
+    batches: Batches | None,
+    options: Mapping[str, str],
+    figures: NodeFigures = MappingProxyType({}),
 ) -> ExportRequest:
     """Make the request of an export: check the options, and set those not given to their defaults.
 
     Raises:
-        HagoError: the format has no such option, or the option cannot have this value.
+        HagoError: the format has no such option, or the option cannot have this value; or there are figures, which the
+            format does not show.
     """
+    if figures and not form.shows_figures:
+        raise HagoError(f"export format {form.name!r} shows no figures of nodes; leave figures out")
     by_name = {option.name: option for option in form.options}
     for name, value in options.items():
         if name not in by_name:
@@ -164,7 +183,7 @@ def request_export(
             expected = f"expected one of {', '.join(by_name[name].choices)}"
             raise HagoError(f"option {name!r} of export format {form.name!r} is {value!r}; {expected}")
     values = {option.name: options.get(option.name, option.default) for option in form.options}
-    return ExportRequest(plan, strategy, path, batches, values)
+    return ExportRequest(plan, strategy, path, batches, values, figures)
 
 
 def write_files(form: ExportFormat, request: ExportRequest) -> ExportResult:
@@ -265,6 +284,23 @@ def _tpu_mlir_warnings(tables: Tables) -> list[str]:
     return warnings
 
 
+# ---------------------------------------------------------------- model_explorer
+def _write_model_explorer(request: ExportRequest) -> ExportResult:
+    stem = request.path.name.removesuffix(".json").removesuffix(".graph")
+    label = f"{stem} on {request.plan.hardware.name}"
+    documents = {"graph": graph_collection(request.plan, label)}
+    for name, values in {**plan_figures(request.plan), **request.figures}.items():
+        kind = re.sub(r"\W+", "_", name.partition(" (")[0].lower())  # without its unit
+        documents[kind] = node_data(name, values)
+    paths = {kind: request.path.with_name(f"{stem}.{kind}.json") for kind in documents}
+    for kind, document in documents.items():
+        replace_file(paths[kind], canonical(document) + "\n")
+    shown = ",".join(str(path) for kind, path in paths.items() if kind != "graph")
+    lines = [f"{kind:11}  {path}" for kind, path in paths.items()]
+    lines.append(f"show them with  model-explorer {paths['graph']} --node_data_paths={shown}")
+    return ExportResult("\n".join(lines), {kind: str(path) for kind, path in paths.items()}, documents)
+
+
 # ---------------------------------------------------------------- the table
 FORMATS: Final[Mapping[str, ExportFormat]] = {
     form.name: form
@@ -278,5 +314,8 @@ FORMATS: Final[Mapping[str, ExportFormat]] = {
             options=(ExportOption("form", tuple(FORMS)), ExportOption("engine", tuple(ENGINES))),
         ),
         ExportFormat("tpu-mlir", "a calibration table and a quantize table", _write_tpu_mlir),
+        ExportFormat(
+            "model_explorer", "the graph and its figures for Model Explorer", _write_model_explorer, shows_figures=True
+        ),
     )
 }

@@ -3,6 +3,8 @@
 from hago.qat.finetuning import (
     Finetuned,
     FinetuneOptions,
+    RunningTraining,
+    TrainingCallback,
     Tuned,
     finetune,
     finetune_after_search,
@@ -11,6 +13,7 @@ from hago.qat.finetuning import (
 )
 from hago.qat.losses import LOSSES
 from hago.qat.prepare import from_qat, prepare_qat
+from hago.qat.run import TrainingStep
 from hago.qat.scheme import TRAINING_SCHEMES
 from hago.qat.state_dict import save_state, trained_state
 
@@ -19,6 +22,9 @@ __all__ = [
     "TRAINING_SCHEMES",
     "FinetuneOptions",
     "Finetuned",
+    "RunningTraining",
+    "TrainingCallback",
+    "TrainingStep",
     "Tuned",
     "finetune",
     "finetune_after_search",

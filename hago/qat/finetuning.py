@@ -13,12 +13,12 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import nn
@@ -31,11 +31,20 @@ from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy,
 from hago.plan import Plan, Strategy
 from hago.qat.losses import Loss, named_loss
 from hago.qat.prepare import constants_of, from_qat, make_trainable
-from hago.qat.run import Samples, TrainingRun, TrainingSchedule
+from hago.qat.run import Samples, TrainingRun, TrainingSchedule, TrainingStep
 from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.qat.state_dict import save_state, trained_state
 from hago.runtime import compare_plan_exactly
-from hago.search import Evaluator, Quantizer, SearchOptions, SearchOutcome, for_training, held_out_figures, run_search
+from hago.search import (
+    Evaluator,
+    Quantizer,
+    SearchOptions,
+    SearchOutcome,
+    check_callbacks,
+    for_training,
+    held_out_figures,
+    run_search,
+)
 from hago.search.objective import ObjectiveLike, named_objective
 from hago.serialization.json_text import canonical, check_distinct, json_values
 from hago.serialization.summary import Summarized, Summary, bits_text, figures_text
@@ -46,6 +55,46 @@ from hago.study import Budget
 STEPS: Final = 400
 #: A function that measures a quantizer on the data; its results are JSON values.
 Measure = Callable[[Quantizer], dict[str, Any]]
+
+
+class RunningTraining:
+    """A training run while it runs, as its callbacks get it. `finetune_with` makes it.
+
+    A callback reads; all that it can change is when the run ends.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run, self._stops = run, False
+
+    @property
+    def quantizer(self) -> Quantizer:
+        """The model as trained so far; its strategy is for `quantizer.plan.graph`."""
+        return from_qat(self._run.model)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy so far, for the weights as trained so far."""
+        return self.quantizer.strategy
+
+    def stop(self) -> None:
+        """End the run after this step; it is measured and kept, or not, as any other."""
+        self._stops = True
+
+    @property
+    def stops(self) -> bool:
+        """Whether a callback has called `stop`."""
+        return self._stops
+
+    def figures(self, step: TrainingStep) -> dict[str, float]:
+        """The figures of a step, by names for charts."""
+        return {"training/loss": step.loss, "training/rate": step.rate, "training/seconds": step.seconds}
+
+
+#: Called with the training run and a step; what it returns is ignored.
+TrainingCallback: TypeAlias = Callable[[RunningTraining, TrainingStep], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +117,13 @@ class FinetuneOptions:
         resume: continue from the checkpoint if it exists.
         progress: show the progress: a line on a terminal, elsewhere a plain line now and then.
         held_out: further batches, on which the model is measured before and after instead of on the training data.
+        callbacks: functions of (training, step), called after every step: a `RunningTraining`, which has the strategy
+            so far and can be stopped, and a `TrainingStep`. `hago.callbacks` has ready-made ones. The result does not
+            depend on them.
 
     Raises:
-        HagoError: a rate is negative or infinite, a count is not a positive whole number, the budget is not a time, or
-            no objective or scheme has the name.
+        HagoError: a rate is negative or infinite, a count is not a positive whole number, the budget is not a time, no
+            objective or scheme has the name, or a callback cannot be called.
     """
 
     steps: int | None = None
@@ -88,6 +140,7 @@ class FinetuneOptions:
     resume: bool = True
     progress: bool = True
     held_out: Iterable[Any] | None = None
+    callbacks: Sequence[TrainingCallback] = ()
 
     def __post_init__(self) -> None:
         for name in ("lr", "range_lr"):
@@ -105,6 +158,7 @@ class FinetuneOptions:
             )
         named_loss(self.objective)
         training_scheme(self.scheme)
+        check_callbacks(self.callbacks)
 
     @property
     def schedule(self) -> TrainingSchedule:
@@ -172,11 +226,12 @@ def finetune(
         model: the model that the strategy is for; it is not changed.
         dataset: batches to train on; labels are not needed. A tenth of the samples is kept aside.
         options: the fields of `hago.qat.FinetuneOptions`: steps, budget, lr, range_lr, batch_size, objective,
-            scheme, seed, log, checkpoint, every, resume, progress and held_out.
+            scheme, seed, log, checkpoint, every, resume, progress, held_out and callbacks.
 
     Raises:
         StrategyMismatch: the strategy is for another model or hardware, or the checkpoint of another run.
         HagoError: other bad input; the loss is not finite.
+        Exception: what a callback raised; the checkpoint holds the steps so far.
     """
     return finetune_with(model, hardware, strategy, dataset, FinetuneOptions(**options))
 
@@ -209,7 +264,14 @@ def finetune_with(
     log = None if options.log is None else Path(options.log)
     if not (options.resume and run.resume()):
         _append(log, {"what": "before", "results": before, **run.settings})
-    run.train(progress=options.progress)
+    running = RunningTraining(run)
+
+    def on_step(step: TrainingStep) -> bool:
+        for callback in options.callbacks:
+            callback(running, step)
+        return running.stops
+
+    run.train(progress=options.progress, on_step=on_step if options.callbacks else None)
     return _conclude(run, start, before, measure, log)
 
 

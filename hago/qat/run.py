@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -200,6 +200,23 @@ def _check_settings(stored: Any, settings: Mapping[str, Any], path: Path) -> Non
             )
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """One completed step of a training run, as callbacks get it.
+
+    Args:
+        index: from 0, over all sessions of the run.
+        loss: of the step's samples, before its update.
+        rate: the learning rate of the step, relative to the largest.
+        seconds: wall time of all sessions together.
+    """
+
+    index: int
+    loss: float
+    rate: float
+    seconds: float
+
+
 class TrainingRun:
     """One training run. `finetune` makes it, calls `resume` if the user allows it, then `train` once, and then
     `validation_loss`.
@@ -272,8 +289,12 @@ class TrainingRun:
             tensors |= optimizer_tensors(self.optimizer, self.names)
             Checkpoint(self.settings, self.step, self.seconds, tensors).save(self.checkpoint)
 
-    def train(self, *, progress: bool) -> None:
+    def train(self, *, progress: bool, on_step: Callable[[TrainingStep], bool] | None = None) -> None:
         """Train to the end of the schedule, from the current step.
+
+        Args:
+            on_step: called with every completed step; returns whether the run ends with it. After an exception of it,
+                the checkpoint holds the step.
 
         Raises:
             HagoError: the loss is NaN or infinite.
@@ -285,7 +306,8 @@ class TrainingRun:
         with StatusLine(progress) as line, Interrupts(defer=True) as interrupts:
             try:
                 while (completed := self.schedule.completed(self.step, self.seconds)) < 1.0:
-                    loss = self._step(self.schedule.rate(completed))
+                    rate = self.schedule.rate(completed)
+                    loss = self._step(rate)
                     self.step += 1
                     self._consistent = True
                     self.seconds = clock_offset + time.monotonic()
@@ -293,11 +315,23 @@ class TrainingRun:
                     if self.step % self.every == 0:
                         self.save()
                     interrupts.check()
+                    done = TrainingStep(self.step - 1, loss, rate, self.seconds)
+                    if on_step is not None and self._stops(on_step, done, line):
+                        break
             except KeyboardInterrupt:
                 if self._consistent:
                     self.save()
                 raise
         self.save()
+
+    def _stops(self, on_step: Callable[[TrainingStep], bool], step: TrainingStep, line: StatusLine) -> bool:
+        """Whether the caller's function, which may print, ends the run after a step."""
+        try:
+            with line.cleared():
+                return on_step(step)
+        except Exception:
+            self.save()
+            raise
 
     def _progress_text(self, loss: float) -> str:
         """The step, the loss, and the time left at the rate so far."""

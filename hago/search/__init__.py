@@ -15,11 +15,12 @@ from hago.search.goal import GoalOptions, normalized_limits, resolved_text
 from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
 from hago.search.measured_point import MeasuredPoint, sqnr_evaluator
 from hago.search.one_shot import OneShot, quantize_and_measure, quantize_in_one_shot
-from hago.search.pareto_front import load_front
+from hago.search.pareto_front import ParetoFront, load_front
 from hago.search.preparation import Prepared, QuantizationOptions, import_with_held_out, prepare
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy
+from hago.search.running import RunningSearch, SearchCallback, check_callbacks
 from hago.search.sensitivity import Sensitivity, sensitivity_of
 from hago.search.session import (
     RunOptions,
@@ -51,16 +52,20 @@ __all__ = [
     "MeasuredPoint",
     "Measurement",
     "OneShot",
+    "ParetoFront",
     "Prepared",
     "QuantizationOptions",
     "Quantizer",
     "RaceOptions",
     "Replay",
     "RunOptions",
+    "RunningSearch",
+    "SearchCallback",
     "SearchOptions",
     "SearchOutcome",
     "SearchScore",
     "Sensitivity",
+    "check_callbacks",
     "chosen_estimator",
     "continued",
     "correct",

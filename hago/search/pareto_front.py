@@ -29,7 +29,28 @@ from hago.serialization.json_text import (
     read_file,
     replace_file,
 )
-from hago.serialization.summary import Summarized, Summary, bits_text, figures_text, measure_name, measure_text
+from hago.serialization.pictures import (
+    BLUE,
+    GRAY,
+    LIGHT_BLUE,
+    axes_for,
+    byte_scale,
+    data_frame,
+    matplotlib_module,
+    picture,
+    plain_text,
+    style_axes,
+)
+from hago.serialization.summary import (
+    Summarized,
+    Summary,
+    bits_text,
+    figures_text,
+    measure_axis,
+    measure_name,
+    measure_text,
+    number_values,
+)
 from hago.serialization.text_table import counted, table
 from hago.study import Trial, TrialFront
 
@@ -125,6 +146,52 @@ class ParetoFront(Summarized):
         low, high = (measure_text(self.measure, end) for end in point.interval)
         return f"{low.partition(' ')[0]} to {high}"
 
+    def to_frame(self) -> Any:
+        """The points as a data frame of pandas: the measure with its interval, all costs and all results, by trial.
+
+        Raises:
+            HagoError: pandas is not installed.
+        """
+        return data_frame([_cells(self.measure, p) for p in self], "trial")
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the points over the cost, with their 95 % intervals, on axes of matplotlib.
+
+        Args:
+            ax: by default, those of a new figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            HagoError: matplotlib is not installed.
+        """
+        ax = axes_for(ax)
+        label, factor = measure_axis(self.measure)
+        costs, scores = [p.costs[self.cost] for p in self], [factor * p.score for p in self]
+        is_bytes = self.cost in METRICS and METRICS[self.cost].unit == "B"
+        unit, size = byte_scale(max(costs, default=0.0)) if is_bytes else ("", 1)
+        costs = [cost / size for cost in costs]
+        ax.step(costs, scores, where="post", color=LIGHT_BLUE, linewidth=1.2, zorder=1)
+        for cost, score, point in zip(costs, scores, self, strict=True):
+            low, high = point.interval or (point.score, point.score)
+            arms = [[max(0.0, score - factor * low)], [max(0.0, factor * high - score)]]
+            ax.errorbar([cost], [score], yerr=arms, fmt="none", ecolor=GRAY, elinewidth=1.0, capsize=3.0, zorder=2)
+        ax.scatter(costs, scores, color=BLUE, s=22.0, zorder=3)
+        others = METRICS[self.cost].unit if self.cost in METRICS and not is_bytes else unit
+        ax.set_xlabel(f"{self.cost} ({others})" if others and others != self.cost else self.cost)
+        ax.set_ylabel(plain_text(label))
+        hardware = f" on {self.points[0].strategy.hardware.name}" if self.points else ""
+        bars = ", 95 % intervals" if any(p.interval for p in self) else ""
+        ax.set_title(plain_text(f"Pareto front{hardware}{bars}"), fontsize="medium")
+        if not is_bytes:
+            ax.xaxis.set_major_formatter(matplotlib_module("ticker").EngFormatter())
+        style_axes(ax)
+        return ax
+
+    def _picture(self) -> str:
+        return picture(self.plot, "the Pareto front") if self.points else ""
+
     def to_json(self) -> dict[str, Any]:
         """JSON values, which `load_front` reads."""
         ranges: dict[str, int] = {}
@@ -155,6 +222,13 @@ class ParetoFront(Summarized):
             LogError: it could not be written; an older file is unchanged.
         """
         replace_file(Path(path), canonical(self.to_json()) + "\n")
+
+
+def _cells(measure: str, point: FrontPoint) -> dict[str, Any]:
+    """The row of a point in a data frame."""
+    low, high = point.interval or (None, None)
+    own = {"trial": point.trial, measure: point.score, f"{measure}_low": low, f"{measure}_high": high}
+    return {**own, **point.costs, **{k: v for k, v in number_values(point.results).items() if k not in own}}
 
 
 def load_front(path: str | PathLike[str]) -> ParetoFront:
@@ -276,9 +350,10 @@ class FrontWriter:
         shown = []
         cost = None if best is None else best.score.costs.get(self._front.cost)
         if cost is not None:
-            shown.append(amount_text(self._front.cost, cost))
+            shown.append(f"{self._front.cost} {amount_text(self._front.cost, cost)}")
+        shown.append(f"front of {len(self._front)}")
         evaluator = self._scorer.evaluator
         if self._is_local and self._new_trials:
             shown.append(f"{evaluator.forwards - self._forwards_before:.0f} forwards")
             shown.append(f"{100 * evaluator.reuse.spent.share:.0f} % cached")
-        return [*shown, f"front {len(self._front)}"]
+        return shown

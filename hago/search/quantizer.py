@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hago.data import Batches
-from hago.export import ExportFormat, ExportResult, find_format, request_export, write_files
+from hago.export import ExportFormat, ExportResult, NodeFigures, find_format, request_export, write_files
 from hago.export.onnx import OnnxFile, make_onnx, write_onnx
 from hago.plan import Plan, Strategy
 from hago.runtime import IntegerModel, Provenance
@@ -69,7 +69,13 @@ class Quantizer(Summarized):
         return made
 
     def export(
-        self, path: str | PathLike[str], format: str | ExportFormat, data: Any | None = None, **options: str
+        self,
+        path: str | PathLike[str],
+        format: str | ExportFormat,
+        data: Any | None = None,
+        *,
+        figures: NodeFigures | None = None,
+        **options: str,
     ) -> ExportResult:
         """Write the integer model in the format of another tool.
 
@@ -77,6 +83,8 @@ class Quantizer(Summarized):
             path: where to write; the format adds its own endings.
             format: the name of a format in `hago.export.formats.FORMATS`, e.g. `onnx`, or an ExportFormat of your own.
             data: batches of the model, for formats that read data.
+            figures: figures of nodes for formats that show them, such as `figures()` of what
+                `hago.inspect_graph_statistic` returned.
             options: those of the format, e.g. `form="qoperator"` of `onnx`.
 
         Raises:
@@ -84,7 +92,8 @@ class Quantizer(Summarized):
         """
         found = find_format(format)
         batches = None if data is None else Batches(data, self.plan.graph.inputs)
-        return write_files(found, request_export(found, self.plan, self.strategy, Path(path), batches, options))
+        request = request_export(found, self.plan, self.strategy, Path(path), batches, options, figures or {})
+        return write_files(found, request)
 
     def realize(self, engine: str = "auto") -> IntegerModel:
         """The integer model: weights and activations stored as integers.

@@ -6,6 +6,7 @@ thresholds and the guide; `Search` then owns the trials, and what becomes of the
 
 from __future__ import annotations
 
+import html
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -54,6 +55,7 @@ from hago.search.reachability import (
 )
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.relative_limits import resolve_limits
+from hago.search.running import RunningSearch, SearchCallback, check_callbacks
 from hago.search.scoring import GoalScorer
 from hago.search.searcher_choice import (
     build_searcher,
@@ -89,6 +91,7 @@ class RunOptions:
     progress: bool = True
     executor: Executor | str | None = None
     cache_bytes: int | None = None
+    callbacks: Sequence[SearchCallback] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,17 @@ class SearchOutcome(Summarized):
         names = ("sim_acc", self.front.measure, *results)
         return next((name for name in names if results.get(name) == self.score), self.front.measure)
 
+    def to_frame(self) -> Any:
+        """The trials as a data frame of pandas; see `StudyResult.to_frame`."""
+        return self.result.to_frame()
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the trials on axes of matplotlib; see `StudyResult.plot`. `front.plot` draws the front."""
+        return self.result.plot(ax)
+
+    def _picture(self) -> str:
+        return self.result._picture()
+
     def summary(self) -> Summary:
         """The best strategy, and what the search took."""
         trials = self.result.trials
@@ -217,15 +231,17 @@ class SearchOutcome(Summarized):
 
 
 class SearchScore(float):
-    """The score of the best strategy, a number like any other, that also knows the `front` of its search.
+    """The score of the best strategy, a number like any other, that also knows the front and the trials of its search.
 
     Attributes:
         measure: what the number is: "sim_acc" for the accuracy, or the name of the objective.
         front: the Pareto front of the search.
+        result: its trials, and why it stopped.
     """
 
     measure: str
     front: ParetoFront
+    result: StudyResult
 
     def __repr__(self) -> str:
         known = self.__dict__
@@ -239,11 +255,16 @@ class SearchScore(float):
     def __str__(self) -> str:
         return float.__repr__(self)
 
+    def _repr_html_(self) -> str:
+        """The score and the front in a notebook."""
+        known = self.__dict__
+        return f"<p>{html.escape(repr(self))}</p>" + (known["front"]._repr_html_() if "front" in known else "")
+
     @staticmethod
     def of(outcome: SearchOutcome) -> SearchScore:
         """The score of a search."""
         result = SearchScore(outcome.score)
-        result.front, result.measure = outcome.front, outcome.measure
+        result.front, result.measure, result.result = outcome.front, outcome.measure, outcome.result
         return result
 
 
@@ -372,6 +393,7 @@ def check_options(options: SearchOptions) -> None:
     named_effort(options.quantization.effort)
     Budget.parse(options.budget)
     check_executor(options.run.executor)
+    check_callbacks(options.run.callbacks)
     check_distinct({"log": options.run.log, "save": options.run.save, "front": options.run.front})
     if as_race(options.race) is not None and isinstance(options.searcher, str):
         check_racing(parse_searcher(options.searcher)[0])
@@ -475,7 +497,8 @@ class Search:
         )
 
     def run_trials(self) -> tuple[StudyResult, ParetoFront]:
-        """Ask, score and log, trial by trial, with the best strategy and the front on disk after each."""
+        """Ask, score and log, trial by trial. After each, the best strategy and the front are on disk, and callbacks
+        are called."""
         options, run, resolver, how = self.options, self.options.run, self.prepared.resolver, self.description
         with open_executor(run.executor) as pool:
             writer = FrontWriter(
@@ -486,6 +509,21 @@ class Search:
                 costs=self.costs,
                 strategy_of=self.strategy_of,
             )
+            before = (self.before, self.gradient_forwards + self.simulations)
+            figure = self.scorer.goal.objective.figure
+            choices = {key: tuple(group.choices) for key, group in self.prepared.space.groups.items()}
+            running = RunningSearch(figure, choices, lambda: writer.front, self.strategy_of, before[1])
+
+            def on_trial(trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
+                texts = writer(trial, best, replayed)
+                running.add(trial, best)
+                return texts
+
+            def on_new_trial(trial: Trial) -> bool:
+                for callback in run.callbacks:
+                    callback(running, trial)
+                return running.stops
+
             try:
                 result = run_study(
                     self.prepared.space,
@@ -498,12 +536,13 @@ class Search:
                     progress=run.progress,
                     value_text=self.value_text,
                     on_best=lambda trial: self.save(self.strategy_of(trial)),
-                    on_trial=writer,
+                    on_trial=on_trial,
+                    on_new_trial=on_new_trial if run.callbacks else None,
                     plan_key=lambda bits: resolver(bits).key,
                     allow_overflow=options.goal.allow_overflow,
                     submit=remote_scoring(self.scorer, pool),
                     race=self.scorer.race is not None,
-                    before=(self.before, self.gradient_forwards + self.simulations),
+                    before=before,
                 )
             except BaseException:
                 writer.stop()

@@ -1,6 +1,7 @@
 """The search algorithms. Each proposes points of a Space and is told their scores; `registry` lists them by name."""
 
 from hago.searchers.knapsack import Knapsack
+from hago.searchers.optuna import close_storage, hide_password, open_storage, storage_errors
 from hago.searchers.registry import (
     AUTO,
     SEARCHERS,
@@ -26,8 +27,12 @@ __all__ = [
     "Term",
     "check_racing",
     "check_seed",
+    "close_storage",
+    "hide_password",
     "make_options",
     "make_searcher",
+    "open_storage",
     "parse_searcher",
     "searcher_text",
+    "storage_errors",
 ]

@@ -1,9 +1,10 @@
 """Checked JSON, JSON Schemas, tensor files, text tables and summaries. Reading a file never executes code."""
 
-from hago.serialization import json_text, summary, tensor_file, text_table
+from hago.serialization import json_text, pictures, summary, tensor_file, text_table
 
 __all__ = [
     "json_text",
+    "pictures",
     "summary",
     "tensor_file",
     "text_table",

@@ -83,8 +83,12 @@ class Summarized:
         return self.summary().text()
 
     def _repr_html_(self) -> str:
-        """The summary in a notebook."""
-        return self.summary().html()
+        """The summary in a notebook, and a picture of what is better looked at than read."""
+        return self.summary().html() + self._picture()
+
+    def _picture(self) -> str:
+        """The picture below the summary, as HTML; empty for most objects, and where matplotlib is not installed."""
+        return ""
 
 
 def _printable(text: str) -> str:
@@ -149,6 +153,14 @@ _MEASURES: Final[Mapping[str, tuple[str, float, str]]] = {
 def measure_name(key: str) -> str:
     """The name of a measure in words; that of a user's own objective as it is."""
     return _MEASURES[key][0] if key in _MEASURES else key
+
+
+def measure_axis(key: str) -> tuple[str, float]:
+    """The label of an axis of a measure, with its unit, and the factor of values in that unit."""
+    if key not in _MEASURES:
+        return key, 1.0
+    name, factor, unit = _MEASURES[key]
+    return f"{name} ({unit})", factor
 
 
 def measure_text(key: str, value: float) -> str:

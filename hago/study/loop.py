@@ -12,17 +12,29 @@ searcher whose state depends on more implements `Recalls`.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from hago.errors import HagoError, InfeasibleBits, LogError
 from hago.plan import Bits, Space
 from hago.serialization.json_text import canonical, check_schema, parse_json
-from hago.serialization.summary import Summarized, Summary, bits_text, figures_text
+from hago.serialization.pictures import (
+    BLUE,
+    ORANGE,
+    RED,
+    axes_for,
+    data_frame,
+    matplotlib_module,
+    picture,
+    plain_text,
+    style_axes,
+)
+from hago.serialization.summary import Summarized, Summary, bits_text, figures_text, measure_axis, number_values
 from hago.serialization.text_table import counted
 from hago.study.budget import Budget, BudgetKind
 from hago.study.interrupts import Interrupts
@@ -34,7 +46,9 @@ from hago.study.trial_cache import ScorePoint, Submit, TrialCache
 
 #: (trial, best trial so far, whether it was read from the log) -> further texts for the line of progress.
 OnTrial: TypeAlias = Callable[[Trial, Trial | None, bool], Sequence[str]]
-Stop: TypeAlias = Literal["finished"] | BudgetKind
+#: new trial -> whether the search ends with it.
+OnNewTrial: TypeAlias = Callable[[Trial], bool]
+Stop: TypeAlias = Literal["finished", "callback"] | BudgetKind
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -44,7 +58,8 @@ class StudyResult(Summarized):
     Args:
         best: the best trial.
         trials: all trials in order, those of earlier sessions included.
-        stopped_because: "finished" if the searcher ended; otherwise the limit of the budget that was reached.
+        stopped_because: "finished" if the searcher ended, "callback" if a callback asked for it; otherwise the limit of
+            the budget that was reached.
     """
 
     best: Trial
@@ -64,7 +79,8 @@ class StudyResult(Summarized):
     def summary(self) -> Summary:
         """The number of trials, and the best of them."""
         repeats = sum(t.same_as is not None for t in self.trials)
-        ended = "the searcher finished" if self.stopped_because == "finished" else f"budget: {self.stopped_because}"
+        ends = {"finished": "the searcher finished", "callback": "a callback stopped it"}
+        ended = ends.get(self.stopped_because, f"budget: {self.stopped_because}")
         return Summary(
             f"StudyResult of {counted(len(self.trials), 'trial')} ({repeats} repeats)",
             {
@@ -74,6 +90,84 @@ class StudyResult(Summarized):
                 "stopped": ended,
             },
         )
+
+    def to_frame(self) -> Any:
+        """The trials as a data frame of pandas, by index: value, results, costs, overflows, times, reasons and bits.
+
+        Raises:
+            HagoError: pandas is not installed.
+        """
+        return data_frame([_cells(trial) for trial in self.trials], "trial")
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the value of every trial that has one, and the best so far, on axes of matplotlib.
+
+        Crosses are trials that are not eligible: they overflow, violate a limit, or were dropped in a race.
+
+        Args:
+            ax: by default, those of a new figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            HagoError: matplotlib is not installed.
+        """
+        ax = axes_for(ax)
+        label, factor = measure_axis(self._measure) if self._measure else ("objective", 1.0)
+        shown = [(t.index, factor * self._value_of(t), t.score.accepted) for t in self.trials]
+        shown = [each for each in shown if math.isfinite(each[1])]
+        for accepted, words, marker, color in ((True, "trial", "o", BLUE), (False, "not eligible", "x", RED)):
+            points = [(index, value) for index, value, is_accepted in shown if is_accepted is accepted]
+            if points:
+                ax.scatter(*zip(*points, strict=True), s=18.0, marker=marker, color=color, linewidths=1.0, label=words)
+        best = [(t.index, factor * self._value_of(t)) for t in _improvements(self.trials)]
+        if best:
+            indexes, values = zip(*best, (self.trials[-1].index, best[-1][1]), strict=True)
+            ax.step(indexes, values, where="post", color=ORANGE, linewidth=1.5, zorder=0, label="best so far")
+        if math.isfinite(self.best.score.value):
+            place = ([self.best.index], [factor * self._value_of(self.best)])
+            ax.scatter(*place, s=80.0, facecolors="none", edgecolors=ORANGE, linewidths=1.5, label="best")
+        ax.set_xlabel("trial")
+        ax.set_ylabel(plain_text(label))
+        ax.set_title(f"{counted(len(self.trials), 'trial')}, the best is {self.best.index}", fontsize="medium")
+        ax.xaxis.set_major_locator(matplotlib_module("ticker").MaxNLocator(integer=True))
+        ax.legend(loc="best", fontsize="small", frameon=False)
+        style_axes(ax)
+        return ax
+
+    @property
+    def _measure(self) -> str:
+        """The result that trials are ranked by; empty where none has the value of the best trial."""
+        figures = number_values(self.best.results)
+        return next((name for name, figure in figures.items() if figure == self.best.score.value), "")
+
+    def _value_of(self, trial: Trial) -> float:
+        return float(trial.results.get(self._measure, trial.score.value)) if self._measure else trial.score.value
+
+    def _picture(self) -> str:
+        return picture(self.plot, "the trials") if len(self.trials) > 1 else ""
+
+
+def _cells(trial: Trial) -> dict[str, Any]:
+    """The row of a trial in a data frame."""
+    score = trial.score
+    cells: dict[str, Any] = {"trial": trial.index, "value": score.value, "accepted": score.accepted}
+    cells |= {name: figure for name, figure in number_values(score.results).items() if name not in cells}
+    cells |= {name: cost for name, cost in score.costs.items() if name not in cells}
+    cells |= {"overflows": sum(score.overflows.values()), "shortfall": score.shortfall, "infeasible": score.infeasible}
+    cells |= {"same_as": trial.same_as, "why": trial.why, "at": trial.at}
+    cells |= {"seconds": trial.seconds, "elapsed": trial.elapsed, "total_bits": score.total_bits}
+    return cells | {f"bits {group}": bits for group, bits in trial.bits.items()}
+
+
+def _improvements(trials: Sequence[Trial]) -> Iterator[Trial]:
+    """The accepted trials that are better than all before them."""
+    best: Trial | None = None
+    for trial in trials:
+        if trial.score.accepted and (best is None or trial.score.rank > best.score.rank):
+            best = trial
+            yield trial
 
 
 def run_study(
@@ -89,6 +183,7 @@ def run_study(
     value_text: Callable[[Trial], str] = value_in_words,
     on_best: Callable[[Trial], None] | None = None,
     on_trial: OnTrial | None = None,
+    on_new_trial: OnNewTrial | None = None,
     plan_key: Callable[[Bits], str] | None = None,
     allow_overflow: bool = False,
     submit: Submit | None = None,
@@ -111,6 +206,8 @@ def run_study(
         on_best: called with the best trial after each improvement, and once after a resume.
         on_trial: called with every trial, the best so far, and whether the trial was read from the log; the texts that
             it returns are shown in the line of progress.
+        on_new_trial: called with every trial that is not read from the log, when it is logged and the searcher was
+            told; returns whether the search ends.
         plan_key: a cheap key of a point's Plan. Equal Plans are scored once; without it, equal bits are.
         allow_overflow: if every point overflows on the calibration data, return the best of them instead of raising.
         submit: starts the scoring of the points that the searcher asks together, e.g. on an executor; the log stays the
@@ -155,6 +252,7 @@ def run_study(
             interrupts=stack.enter_context(Interrupts()),
             on_best=on_best,
             on_trial=on_trial,
+            on_new_trial=on_new_trial,
             allow_overflow=allow_overflow,
             clock=clock,
         )
@@ -183,6 +281,7 @@ class _Run:
     interrupts: Interrupts
     on_best: Callable[[Trial], None] | None
     on_trial: OnTrial | None
+    on_new_trial: OnNewTrial | None
     allow_overflow: bool
     clock: Callable[[], float]
     started: float = 0.0
@@ -227,11 +326,20 @@ class _Run:
                 self._add(trial, replaying)
                 self.searcher.tell(bits, trial.score)
                 self.interrupts.check()
+                if not replaying and self._stops_after(trial):
+                    return "callback"
         if len(self.trials) < len(self.logged):
             raise self._different_search_error(
                 f"it holds {counted(len(self.logged), 'trial')}, this search asks {len(self.trials)}"
             )
         return "finished"
+
+    def _stops_after(self, trial: Trial) -> bool:
+        """Whether the caller's function, which may print, ends the search after a new trial."""
+        if self.on_new_trial is None:
+            return False
+        with self.bar.cleared():
+            return self.on_new_trial(trial)
 
     def _rival(self) -> Bits | None:
         """The bits of the best accepted trial; None with a tolerance, under which a worse trial may replace it."""
@@ -282,6 +390,7 @@ class _Run:
     def _score_next(self, bits: Mapping[str, int], why: str) -> Trial:
         """Score the next point; its trial is in the log when this returns."""
         index, start = len(self.trials), self.clock()
+        self.bar.begin(index, why)
         score, same_as = self.cache.score_once(bits)
         seconds = self.clock() - start if same_as is None else 0.0
         trial = Trial(index, bits, score, same_as=same_as, why=why, at=_now(), seconds=seconds, elapsed=self._elapsed())

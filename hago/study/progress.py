@@ -1,12 +1,15 @@
-"""The progress of a search's trials: one line on a terminal, or a plain line now and then. The least important texts
-come last, since a narrow terminal cuts the line off.
+"""The progress of a search's trials: on a terminal, a line with what was found so far and a line with the trial that is
+being scored; elsewhere, a plain line now and then. The least important texts come last, since a narrow terminal cuts a
+line off.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from hago.data import StatusLine, duration
@@ -20,14 +23,15 @@ def value_in_words(trial: Trial) -> str:
 
 
 class Progress:
-    """Shows the number of trials, the best value, the time left, and the number of repeats; a context manager. Made by
-    `run_study`, which calls `show` with every trial.
+    """Shows the number of trials, the best value, the time left, and the number of repeats, and what is scored now; a
+    context manager. Made by `run_study`, which calls `begin` before every new trial and `show` after every trial.
 
     Args:
         budget: budget of the search.
         shown: whether to show it.
         value_text: the value of the best trial in words.
         clock: seconds, for the time between two lines.
+        now: the time of day in words.
     """
 
     def __init__(
@@ -36,17 +40,38 @@ class Progress:
         shown: bool,
         value_text: Callable[[Trial], str] = value_in_words,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
     ) -> None:
         self._budget, self._value_text = budget, value_text
         self._repeats = 0
         self._seconds_before = 0.0
         self._line = StatusLine(shown, clock)
+        # elsewhere, it would stand between the lines of what was found
+        on_terminal = shown and sys.stderr.isatty()
+        self._now_line, self._now = StatusLine(True, clock, row=1) if on_terminal else None, now
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._now_line is not None:
+            self._now_line.close()
         self._line.close()
+
+    @contextlib.contextmanager
+    def cleared(self) -> Iterator[None]:
+        """Take the lines off the terminal while the context is open, so that other code can print."""
+        with self._line.cleared(), contextlib.nullcontext() if self._now_line is None else self._now_line.cleared():
+            yield
+
+    def begin(self, index: int, why: str) -> None:
+        """Show the trial that is scored next.
+
+        Args:
+            why: the searcher's reason for its point; may be empty.
+        """
+        if self._now_line is not None:
+            self._now_line.show(f"now: trial {index} since {self._now()}{': ' if why else ''}{why}")
 
     def show(
         self,
@@ -73,7 +98,7 @@ class Progress:
         total = f" of {most}" if most is not None and count <= most else ""
         parts = [f"{count}{total} trials", "none runs yet" if best is None else f"best {self._value_text(best)}"]
         left = self._seconds_left(count, seconds, forwards)
-        parts += [*([] if left is None else [f"{duration(left)} left"]), *texts]
+        parts += [f"{duration(seconds)} so far" if left is None else f"{duration(left)} left", *texts]
         if self._repeats:
             parts.append(f"{self._repeats} repeats")
         doing = "reading the log" if replayed else "search"

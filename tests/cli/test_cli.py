@@ -144,7 +144,7 @@ def quick_demo(monkeypatch: pytest.MonkeyPatch) -> None:
 #: Options of a search that the command line calls otherwise, or has in another form; `progress` is for terminals.
 OTHERWISE_CALLED = {
     **{"resume": "no_resume", "cache_bytes": "cache", "progress": "json"},
-    **{"thresholds": "calibration_table", "modes": "quantize_table"},
+    **{"thresholds": "calibration_table", "modes": "quantize_table", "callbacks": "tensorboard"},
 }
 
 
@@ -279,6 +279,23 @@ def test_search_reports_its_results_and_files(hago: Run, search_folder: Path) ->
     assert "s before the first) and" in fresh.out and "forwards; the best is trial" in fresh.out
     check = next(line for line in run.out.splitlines() if line.startswith("next "))
     assert hago(*after_hago(check)).code == 0
+
+
+def test_a_run_is_written_for_tensorboard(hago: Run) -> None:
+    pytest.importorskip("tensorboard")
+    files = ["--log", "watched.jsonl", "--save", "watched.json"]
+    for words in ([*SEARCH, *files, "--budget", "2 trials"], EVERY["finetune"]):
+        folder = Path("watched", words[0])
+        assert hago(*words, "--tensorboard", str(folder)).code == 0
+        assert [path.name.split(".")[0] for path in folder.iterdir()] == ["events"]
+
+
+def test_trials_are_kept_in_a_study_of_optuna(hago: Run) -> None:
+    words = [*SEARCH, "--log", "kept.jsonl", "--save", "kept.json", "--budget", "2 trials"]
+    assert hago(*words, "--optuna", "sqlite:///kept.db", "--optuna-artifacts", "kept").code == 0
+    assert Path("kept.db").stat().st_size and len(list(Path("kept").iterdir())) >= 2
+    refused = hago(*words, "--optuna-artifacts", "kept")
+    assert refused.code == 2 and "give both" in refused.err
 
 
 def test_a_continued_search_tells_this_run_from_all_runs(hago: Run) -> None:

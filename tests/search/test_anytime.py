@@ -82,8 +82,8 @@ def test_the_line_shows_cost_front_cache_and_forwards(tmp_path: Path, monkeypatc
     options = options_of(tmp_path, searcher="greedy", budget="8 trials, 1h", corrections="none")
     run_search(residual_block(), "x86_vnni", DATA, options)
     figures = (
-        r"search: 8 of 8 trials, best sqnr [-.\d]+ dB, \d+s left, [.\d]+ k?B, \d+ forwards, \d+ % cached, "
-        r"front [1-9]\d*(, \d+ repeats)?"
+        r"search: 8 of 8 trials, best sqnr [-.\d]+ dB, \d+s left, weight_bytes [.\d]+ k?B, front of [1-9]\d*, "
+        r"\d+ forwards, \d+ % cached(, \d+ repeats)?"
     )
     assert re.fullmatch(figures, shown[-1])
 

@@ -75,6 +75,30 @@ def test_a_rate_of_almost_nothing_has_no_time_left(monkeypatch: pytest.MonkeyPat
     assert "1 trials" in terminal.getvalue() and "left" not in terminal.getvalue()
 
 
+def test_the_trial_that_is_scored_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    ticks = itertools.count()
+    with Progress(Budget(), True, clock=lambda: float(next(ticks)), now=lambda: "12:03:07") as bar:
+        bar.begin(0, "start")
+        bar.show(Trial(0, {"a:0": 8}, Score(1.0)), None, 3.0, 1.0, False)
+        bar.begin(1, "")
+    shown = [part.strip() for part in terminal.getvalue().replace("\n", "\r").replace("\x1b[A", "\r").split("\r")]
+    assert "now: trial 0 since 12:03:07: start" in shown and "now: trial 1 since 12:03:07" in shown
+    assert "search: 1 trials, none runs yet, 3s so far" in shown
+    assert shown[-1] == "", "both lines are cleared"
+
+
+def test_only_a_terminal_is_told_of_the_trial_that_is_scored(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ticks = itertools.count(step=1000)
+    with Progress(Budget(), True, clock=lambda: float(next(ticks))) as bar:
+        bar.begin(0, "start")
+        bar.show(Trial(0, {"a:0": 8}, Score(1.0)), None, 3.0, 1.0, False)
+    assert capsys.readouterr().err == "hago: search: 1 trials, none runs yet, 3s so far\n"
+
+
 def test_the_most_important_texts_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
