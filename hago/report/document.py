@@ -211,10 +211,12 @@ class DrawnEdge:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A network as it is drawn, in pixels."""
+    """A network as it is drawn, in pixels; all nodes have one size."""
 
     width: float
     height: float
+    node_width: int
+    node_height: int
     nodes: tuple[DrawnNode, ...]
     edges: tuple[DrawnEdge, ...]
 

@@ -75,8 +75,10 @@ from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_ob
 from hago.serialization.json_text import canonical
 from hago.study import versions
 
-#: The most samples on which nodes are inspected; outputs are measured on all.
+#: The most samples on which the nodes of the point that is shown first are inspected, and those of the other points;
+#: outputs are measured on all.
 INSPECTED_SAMPLES: Final = 64
+INSPECTED_OF_OTHERS: Final = 16
 #: The points that are shown in full unless more are asked for.
 POINTS: Final = 5
 
@@ -192,8 +194,8 @@ def make_report(
         notes.append("no data was given, so nothing is measured: errors, histograms and intervals are missing")
     if given is not None and given.evaluators:
         notes.append(
-            f"nodes are inspected on {sum(b.size for b in given.inspected)} samples, the first of the data; outputs are "
-            "measured on all samples"
+            f"nodes are inspected on the first {min(INSPECTED_SAMPLES, sum(b.size for b in given.inspected))} samples of "
+            f"the data, those of points after the first on {INSPECTED_OF_OTHERS}; outputs are measured on all samples"
         )
     if records.sensitivities is None and records.log is not None:
         notes.append(
@@ -513,7 +515,8 @@ class _Points:
         statistic, histograms, remedies = None, None, None
         if given.inspected:
             self.steps(f"comparing float, simulated and integer values of every node of {candidate.title}")
-            statistic = replace(inspect_plan(plan, given.inspected), passes=passes_of(strategy))
+            samples = INSPECTED_SAMPLES if is_first else INSPECTED_OF_OTHERS
+            statistic = replace(inspect_plan(plan, first_samples(given.inspected, samples)), passes=passes_of(strategy))
             histograms = self._histograms_of(plan, strategy)
         if is_first and statistic is not None and self.options.remedies and given.batches is not None:
             self.steps("trying remedies for the nodes with the largest errors")

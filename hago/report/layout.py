@@ -10,7 +10,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from hago.report.document import DrawnEdge, DrawnNode, Drawing
 #: Pixels of a node, between nodes, and around the drawing.
 NODE_WIDTH: Final = 176
 NODE_HEIGHT: Final = 44
-BETWEEN: Final = (18, 30)
+BETWEEN: Final = (24, 40)
 MARGIN: Final = 24
 #: Pixels that an edge takes in the ranks that it passes.
 _EDGE_WIDTH: Final = 6
@@ -88,24 +88,40 @@ def draw_network(graph: Graph) -> Drawing:
     return Drawing(
         width=round(left - BETWEEN[0] + 2 * MARGIN, 1),
         height=round(bottom - top + NODE_HEIGHT + 2 * MARGIN, 1),
+        node_width=NODE_WIDTH,
+        node_height=NODE_HEIGHT,
         nodes=tuple(DrawnNode(n.name, n.op, tuple(n.shape or ()), *at(*vertices[n.name].view.xy)) for n in nodes),
         edges=tuple(
-            DrawnEdge(*key, tuple(slots[key]), tuple(at(*corner) for corner in corners(edge.view._pts)))
-            for key, edge in edges.items()
+            DrawnEdge(*key, tuple(slots[key]), tuple(at(*corner) for corner in line))
+            for key, line in _lines({key: edge.view._pts for key, edge in edges.items()}).items()
         ),
     )
 
 
-def corners(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _lines(points: Mapping[tuple[str, str], Sequence[tuple[float, float]]]) -> dict[tuple[str, str], list[Any]]:
+    """The corners of all edges, whose ends are spread over the widths of the nodes that they leave and enter."""
+    ends = [{key: 0.0 for key in points} for _ in range(2)]
+    for end, (near, width) in enumerate(((1, 0.5), (-2, 0.8))):
+        for name in {key[end] for key in points}:
+            keys = sorted((key for key in points if key[end] == name), key=lambda key: points[key][near][0])
+            for i, key in enumerate(keys):
+                ends[end][key] = NODE_WIDTH * width * ((i + 1) / (len(keys) + 1) - 0.5)
+    return {key: corners(line, ends[0][key], ends[1][key]) for key, line in points.items()}
+
+
+def corners(
+    points: Sequence[tuple[float, float]], leaves: float = 0.0, enters: float = 0.0
+) -> list[tuple[float, float]]:
     """The corners of an edge: from below the node that it leaves to above the node that it enters, without points on a
     straight line between others.
 
     Args:
         points: the centres of both nodes, and between them one point for each rank that the edge passes.
+        leaves, enters: pixels from the centre of the node at which the edge leaves and enters.
     """
     half = NODE_HEIGHT / 2
     (x, y), *passed, (to_x, to_y) = points
-    line = [(x, y + half), *(end for px, py in passed for end in ((px, py - half), (px, py + half))), (to_x, to_y - half)]
+    line = [(x + leaves, y + half), *(end for px, py in passed for end in ((px, py - half), (px, py + half))), (to_x + enters, to_y - half)]
     kept = line[:1]
     for before, here, after in zip(line, line[1:], line[2:], strict=False):
         if not before[0] == here[0] == after[0]:
