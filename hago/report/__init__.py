@@ -5,17 +5,23 @@
 """
 
 from hago.report.document import Command, Report
-from hago.report.gather import CommandsOf, ReportOptions, Source, make_report
+from hago.report.gather import POINTS, CommandsOf, ReportOptions, Source, gather_report
+from hago.report.live import LiveReport
+from hago.report.page import page_of, save_page
 from hago.report.records import RecordLike, Records, read_records
 
 __all__ = [
+    "POINTS",
     "Command",
     "CommandsOf",
+    "LiveReport",
     "RecordLike",
     "Records",
     "Report",
     "ReportOptions",
     "Source",
-    "make_report",
+    "gather_report",
+    "page_of",
     "read_records",
+    "save_page",
 ]

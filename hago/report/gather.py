@@ -16,6 +16,7 @@ needs the data of its search.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -44,8 +45,8 @@ from hago.report.document import (
     Histogram,
     Identity,
     Model,
-    PairedFigure,
     Pair,
+    PairedFigure,
     Point,
     PointKind,
     Report,
@@ -75,10 +76,11 @@ from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_ob
 from hago.serialization.json_text import canonical
 from hago.study import versions
 
-#: The most samples on which the nodes of the point that is shown first are inspected, and those of the other points;
-#: outputs are measured on all.
-INSPECTED_SAMPLES: Final = 64
-INSPECTED_OF_OTHERS: Final = 16
+#: The values of all nodes and samples on which the nodes of the point that is shown first are inspected, and those of
+#: the other points; and the limits on the number of samples. Outputs are measured on all samples.
+INSPECTED_VALUES: Final = 32_000_000
+INSPECTED_OF_OTHERS: Final = 8_000_000
+MOST_SAMPLES, LEAST_SAMPLES = 64, 2
 #: The points that are shown in full unless more are asked for.
 POINTS: Final = 5
 
@@ -138,18 +140,28 @@ class _Given:
 
     Args:
         evaluators: by name of the data set; none without data.
-        inspected: the samples on which nodes are inspected.
     """
 
     graph: Graph
     hardware: Hardware
     batches: Batches | None
     evaluators: Mapping[str, Evaluator]
-    inspected: tuple[Batch, ...]
+
+    def inspected(self, values: int) -> list[Batch]:
+        """The first samples of the data, on which nodes are inspected: as many as have so many values in all nodes;
+        none without data.
+
+        Args:
+            values: of all nodes and samples.
+        """
+        if self.batches is None:
+            return []
+        each = sum(math.prod(node.shape or ()) for node in self.graph.computed)
+        return first_samples(self.batches, min(MOST_SAMPLES, max(LEAST_SAMPLES, values // max(1, each))))
 
 
 # ---------------------------------------------------------------- the report
-def make_report(
+def gather_report(
     model: ModelLike,
     hardware: Hardware,
     records: Records,
@@ -179,29 +191,34 @@ def make_report(
     if graph is not None:
         data = _data_sets(records, batches, further)
         evaluators = {
-            name: Evaluator(graph, each.observed(steps.on_batch), objective, hardware.known_ops, cache_bytes=0, engine="float")
+            name: Evaluator(
+                graph, each.observed(steps.on_batch), objective, hardware.known_ops, cache_bytes=0, engine="float"
+            )
             for name, each in data.items()
         }
-        inspected = () if batches is None else tuple(first_samples(batches, INSPECTED_SAMPLES))
-        given = _Given(graph, hardware, batches, evaluators, inspected)
+        given = _Given(graph, hardware, batches, evaluators)
     candidates = [] if given is None else _candidates(records, given, trials, options, steps, notes)
-    points, pairs, tables, drawings = [], (), Tables(), {}
+    points: list[Point] = []
+    pairs: list[Pair] = []
+    tables, drawings = Tables(), dict[Drawing, int]()
     if given is not None and candidates:
         made = _Points(given, story, measure, trials, options, commands, steps, tables)
         points = [made.point(candidate, is_first=i == 0) for i, candidate in enumerate(candidates)]
         pairs, drawings = made.pairs(), made.drawings
     if given is not None and not given.evaluators:
         notes.append("no data was given, so nothing is measured: errors, histograms and intervals are missing")
-    if given is not None and given.evaluators:
+    if points and given is not None and given.evaluators:
+        samples = [str(points[0].inside_samples), *(str(point.inside_samples) for point in points[1:2])]
         notes.append(
-            f"nodes are inspected on the first {min(INSPECTED_SAMPLES, sum(b.size for b in given.inspected))} samples of "
-            f"the data, those of points after the first on {INSPECTED_OF_OTHERS}; outputs are measured on all samples"
+            f"nodes are inspected on the first {' or, of points after the first, '.join(samples)} samples of the data; "
+            "outputs are measured on all samples"
         )
     if records.sensitivities is None and records.log is not None:
         notes.append(
-            "a log has no sensitivities; those that 'hago sensitivity --save FILE' writes are shown if FILE is given, too"
+            "a log has no sensitivities; give the FILE of 'hago sensitivity --save FILE', too, and nodes show them"
         )
-    names = list(dict.fromkeys([*(trials.costs if trials else ()), *(n for n in METRICS if any(n in p.costs for p in points))]))
+    counted = [name for name in METRICS if any(name in point.costs for point in points)]
+    names = list(dict.fromkeys([*(trials.costs if trials else ()), *counted]))
     front_cost = trials.front_cost if trials else records.front.cost if records.front else FRONT_COST
     names.sort(key=lambda name: name != front_cost)
     model_hash = next(iter(records.model_hashes.values()), "" if graph is None else graph.model_hash)
@@ -228,9 +245,15 @@ def make_report(
     )
 
 
-def report_of_log(records: Records, hardware: Hardware, options: ReportOptions, commands: CommandsOf) -> Report:
-    """The report of a search that is running, of its log alone."""
-    trials, story = trials_of(records, running=True)
+def report_of_log(
+    records: Records, hardware: Hardware, options: ReportOptions, commands: CommandsOf, *, running: bool
+) -> Report:
+    """The report of a log alone.
+
+    Args:
+        running: whether its search is running.
+    """
+    trials, story = trials_of(records, running=running)
     header = None if records.log is None else records.log.header
     names = () if trials is None else tuple(trials.costs)
     return Report(
@@ -240,7 +263,7 @@ def report_of_log(records: Records, hardware: Hardware, options: ReportOptions, 
         hardware=Identity(hardware.name, hardware_hash(hardware)),
         made_with=versions(torch.get_num_threads()),
         data=(),
-        notes=("the search is running; what needs the network and the data is added when it ends",),
+        notes=("this page is of the log alone: what needs the network and the data is missing, see hago report",),
         commands=tuple(commands(None)),
         measure=_measure_of(records),
         costs=tuple(cost_figure(name) for name in names),
@@ -281,13 +304,10 @@ def _check_same_task(records: Records, hardware: Hardware) -> None:
         texts = ", ".join(f"{name} for {each[:HASH_DIGITS]}" for name, each in hashes.items())
         raise StrategyMismatch(f"the records are for different models: {texts}; give those of one model")
     own = hardware_hash(hardware)
-    wanted = {f"strategy {path}": strategy.hardware for path, strategy in records.strategies}
-    wanted |= {} if records.log is None or records.log.header is None else {f"log {records.log_path}": records.log.header.hardware}
-    wanted |= {} if not records.front else {f"front {records.front_path}": p.strategy.hardware for p in records.front.points[:1]}
-    for name, hardware_id in wanted.items():
-        if hardware_id.hash != own:
+    for name, wanted in records.hardware.items():
+        if wanted.hash != own:
             raise StrategyMismatch(
-                f"{name} was made for hardware {hardware_id.name!r} with hash {hardware_id.hash[:HASH_DIGITS]}, this is "
+                f"{name} was made for hardware {wanted.name!r} with hash {wanted.hash[:HASH_DIGITS]}, this is "
                 f"{hardware.name!r} with {own[:HASH_DIGITS]}; use that description, or search again"
             )
 
@@ -344,9 +364,11 @@ def _data_sets(records: Records, batches: Batches | None, held_out: Batches | No
     """The data sets by what they are, in words."""
     if batches is None:
         return {}
-    made_with = {str(strategy.made_by.get("data_hash")) for _, strategy in records.strategies}
-    made_with |= {records.log.header.data_hash} if records.log is not None and records.log.header is not None else set()
-    made_with |= {str(p.strategy.made_by.get("data_hash")) for p in records.front.points[:1]} if records.front else set()
+    strategies = [strategy for _, strategy in records.strategies]
+    strategies += [] if records.front is None else [point.strategy for point in records.front.points[:1]]
+    made_with = {str(strategy.made_by.get("data_hash")) for strategy in strategies}
+    if records.header is not None:
+        made_with.add(records.header.data_hash)
     name = "calibration data" if batches.sha256 in made_with else "data"
     return {name: batches, **({} if held_out is None else {"held-out data": held_out})}
 
@@ -361,10 +383,12 @@ def _candidates(
     notes: list[str],
 ) -> list[_Candidate]:
     """The points that are shown in full: strategies that were given, then points of the front."""
-    found = [
-        _Candidate(_strategy_title(path, strategy, trials), strategy, Source("strategy", path, trial=_trial_of(strategy, trials)))
-        for path, strategy in records.strategies
-    ]
+    found = []
+    for path, strategy in records.strategies:
+        trial = _trial_of(strategy, trials)
+        name = path.rpartition("/")[2]
+        title = name if trial is None else f"{name} (bits of trial {trial})"
+        found.append(_Candidate(title, strategy, Source("strategy", path, trial=trial)))
     left = max(0, options.points - len(found))
     if records.front is not None:
         points = records.front.points
@@ -377,8 +401,8 @@ def _candidates(
     shown = sum(candidate.source.trial is not None for candidate in found)
     if trials is not None and trials.front and shown < len(trials.value):
         notes.append(
-            f"{len(found)} points are shown in full (at most {options.points}, see --points); of the other trials, bits and "
-            "costs"
+            f"{len(found)} points are shown in full (at most {options.points}, see --points); of the other trials, "
+            "bits and costs"
         )
     return found
 
@@ -390,10 +414,7 @@ def spread(count: int, most: int, first: int) -> list[int]:
         return []
     if most == 1:
         return [first]
-    if count <= most:
-        chosen = list(range(count))
-    else:
-        chosen = sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+    chosen = sorted({round(i * (count - 1) / (most - 1)) for i in range(most)}) if most < count else list(range(count))
     return [first, *(number for number in reversed(chosen) if number != first)][:most]
 
 
@@ -417,15 +438,14 @@ def _replayed(
         return []
     if batches.sha256 != log.header.data_hash:
         notes.append(
-            "trials are shown with bits and costs alone: this data is not that of the search; give that as --data, or the "
-            "front's file, which has thresholds"
+            "trials are shown with bits and costs alone: this data is not that of the search; give that as --data, or "
+            "the front's file, which has thresholds"
         )
         return []
     steps("estimating and refining the thresholds of the log again")
+    own, where = (options.objective, options.estimator), f"log {records.log_path}"
     try:
-        scorer = logged_scorer(
-            given.graph, given.hardware, log, batches, options.objective, options.estimator, where=f"log {records.log_path}"
-        )
+        scorer = logged_scorer(given.graph, given.hardware, log, batches, *own, where=where)
     except HagoError as error:
         notes.append(f"trials are shown with bits and costs alone: {error}")
         return []
@@ -460,12 +480,6 @@ def _trial_of(strategy: Strategy, trials: Trials | None) -> int | None:
     return next((i for i, bits in enumerate(trials.bits) if bits == wanted), None)
 
 
-def _strategy_title(path: str, strategy: Strategy, trials: Trials | None) -> str:
-    trial = _trial_of(strategy, trials)
-    name = path.rpartition("/")[2]
-    return name if trial is None else f"{name} (bits of trial {trial})"
-
-
 # ---------------------------------------------------------------- points in full
 @dataclass(slots=True)
 class _Measured:
@@ -475,7 +489,7 @@ class _Measured:
 
 
 class _Points:
-    """Makes the points of one report, and keeps what they share. `make_report` makes it and calls `point` for each.
+    """Makes the points of one report, and keeps what they share. `gather_report` makes it and calls `point` for each.
 
     Attributes:
         drawings: the networks that were drawn, in the order of their indices.
@@ -513,17 +527,17 @@ class _Points:
         one_shot = self._one_shot(strategy) if is_first else None
         verdicts, peaks = self._verdicts(candidate, plan, one_shot)
         statistic, histograms, remedies = None, None, None
-        if given.inspected:
+        if given.batches is not None:
             self.steps(f"comparing float, simulated and integer values of every node of {candidate.title}")
-            samples = INSPECTED_SAMPLES if is_first else INSPECTED_OF_OTHERS
-            statistic = replace(inspect_plan(plan, first_samples(given.inspected, samples)), passes=passes_of(strategy))
+            inspected = given.inspected(INSPECTED_VALUES if is_first else INSPECTED_OF_OTHERS)
+            statistic = replace(inspect_plan(plan, inspected), passes=passes_of(strategy))
             histograms = self._histograms_of(plan, strategy)
         if is_first and statistic is not None and self.options.remedies and given.batches is not None:
             self.steps("trying remedies for the nodes with the largest errors")
             found = find_remedies(plan, strategy, given.batches, statistic.suspects, statistic.overflowing)
             remedies = found.to_json()
         nodes = describe_nodes(plan, resolver.topology, cost, self.tables, statistic, peaks, histograms)
-        commands = tuple(self.commands(candidate.source))
+        commands, told = tuple(self.commands(candidate.source)), (self.story, self.measure, self.cost)
         figures, floats = (
             {name: rounded(value) or 0.0 for name, value in each.figures.items()} for each in (cost, whole)
         )
@@ -543,9 +557,7 @@ class _Points:
             verdicts=verdicts,
             inside=_inside(statistic),
             inside_samples=0 if statistic is None else statistic.samples,
-            short=answers(
-                verdicts, figures, floats, nodes, remedies, self.story, self.measure, self.cost, commands or self.commands(None)
-            ),
+            short=answers(verdicts, figures, floats, nodes, remedies, *told, commands or self.commands(None)),
             remedies=remedies,
             corrected=str(strategy.corrections),
             commands=commands,
@@ -592,7 +604,7 @@ class _Points:
         key = canonical(replace(strategy.corrections, offsets={}).to_json())
         if key not in self._histograms:
             self.steps("collecting histograms")
-            self._histograms[key] = histograms_of(plan.graph, self.given.inspected, plan.ops)
+            self._histograms[key] = histograms_of(plan.graph, self.given.inspected(INSPECTED_VALUES), plan.ops)
         return self._histograms[key]
 
 
@@ -626,7 +638,9 @@ def _verdict(name: str, evaluator: Evaluator, plan: Plan, one_shot: Plan | None)
 
 
 def _figure(value: Any) -> Any:
-    return [rounded(v) for v in value] if isinstance(value, list) else rounded(value) if isinstance(value, float) else value
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return rounded(value) if isinstance(value, float) else value
 
 
 def _objective(evaluator: Evaluator, key: str) -> Objective:
@@ -637,8 +651,8 @@ def _paired(objective: Objective, first: str, second: str, ours: Tensor, theirs:
     """The difference of a measure of two models, paired by sample."""
     made = measure_difference(objective, ours, theirs)
     better = {"A": first, "B": second}.get(made.better, "")
-    ends = (rounded(end) for end in made.interval)
-    return PairedFigure(objective.figure, first, second, rounded(made.difference), *ends, better)
+    low, high = (rounded(end) for end in made.interval)
+    return PairedFigure(objective.figure, first, second, rounded(made.difference), low, high, better)
 
 
 def _inside(statistic: GraphStatistic | None) -> tuple[int, int]:

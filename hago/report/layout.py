@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from hago.errors import HagoError
 from hago.graph import CONST, Graph
-from hago.report.document import DrawnEdge, DrawnNode, Drawing
+from hago.report.document import Drawing, DrawnEdge, DrawnNode
 
 #: Pixels of a node, between nodes, and around the drawing.
 NODE_WIDTH: Final = 176
@@ -100,7 +100,7 @@ def draw_network(graph: Graph) -> Drawing:
 
 def _lines(points: Mapping[tuple[str, str], Sequence[tuple[float, float]]]) -> dict[tuple[str, str], list[Any]]:
     """The corners of all edges, whose ends are spread over the widths of the nodes that they leave and enter."""
-    ends = [{key: 0.0 for key in points} for _ in range(2)]
+    ends = [dict.fromkeys(points, 0.0) for _ in range(2)]
     for end, (near, width) in enumerate(((1, 0.5), (-2, 0.8))):
         for name in {key[end] for key in points}:
             keys = sorted((key for key in points if key[end] == name), key=lambda key: points[key][near][0])
@@ -121,7 +121,8 @@ def corners(
     """
     half = NODE_HEIGHT / 2
     (x, y), *passed, (to_x, to_y) = points
-    line = [(x + leaves, y + half), *(end for px, py in passed for end in ((px, py - half), (px, py + half))), (to_x + enters, to_y - half)]
+    through = [end for px, py in passed for end in ((px, py - half), (px, py + half))]
+    line = [(x + leaves, y + half), *through, (to_x + enters, to_y - half)]
     kept = line[:1]
     for before, here, after in zip(line, line[1:], line[2:], strict=False):
         if not before[0] == here[0] == after[0]:

@@ -141,7 +141,8 @@ def _edges(plan: Plan, node: Node, row: NodeStatistic | None) -> Iterator[EdgeDe
         carried.append((f"{node.name}:out", node.name, "output", node_plan.out, True))
     for key, source, kind, target, converted in carried:
         seen = measured.get(key)
-        low, high = ((bound - target.zero_point).to(torch.float64) * target.scale for bound in (target.qmin, target.qmax))
+        ends = ((bound - target.zero_point).to(torch.float64) for bound in (target.qmin, target.qmax))
+        low, high = (end * target.scale for end in ends)
         has_figures = seen is not None and seen.requantized and seen.values > 0
         yield EdgeDetail(
             edge=key,
@@ -213,7 +214,9 @@ def ram_bytes(graph: Graph, cost: Cost) -> float:
     sizes = {node.node: float(node.write_bytes) for node in cost.nodes}
     for name in graph.inputs:
         reads = [edge for edge in cost.edges if graph.source(Edge.parse(edge.edge)) == name]
-        sizes[name] = max((edge.elements * (4.0 if edge.kind == "quantize" else edge.bits / 8) for edge in reads), default=0.0)
+        # floats where a reader quantizes them, else as they are stored
+        widths = (edge.elements * (4.0 if edge.kind == "quantize" else edge.bits / 8) for edge in reads)
+        sizes[name] = max(widths, default=0.0)
     alive = {name: sizes.get(name, 0.0) for name in graph.inputs}
     most = sum(alive.values())
     for step in graph.schedule:
@@ -239,8 +242,9 @@ def channels_of(plan: Plan, node: Node) -> Channels | None:
     rows = weight.movedim(form.weight.axis, 0).reshape(weight.shape[form.weight.axis], -1)
     low, high = rows.amin(1), rows.amax(1)
     together = math.ceil(len(low) / MOST_CHANNELS)
-    lows = [float(part.min()) for part in low.split(together)]
-    highs = [float(part.max()) for part in high.split(together)]
+    starts = range(0, len(low), together)
+    lows = [float(low[start : start + together].min()) for start in starts]
+    highs = [float(high[start : start + together].max()) for start in starts]
     return Channels(
         weight=name,
         channels=len(low),
@@ -271,10 +275,8 @@ def histograms_of(graph: Graph, batches: Sequence[Batch], ops: Ops) -> dict[str,
     for observe in (widen, count):
         for batch in batches:
             run_real(graph, batch.inputs, observe, ops)
-    return {
-        name: Histogram(rounded(ends[name][0]) or 0.0, rounded(ends[name][1]) or 0.0, tuple(int(c) for c in own.tolist()))
-        for name, own in counts.items()
-    }
+    ranges = {name: (rounded(low) or 0.0, rounded(high) or 0.0) for name, (low, high) in ends.items()}
+    return {name: Histogram(*ranges[name], tuple(int(c) for c in own.tolist())) for name, own in counts.items()}
 
 
 def _finite(value: Any) -> Tensor | None:
@@ -297,5 +299,3 @@ def first_samples(batches: Iterable[Batch], most: int) -> list[Batch]:
         if left <= 0:
             break
     return taken
-
-

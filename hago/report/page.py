@@ -1,13 +1,13 @@
 """The page of a report: one HTML file that needs no network, made of the JSON values of a Report and of nothing else.
 
-jinja2 writes the texts, the tables and the drawing of the network, so that they are there without scripts, too; a script
-of ours (`page.js`) draws the plots from the same JSON values, which stand in the page, and follows hovers and clicks.
-There is no library for plots: bokeh and plotly bring 1 to 5 MB of scripts for what is here a few hundred lines, and
-their plots cannot be told to follow the page's colours, its choice of a point, and the keyboard, as ours do.
+jinja2 writes the texts, the tables and the drawing of the network, so that they are there without scripts, too; a
+script of ours (`page.js`) draws the plots from the same JSON values, which stand in the page, and follows hovers and
+clicks. There is no library for plots: bokeh and plotly bring 1 to 5 MB of scripts for what is here a few hundred lines,
+and their plots would not follow the page's colours, its choice of a point and the keyboard as ours do.
 
 Names in models and files are hostile until they are escaped: templates escape all values, the script writes text nodes
-only, the embedded JSON has no character that ends its element, and the page's own policy forbids every request and every
-script but ours.
+only, the embedded JSON has no character that ends its element, and the page's own policy forbids every request and
+every script but ours.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\
 #: Seconds after which the page of a running search loads itself again.
 RELOAD_SECONDS: Final = 10
 #: The columns of a figure without a value.
-NONE: Final = "–"
+NONE: Final = "\u2013"
 
 
 def page_of(document: Mapping[str, Any]) -> str:
@@ -163,4 +163,4 @@ def bits_counted(bits: Mapping[str, int]) -> str:
     counts: dict[int, int] = {}
     for each in bits.values():
         counts[each] = counts.get(each, 0) + 1
-    return ", ".join(f"{counts[each]} × {each}" for each in sorted(counts, reverse=True))
+    return ", ".join(f"{counts[each]} \u00d7 {each}" for each in sorted(counts, reverse=True))

@@ -1,20 +1,20 @@
-"""The records that a report is made of: a log, strategies, a front and a table of sensitivities, told apart by what they
-hold."""
+"""The records that a report is made of: a log, strategies, a front and a table of sensitivities, told apart by what
+they hold."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from hago.errors import LogError
-from hago.plan import Strategy
+from hago.plan import HardwareId, Strategy
 from hago.search import SENSITIVITY_VERSION, ParetoFront, load_front
 from hago.serialization.json_text import check_version, parse_json, read_file
 from hago.serialization.summary import number_values
-from hago.study import Log, read_log
+from hago.study import Header, Log, read_log
 
 #: What a record is: its path, or a strategy or a front itself.
 RecordLike = str | PathLike[str] | Strategy | ParetoFront
@@ -38,20 +38,33 @@ class Records:
     sensitivities: Mapping[str, Mapping[str, float]] | None = None
 
     @property
+    def header(self) -> Header | None:
+        """The header of the log; None without a log, or where it is empty."""
+        return None if self.log is None else self.log.header
+
+    @property
     def model_hashes(self) -> dict[str, str]:
         """The hash of the model that each record is for, by the record in words."""
-        found = {} if self.log is None or self.log.header is None else {f"log {self.log_path}": self.log.header.model_hash}
-        found |= {f"strategy {path}": strategy.model_hash for path, strategy in self.strategies}
-        points = () if self.front is None else self.front.points[:1]
-        return found | {f"front {self.front_path}".strip(): point.strategy.model_hash for point in points}
+        found = {} if self.header is None else {f"log {self.log_path}": self.header.model_hash}
+        return found | {name: strategy.model_hash for name, strategy in self._strategies()}
+
+    @property
+    def hardware(self) -> dict[str, HardwareId]:
+        """The hardware that each record is for, by the record in words."""
+        found = {} if self.header is None else {f"log {self.log_path}": self.header.hardware}
+        return found | {name: strategy.hardware for name, strategy in self._strategies()}
 
     @property
     def hardware_name(self) -> str | None:
         """The name of the hardware that the records are for; None where they do not say."""
-        names = [strategy.hardware.name for _, strategy in self.strategies]
-        names += [] if self.log is None or self.log.header is None else [self.log.header.hardware.name]
-        names += [] if self.front is None else [point.strategy.hardware.name for point in self.front.points[:1]]
-        return names[0] if names else None
+        return next((each.name for each in self.hardware.values()), None)
+
+    def _strategies(self) -> Iterator[tuple[str, Strategy]]:
+        """A strategy of each record that has some, by the record in words."""
+        for path, strategy in self.strategies:
+            yield f"strategy {path}", strategy
+        for point in () if self.front is None else self.front.points[:1]:
+            yield f"front {self.front_path}".strip(), point.strategy
 
 
 def read_records(records: Sequence[RecordLike]) -> Records:
@@ -68,7 +81,9 @@ def read_records(records: Sequence[RecordLike]) -> Records:
     for record in records:
         found = _with(found, record)
     if found == Records():
-        raise LogError("there is nothing to report on; give a log (.jsonl), a strategy (.json) or a front (.front.json)")
+        raise LogError(
+            "there is nothing to report on; give a log (.jsonl), a strategy (.json) or a front"
+        )
     return found
 
 

@@ -49,7 +49,8 @@ def _lost(verdicts: Sequence[Verdict], costs: Mapping[str, float], float_costs: 
     size, whole = costs.get("weight_bytes"), float_costs.get("weight_bytes")
     if size is not None and whole:
         texts = amount_text("weight_bytes", size), amount_text("weight_bytes", whole)
-        sentences.append(f"Weights take {texts[0]} instead of {texts[1]}, {100 * size / whole:.0f} % of the float model's.")
+        part = f"{100 * size / whole:.0f} % of the float model's"
+        sentences.append(f"Weights take {texts[0]} instead of {texts[1]}, {part}.")
     return " ".join(sentences)
 
 
@@ -102,8 +103,6 @@ def _fewer(search: SearchStory | None, measure: Figure, cost: str) -> str:
     )
 
 
-
-
 def _amounts(cost: str, now: float | None, before: float | None) -> str:
     if now is None or not before or cost not in METRICS:
         return ""
@@ -120,14 +119,15 @@ def _worst(nodes: Sequence[NodeDetail], remedies: Mapping[str, Any] | None) -> s
     why = f": {worst.cause}, since {worst.words}" if worst.words else ""
     others = names_text([f"{n.name} {100 * (n.blame or 0.0):.0f} %" for n in blamed[1:4]])
     then = f" Then come {others}." if others else ""
-    return f"{worst.name} ({worst.op}) adds {100 * (worst.blame or 0.0):.0f} % of the outputs' error{why}.{then}{_help(worst, remedies)}"
+    adds = f"{worst.name} ({worst.op}) adds {100 * (worst.blame or 0.0):.0f} % of the outputs' error{why}."
+    return f"{adds}{then}{_help(worst, remedies)}"
 
 
 def _help(worst: NodeDetail, remedies: Mapping[str, Any] | None) -> str:
     if remedies is None:
         return f" What may help: {worst.helps}." if worst.helps else ""
     if not remedies["found"]:
-        return f" Of {counted(remedies['tried'], 'change')} that {'was' if remedies['tried'] == 1 else 'were'} tried, none helps."
+        return f" None of {counted(remedies['tried'], 'change')} that were tried helps."
     best = remedies["together"] or remedies["found"][0]
     return f" What helps, as tried: {best['command']} (gains {best['gain_db']:.1f} dB)."
 
@@ -140,9 +140,8 @@ def _overflow(nodes: Sequence[NodeDetail]) -> str:
         return f"Yes, it was seen on the data at {names_text([f'{n.name} ({n.overflows} times)' for n in seen])}."
     if possible:
         names = names_text([node.name for node in possible])
-        return f"It is proved absent at {len(integers) - len(possible)} of {len(integers)} integer nodes, and possible at {names}."
+        proved = f"{len(integers) - len(possible)} of {len(integers)} integer nodes"
+        return f"It is proved absent at {proved}, and possible at {names}."
     if not integers:
         return "No node runs in integers."
     return f"No: it is proved absent for any input at all {len(integers)} integer nodes."
-
-

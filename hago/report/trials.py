@@ -1,5 +1,5 @@
-"""The trials of a log as a report shows them: columns, the front, what every move of the searcher gained, and what fewer
-bits cost. All of it is read from the log alone, so that the page of a running search is cheap."""
+"""The trials of a log as a report shows them: columns, the front, what every move of the searcher gained, and what
+fewer bits cost. All of it is read from the log alone, so that the page of a running search is cheap."""
 
 from __future__ import annotations
 
