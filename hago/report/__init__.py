@@ -4,6 +4,7 @@
 `page` makes the page of that document; `live` keeps the page of a running search current.
 """
 
+from hago.report.commands import python_commands
 from hago.report.document import Command, Report
 from hago.report.gather import POINTS, CommandsOf, ReportOptions, Source, gather_report
 from hago.report.live import LiveReport
@@ -22,6 +23,7 @@ __all__ = [
     "Source",
     "gather_report",
     "page_of",
+    "python_commands",
     "read_records",
     "save_page",
 ]

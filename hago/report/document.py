@@ -142,18 +142,18 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class FewerBits:
-    """The best trial whose weights have at most so many bits on average.
+    """The best trial with at most so many bits on average.
 
     Args:
         bits: the limit.
-        trial: the trial; its mean bits of a weight are `effective_bits`.
+        trial: the trial, which has `mean` bits on average.
         value, low, high: of the objective.
         costs: of the trial.
     """
 
     bits: int
     trial: int
-    effective_bits: float
+    mean: float
     value: float | None
     low: float | None
     high: float | None
@@ -170,6 +170,8 @@ class SearchStory:
         time: seconds by what they were spent on.
         passes: what every pass of corrections gained, as a strategy records it.
         fewer: what fewer bits cost, from many bits to few.
+        fewer_of: what the mean of bits is over: "weights", each counted, or "edges": the groups of edges whose bits the
+            search varied, where weights that stay float leave the mean of all weights above 8.
         running: whether the search was running when the report was made.
     """
 
@@ -178,6 +180,7 @@ class SearchStory:
     time: Mapping[str, float]
     passes: tuple[Mapping[str, Any], ...]
     fewer: tuple[FewerBits, ...]
+    fewer_of: Literal["weights", "edges"]
     running: bool = False
 
 

@@ -19,7 +19,7 @@ from hago.graph import CONST, Graph
 from hago.report.document import Drawing, DrawnEdge, DrawnNode
 
 #: Pixels of a node, between nodes, and around the drawing.
-NODE_WIDTH: Final = 176
+NODE_WIDTH: Final = 196
 NODE_HEIGHT: Final = 44
 BETWEEN: Final = (24, 40)
 MARGIN: Final = 24

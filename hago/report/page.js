@@ -78,8 +78,14 @@ function ticks(low, high, count) {
 // ticks of bytes are round in their unit
 function costTicks(figure, low, high, count) {
   if (figure.unit !== "B") return ticks(low, high, count);
-  const unit = high >= 2 * 1024 ** 2 ? 1024 ** 2 : high >= 2048 ? 1024 : 1;
+  const unit = byteUnit(high);
   return ticks(low / unit, high / unit, count).map((tick) => tick * unit);
+}
+const byteUnit = (high) => high >= 2 * 1024 ** 2 ? 1024 ** 2 : high >= 2048 ? 1024 : 1;
+function tickText(figure, value, high) {
+  if (figure.unit !== "B") return amount(figure, value);
+  const unit = byteUnit(high);
+  return `${Number((value / unit).toPrecision(6))} ${{ 1: "B", 1024: "KiB", 1048576: "MiB" }[unit]}`;
 }
 
 // ---------------------------------------------------------------- what is chosen
@@ -195,7 +201,7 @@ function drawFront() {
   const x = scaleOf(shown.map((i) => column[i]), FRAME.left, width - FRAME.right);
   const y = scaleOf(shown.flatMap((i) => T.front.includes(i) && T.low[i] !== null ? [drawn(T.value[i]), drawn(T.low[i]), drawn(T.high[i])] : [drawn(T.value[i])]), height - FRAME.bottom, FRAME.top);
   const made = frame(width, height, costTicks(cost, x.low, x.high, width / 110).map((v) => [x.at(v), v]), ticks(y.low, y.high, height / 60).map((v) => [y.at(v), v]),
-    (v) => amount(cost, v), (v) => digits(v), cost.title, axisTitle);
+    (v) => tickText(cost, v, x.high), (v) => digits(v), cost.title, axisTitle);
   made.setAttribute("aria-label", `${R.measure.title} against ${cost.title} of ${shown.length} trials; the table below has the same figures`);
   const front = T.front.filter((i) => shown.includes(i));
   for (const i of front) if (T.low[i] !== null) made.append(svg("line", { class: "whisker", x1: x.at(column[i]), x2: x.at(column[i]), y1: y.at(drawn(T.low[i])), y2: y.at(drawn(T.high[i])) }));
@@ -415,8 +421,10 @@ function renderNetwork() {
     group.classList.toggle("on", state.node !== null && (source === state.node || target === state.node));
   }
   legend(most, cost);
-  if (zoom === null) fit(false);
+  const isFirst = zoom === null;
+  if (isFirst) fit(false);
   resize();
+  if (isFirst) canvas.scrollLeft = drawing.nodes[0].x * zoom - canvas.clientWidth / 2;
   const select = $("pick-node");
   if (select.dataset.drawing !== String(index)) {
     select.dataset.drawing = String(index);
@@ -439,7 +447,7 @@ function legend(most, cost) {
 function fit(whole) {
   const canvas = $("canvas"), drawing = R.drawings[drawingOf(state.a)];
   const across = (canvas.clientWidth - 2) / drawing.width;
-  zoom = whole ? Math.min(across, (canvas.clientHeight - 2) / drawing.height, 1) : Math.max(0.55, Math.min(1, across));
+  zoom = whole ? Math.min(across, (canvas.clientHeight - 2) / drawing.height, 1) : Math.max(0.8, Math.min(1, across));
 }
 function resize() {
   const drawing = R.drawings[drawingOf(state.a)], picture = $("canvas").querySelector(`svg[data-drawing="${drawingOf(state.a)}"]`);
@@ -485,7 +493,8 @@ function overview(point) {
   if (blamed.length) body.push(element("h4", {}, "Most of the outputs' error comes from"), table(["node", ">blame", "main cause"], blamed.map((node) => [link(node), percent(node.blame), node.cause || ""])));
   body.push(element("h4", {}, "Overflow"));
   body.push(risky.length ? table(["may overflow", ">largest sum", "register"], risky.map((node) => [link(node), node.share === null ? NONE : `${digits(node.share, 3)}× its maximum`, node.register || ""])) : element("p", {}, "It is proved absent at every integer node."));
-  if (floats.length) body.push(element("h4", {}, `${floats.length} nodes stay float`), table(["node", "why"], floats.map((node) => [link(node), node.reason])));
+  if (floats.length) body.push(element("h4", {}, `${floats.length} ${floats.length === 1 ? "node stays" : "nodes stay"} float`), table(["node", "why"], floats.slice(0, 12).map((node) => [link(node), node.reason])));
+  if (floats.length > 12) body.push(element("p", { class: "soft" }, `and ${floats.length - 12} more, see the table of all nodes`));
   if (!blamed.length) body.push(element("p", { class: "soft" }, "Errors were not measured, since no data was given."));
   return body;
 }

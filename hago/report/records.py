@@ -81,9 +81,7 @@ def read_records(records: Sequence[RecordLike]) -> Records:
     for record in records:
         found = _with(found, record)
     if found == Records():
-        raise LogError(
-            "there is nothing to report on; give a log (.jsonl), a strategy (.json) or a front"
-        )
+        raise LogError("there is nothing to report on; give a log (.jsonl), a strategy (.json) or a front")
     return found
 
 

@@ -13,6 +13,8 @@ from hago.serialization.text_table import counted
 
 #: The bits that the answer on fewer bits is about, where the log has them.
 ASKED_BITS: Final = 6
+#: What means of bits are over, in words.
+MEAN_OF: Final = {"weights": "over all weights", "edges": "over the edges whose bits the search varied"}
 
 
 def answers(
@@ -85,21 +87,20 @@ def interval_text(paired: PairedFigure) -> str:
 def _fewer(search: SearchStory | None, measure: Figure, cost: str) -> str:
     if search is None or not search.fewer:
         return ""
-    most = search.fewer[0]
+    most, of = search.fewer[0], MEAN_OF[search.fewer_of]
     at = next((each for each in search.fewer if each.bits == ASKED_BITS), None)
     if at is None:
         least = search.fewer[-1]
         return (
-            f"No trial has weights of {ASKED_BITS} bits or fewer on average; the fewest that were tried are "
-            f"{least.effective_bits:.2f}."
+            f"No trial has {ASKED_BITS} bits or fewer on average {of}; the fewest that were tried are {least.mean:.2f}."
         )
     if at.value is None or most.value is None:
         return ""
-    value, before = (measure_text(measure.name, each.value or 0.0) for each in (at, most))
+    value, before = measure_text(measure.name, at.value), measure_text(measure.name, most.value)
     paid = _amounts(cost, at.costs.get(cost), most.costs.get(cost))
     return (
-        f"With {ASKED_BITS} bits of a weight on average at most, {measure.title} is {value} instead of {before} with "
-        f"{most.effective_bits:.1f} bits{f', and {paid}' if paid else ''}: trial {at.trial}, on the calibration data."
+        f"With at most {ASKED_BITS} bits on average {of}, {measure.title} is {value} instead of {before} with "
+        f"{most.mean:.1f} bits{f', and {paid}' if paid else ''}: trial {at.trial}, on the calibration data."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from hago.cost import METRICS
 from hago.report.document import FewerBits, Figure, Move, SearchStory, Trials, rounded
@@ -17,6 +17,8 @@ from hago.study import Header, Trial, TrialFront
 MOST_BITS: Final = 1_000_000
 #: The most reasons that are listed one by one; where a searcher gives more, those with the same first word are joined.
 MOST_MOVES: Final = 40
+#: The most bits on average that the list of what fewer bits cost begins with.
+MOST_MEAN: Final = 8
 #: The cost of the front where the search has none of its own.
 FRONT_COST: Final = "weight_bytes"
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -117,12 +119,14 @@ def story_of(
     """
     corrections = header.settings.get("corrections")
     logged = corrections.get("passes", ()) if isinstance(corrections, Mapping) else ()
+    of, means = _mean_bits(trials, columns)
     return SearchStory(
         settings=_settings(header),
         moves=_moves(trials, columns),
         time=_time(trials),
         passes=tuple(passes or logged),
-        fewer=_fewer_bits(trials, columns),
+        fewer=_fewer_bits(trials, columns, means),
+        fewer_of=of,
         running=running,
     )
 
@@ -208,21 +212,33 @@ def _time(trials: Sequence[Trial]) -> dict[str, float]:
     return {name: round(seconds, 3) for name, seconds in {**parts, "in all": total}.items()}
 
 
-def _fewer_bits(trials: Sequence[Trial], columns: Trials) -> tuple[FewerBits, ...]:
-    """The best trial with at most 8, 7, 6, ... bits of a weight on average."""
-    bits = columns.costs.get("effective_bits", ())
-    usable = [t.index for t in trials if _is_taken(t) and bits and bits[t.index] is not None]
+def _mean_bits(trials: Sequence[Trial], columns: Trials) -> tuple[Literal["weights", "edges"], list[float]]:
+    """What the mean of bits is over, and that of every trial; see `SearchStory.fewer_of`."""
+    weights = columns.costs.get("effective_bits", ())
+    if weights and all(bits is not None for bits in weights) and min(map(_number, weights)) <= MOST_MEAN:
+        return "weights", [_number(bits) for bits in weights]
+    varied = [group for group in columns.groups if len({trial.bits[group] for trial in trials}) > 1]
+    if not varied:
+        return "edges", [math.inf] * len(trials)
+    return "edges", [sum(trial.bits[group] for group in varied) / len(varied) for trial in trials]
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def _fewer_bits(trials: Sequence[Trial], columns: Trials, means: Sequence[float]) -> tuple[FewerBits, ...]:
+    """The best trial with at most 8, 7, 6, ... bits on average."""
+    values = [-math.inf if value is None else value for value in columns.value]
+    usable = [t.index for t in trials if _is_taken(t) and math.isfinite(means[t.index])]
     found: list[FewerBits] = []
-    values = {i: -math.inf if (value := columns.value[i]) is None else value for i in usable}
-    of_trial = {i: float(bits[i] or 0.0) for i in usable}
-    if not usable:
-        return ()
-    for limit in range(min(8, math.ceil(max(of_trial.values()))), 0, -1):
-        allowed = [i for i in usable if of_trial[i] <= limit]
+    most = max((math.ceil(means[i]) for i in usable), default=0)
+    for limit in range(min(MOST_MEAN, most), 0, -1):
+        allowed = [i for i in usable if means[i] <= limit]
         if not allowed:
             break
         best = max(allowed, key=lambda i: (values[i], -i))
         costs = {name: column[best] for name, column in columns.costs.items()}
         ends = columns.low[best], columns.high[best]
-        found.append(FewerBits(limit, best, of_trial[best], columns.value[best], *ends, costs))
+        found.append(FewerBits(limit, best, rounded(means[best]) or 0.0, columns.value[best], *ends, costs))
     return tuple(found)
