@@ -1462,6 +1462,8 @@ UNTRIED: Final = {
     "the demo needs scikit-learn": PACKAGE,
     "this needs the package {}: pip install": PACKAGE,
     "ONNX export needs the package onnx": PACKAGE,
+    "drawing a network needs the package grandalf": PACKAGE,
+    "the page of a report needs the package jinja2": PACKAGE,
     "reading .safetensors needs a package more": PACKAGE,
     "; pip install 'hago[postgres]'": PACKAGE,
     "needs the package distributed": PACKAGE,
