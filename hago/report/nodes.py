@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hago.analysis import GraphStatistic, NodeStatistic, cause_in_words
 from hago.arithmetic.types import Edge, QParams
-from hago.cost import Cost, NodeCost
+from hago.cost import METRICS, Cost, Row
 from hago.data import Batch
 from hago.graph import CONST, INPUT, Graph, Node, run_real
 from hago.ops import Ops
@@ -181,31 +181,18 @@ def _measured(row: NodeStatistic, blame: float, tried: set[str]) -> dict[str, An
 
 
 def _costs_by_node(cost: Cost) -> dict[str, dict[str, float]]:
-    """The costs of every node together with its edges; those without a figure are left out."""
-    found = {node.node: _node_costs(node) for node in cost.nodes}
-    for edge in cost.edges:
-        own = found.get(edge.edge.rpartition(":")[0])
-        if own is None:
+    """The costs of every node together with its edges, as parts of the totals; those without a figure are left out."""
+    found: dict[str, dict[str, float]] = {node.node: {} for node in cost.nodes}
+    rows: list[tuple[str, Row]] = [(node.node, node) for node in cost.nodes]
+    rows += [(edge.edge.rpartition(":")[0], edge) for edge in cost.edges]
+    for name, metric in METRICS.items():
+        if metric.part is None or metric.unit == "bits":  # a mean has no parts that are costs
             continue
-        own["weight_bytes"] = own.get("weight_bytes", 0.0) + edge.weight_bytes
-        own["requantized"] = own.get("requantized", 0.0) + edge.requantized
-        if edge.cycles is not None:
-            own["cycles"] = own.get("cycles", 0.0) + edge.cycles
-        if edge.picojoules is not None:
-            own["energy"] = own.get("energy", 0.0) + edge.picojoules * 1e-12
-    return {name: {key: rounded(v) or 0.0 for key, v in own.items() if v} for name, own in found.items()}
-
-
-def _node_costs(node: NodeCost) -> dict[str, float]:
-    costs = {
-        "macs": float(node.macs),
-        "bops": float(node.bops),
-        "activation_bytes": float(node.write_bytes),
-        "bytes_moved": float(node.read_bytes + node.write_bytes),
-        "requantized": float(node.requantized),
-    }
-    costs |= {} if node.cycles is None else {"cycles": node.cycles}
-    return costs | ({} if node.picojoules is None else {"energy": node.picojoules * 1e-12})
+        for node, row in rows:
+            part = metric.part(row, cost)
+            if part and node in found:
+                found[node][name] = found[node].get(name, 0.0) + part
+    return {node: {name: rounded(value) or 0.0 for name, value in own.items()} for node, own in found.items()}
 
 
 def ram_bytes(graph: Graph, cost: Cost) -> float:

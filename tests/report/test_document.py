@@ -122,6 +122,13 @@ def test_nodes_have_what_an_inspection_says(full_report: Report, search_folder: 
     assert sum(node.blame or 0.0 for node in nodes.values()) == pytest.approx(1.0, rel=1e-3)
 
 
+def test_costs_of_nodes_add_up_to_those_of_the_point(full_report: Report) -> None:
+    for point in full_report.points:
+        for name, whole in point.costs.items():
+            if name != "effective_bits":  # a mean
+                assert sum(node.costs.get(name, 0.0) for node in point.nodes) == pytest.approx(whole, rel=1e-4), name
+
+
 def test_points_of_a_log_alone_are_those_of_its_front(search_folder: Path) -> None:
     log = read_log(search_folder / "net.jsonl")
     report = make_report(network(), CHIP, search_folder / "net.jsonl", data(), points=2, remedies=False, progress=False)
