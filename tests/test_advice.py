@@ -1439,14 +1439,29 @@ ELSEWHERE: Final = {
         "analysis/test_remedies.py",
         "test_remedies_are_legal_and_gain_what_they_say",
     ),
-    "has trials of another search; give another name or storage": (
-        "test_callbacks.py",
-        "test_a_study_goes_on_with_the_log_and_refuses_another_search",
+    "the records do not say which hardware": ("report/test_command.py", "test_hardware_that_is_not_known_is_asked_for"),
+    "the records are for hardware {}, which does not ship": (
+        "report/test_command.py",
+        "test_hardware_that_is_not_known_is_asked_for",
     ),
-    "shows no figures of nodes; leave figures out": (
-        "export/test_model_explorer.py",
-        "test_figures_are_for_formats_that_show_them",
+    "a log has no sensitivities": ("report/test_document.py", "test_sensitivities_are_those_of_the_table"),
+    "the records are for different models": (
+        "report/test_document.py",
+        "test_records_that_do_not_go_together_are_refused",
     ),
+    "points are shown in full (at most {}, see --points)": (
+        "report/test_document.py",
+        "test_more_points_are_shown_where_they_are_asked_for",
+    ),
+    "bits and costs alone: this data is not that of the search": (
+        "report/test_document.py",
+        "test_other_data_than_the_search_had_gives_no_points_of_the_log",
+    ),
+    "load the model and weights that it was made for": (
+        "report/test_document.py",
+        "test_records_that_do_not_go_together_are_refused",
+    ),
+    "there is nothing to report on": ("report/test_document.py", "test_records_that_do_not_go_together_are_refused"),
     "hago has no rule for {}{}: these run": ("test_warnings.py", "test_an_operator_is_named_until_it_has_a_rule"),
 }
 PACKAGE: Final = "a package would have to be taken away and installed"

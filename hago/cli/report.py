@@ -150,11 +150,11 @@ def commands_for(args: Namespace, log: str, made_by: Sequence[str]) -> CommandsO
             return []
         words = ["replay", args.model, log, "--data", given.data, *(["--weights", weights] if weights else [])]
         line = command_line(*words, *data_words(given))
-        return [Command("Evaluate every trial of the log again, and compare every figure to the last bit.", line)]
+        return [Command("Every trial of the log evaluated again, and every figure compared to the last bit:", line)]
 
     def commands(source: Source | None) -> list[Command]:
         if source is None:
-            made = Command("Make this page again.", command_line(*made_by))
+            made = Command("This page, made again:", command_line(*made_by))
             return [made, *replayed()]
         if source.kind == "trial" or not source.path:
             return replayed()
@@ -162,12 +162,16 @@ def commands_for(args: Namespace, log: str, made_by: Sequence[str]) -> CommandsO
             inspect = strategy_command("inspect", given, Path(source.path), weights)
             realize = check_command(given, Path(source.path), weights)
             return [
-                Command("Build the integer model, and check that it equals its simulation bit for bit.", realize),
-                Command("See the errors of all layers in a terminal.", inspect),
+                Command("The integer model, checked against its simulation bit for bit:", realize),
+                Command("The errors of all layers in a terminal:", inspect),
             ]
         saved = Path(f"trial-{source.trial}.json")
         script = f"import hago; hago.load_front({source.path!r})[{source.number}].strategy.save({str(saved)!r})"
         line = f"python -c {shlex.quote(script)} && {check_command(given, saved, weights)}"
-        return [Command("Save the strategy of this point of the front, and build and check its integer model.", line)]
+        return [
+            Command(
+                "The strategy of this point of the front in a file of its own, and its integer model, checked:", line
+            )
+        ]
 
     return commands

@@ -13,7 +13,7 @@ def python_commands(hardware: str, log: str) -> CommandsOf:
         log: the path of the log; empty if there is none.
     """
     replay = f"hago.replay(model, {hardware!r}, {log!r}, data)"
-    replayed = [Command("Evaluate every trial of the log again, and compare every figure to the last bit.", replay)]
+    replayed = [Command("Every trial of the log evaluated again, and every figure compared to the last bit:", replay)]
 
     def commands(source: Source | None) -> list[Command]:
         if source is None or source.kind == "trial" or not source.path:
@@ -22,6 +22,6 @@ def python_commands(hardware: str, log: str) -> CommandsOf:
         if source.kind == "front":
             strategy = f"hago.load_front({source.path!r})[{source.number}].strategy"
         line = f"hago.create_quantizer(model, {hardware!r}, {strategy}).realize()"
-        return [Command("Build the integer model, which gives the integers of this report.", line)]
+        return [Command("The integer model, which gives the integers of this report:", line)]
 
     return commands

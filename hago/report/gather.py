@@ -263,7 +263,7 @@ def report_of_log(
         hardware=Identity(hardware.name, hardware_hash(hardware)),
         made_with=versions(torch.get_num_threads()),
         data=(),
-        notes=("this page is of the log alone: what needs the network and the data is missing, see hago report",),
+        notes=("this page is of the log alone, without what needs the network and the data",),
         commands=tuple(commands(None)),
         measure=_measure_of(records),
         costs=tuple(cost_figure(name) for name in names),

@@ -18,7 +18,7 @@ from hago.analysis import GraphStatistic, NodeStatistic, cause_in_words
 from hago.arithmetic.types import Edge, QParams
 from hago.cost import METRICS, Cost, Row
 from hago.data import Batch
-from hago.graph import CONST, INPUT, Graph, Node, run_real
+from hago.graph import CONST, INPUT, OUTPUT, Graph, Node, run_real
 from hago.ops import Ops
 from hago.plan import Plan, Topology, bits_of
 from hago.report.document import Channels, EdgeDetail, EdgeKind, Histogram, NodeDetail, rounded
@@ -73,7 +73,7 @@ def describe_nodes(
     rows = {} if statistic is None else {row.name: row for row in statistic.rows}
     blame = {} if statistic is None else statistic.blame
     tried = set() if statistic is None else {name for each in statistic.passes for name in each.names}
-    costs = _costs_by_node(cost)
+    costs = _costs_by_node(plan.graph, cost)
     details = []
     for node in plan.graph:
         if node.op == CONST:
@@ -180,11 +180,14 @@ def _measured(row: NodeStatistic, blame: float, tried: set[str]) -> dict[str, An
     }
 
 
-def _costs_by_node(cost: Cost) -> dict[str, dict[str, float]]:
-    """The costs of every node together with its edges, as parts of the totals; those without a figure are left out."""
+def _costs_by_node(graph: Graph, cost: Cost) -> dict[str, dict[str, float]]:
+    """The costs of every node together with its in-edges, as parts of the totals; those without a figure are left out.
+    An output of the network counts for the node whose value it is."""
     found: dict[str, dict[str, float]] = {node.node: {} for node in cost.nodes}
     rows: list[tuple[str, Row]] = [(node.node, node) for node in cost.nodes]
-    rows += [(edge.edge.rpartition(":")[0], edge) for edge in cost.edges]
+    for edge in cost.edges:
+        at = Edge.parse(edge.edge)
+        rows.append((graph.source(at) if at.dst == OUTPUT else at.dst, edge))
     for name, metric in METRICS.items():
         if metric.part is None or metric.unit == "bits":  # a mean has no parts that are costs
             continue

@@ -181,6 +181,16 @@ def test_a_log_without_data_or_network_shows_its_trials(search_folder: Path) -> 
 def test_other_data_than_the_search_had_gives_no_points_of_the_log(search_folder: Path) -> None:
     report = make_report(network(), CHIP, search_folder / "net.jsonl", data(7), progress=False)
     assert not report.points and "not that of the search" in " ".join(report.notes)
+    records = [search_folder / "net.jsonl", search_folder / "net.front.json"]
+    helped = make_report(network(), CHIP, records, data(7), points=2, remedies=False, progress=False)
+    assert len(helped.points) == 2 and "not that of the search" not in " ".join(helped.notes)
+
+
+def test_more_points_are_shown_where_they_are_asked_for(full_report: Report, search_folder: Path) -> None:
+    assert "3 points are shown in full (at most 3, see --points)" in " ".join(full_report.notes)
+    front = hago.load_front(search_folder / "net.front.json")
+    report = make_report(network(), CHIP, front, points=4, progress=False)
+    assert len(report.points) == min(4, len(front)) > 3
 
 
 def test_sensitivities_are_those_of_the_table(search_folder: Path, tmp_path: Path) -> None:
@@ -188,6 +198,7 @@ def test_sensitivities_are_those_of_the_table(search_folder: Path, tmp_path: Pat
     table.save(tmp_path / "sensitivity.json")
     records = [tmp_path / "sensitivity.json", search_folder / "net.json"]
     report = make_report(network(), CHIP, records, progress=False)
+    assert "a log has no sensitivities" not in " ".join(report.notes)
     assert report.sensitivities == {k: {str(b): x for b, x in by.items()} for k, by in table.losses.items()}
 
 
@@ -200,6 +211,10 @@ def test_records_that_do_not_go_together_are_refused(search_folder: Path, tmp_pa
         read_records([])
     with pytest.raises(StrategyMismatch, match="different models"):
         make_report(network(), CHIP, [log, replace(strategy, model_hash="0" * 64)], progress=False)
+    with pytest.raises(StrategyMismatch, match="load the model and weights"):
+        other = torch.nn.Conv2d(1, 2, 3).eval()
+        make_report(other, CHIP, [strategy], [torch.randn(2, 1, 6, 6)], progress=False)
+    assert make_report(network(), CHIP, [log, strategy], data(), remedies=False, points=1, progress=False).points
     with pytest.raises(StrategyMismatch, match="was made for hardware"):
         make_report(network(), "x86_vnni", [strategy], progress=False)
     (tmp_path / "edited.json").write_text('{"version": 1, "objective": "sqnr", "losses": [1]}', "utf-8")
