@@ -450,9 +450,10 @@ class Report:
     Args:
         at: when it was made, UTC, ISO 8601.
         made_with: versions of the packages, and the machine.
-        notes: what is missing, and why.
         measure: what the points are judged by.
         costs: the costs that figures are given for, that of the front first.
+        front_cost: the cost of the front.
+        notes: what is missing, and why.
         shown: the point that is shown first; None where none is shown in full.
         sensitivities: by group and bits, the expected loss, from a table that was given.
     """
@@ -462,19 +463,20 @@ class Report:
     model: Identity
     hardware: Identity
     made_with: Mapping[str, Any]
-    data: tuple[DataSet, ...]
-    notes: tuple[str, ...]
     commands: tuple[Command, ...]
     measure: Figure
     costs: tuple[Figure, ...]
+    front_cost: str
     search: SearchStory | None
     trials: Trials | None
-    points: tuple[Point, ...]
-    shown: int | None
-    pairs: tuple[Pair, ...]
-    drawings: tuple[Drawing, ...]
-    histograms: tuple[Histogram, ...]
-    channels: tuple[Channels, ...]
+    notes: tuple[str, ...] = ()
+    data: tuple[DataSet, ...] = ()
+    points: tuple[Point, ...] = ()
+    shown: int | None = None
+    pairs: tuple[Pair, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
+    histograms: tuple[Histogram, ...] = ()
+    channels: tuple[Channels, ...] = ()
     sensitivities: Mapping[str, Mapping[str, float]] | None = None
 
     def to_json(self) -> dict[str, Any]:

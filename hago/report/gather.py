@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, Final
@@ -56,7 +56,7 @@ from hago.report.document import (
     rounded,
 )
 from hago.report.layout import draw_network
-from hago.report.nodes import Tables, describe_nodes, first_samples, histograms_of, ram_bytes
+from hago.report.nodes import Tables, describe_nodes, histograms_of, ram_bytes
 from hago.report.records import Records
 from hago.report.short import answers
 from hago.report.trials import FRONT_COST, bits_text, columns_of, cost_figure, measure_figure, story_of
@@ -157,7 +157,7 @@ class _Given:
         if self.batches is None:
             return []
         each = sum(math.prod(node.shape or ()) for node in self.graph.computed)
-        return first_samples(self.batches, min(MOST_SAMPLES, max(LEAST_SAMPLES, values // max(1, each))))
+        return list(self.batches.first(min(MOST_SAMPLES, max(LEAST_SAMPLES, values // max(1, each)))))
 
 
 # ---------------------------------------------------------------- the report
@@ -182,66 +182,39 @@ def gather_report(
         HagoError: the model cannot be imported, or the data does not fit it.
     """
     _check_same_task(records, hardware)
+    base = _of_records(records, hardware, options, commands, running=False)
     notes: list[str] = []
     graph, batches, further = _imported(model, hardware, records, dataset, held_out, steps, notes)
-    measure = _measure_of(records)
-    objective = _objective_named(records, options)
-    trials, story = trials_of(records, running=False)
-    given = None
-    if graph is not None:
-        data = _data_sets(records, batches, further)
-        evaluators = {
-            name: Evaluator(
-                graph, each.observed(steps.on_batch), objective, hardware.known_ops, cache_bytes=0, engine="float"
-            )
-            for name, each in data.items()
-        }
-        given = _Given(graph, hardware, batches, evaluators)
-    candidates = [] if given is None else _candidates(records, given, trials, options, steps, notes)
-    points: list[Point] = []
-    pairs: list[Pair] = []
-    tables, drawings = Tables(), dict[Drawing, int]()
-    if given is not None and candidates:
-        made = _Points(given, story, measure, trials, options, commands, steps, tables)
-        points = [made.point(candidate, is_first=i == 0) for i, candidate in enumerate(candidates)]
-        pairs, drawings = made.pairs(), made.drawings
-    if given is not None and not given.evaluators:
-        notes.append("no data was given, so nothing is measured: errors, histograms and intervals are missing")
-    if points and given is not None and given.evaluators:
-        samples = [str(points[0].inside_samples), *(str(point.inside_samples) for point in points[1:2])]
-        notes.append(
-            f"nodes are inspected on the first {' or, of points after the first, '.join(samples)} samples of the data; "
-            "outputs are measured on all samples"
+    if graph is None:
+        return replace(base, notes=tuple(notes))
+    data = _data_sets(records, batches, further)
+    objective = named_objective("sqnr" if options.objective is None else options.objective)
+    evaluators = {
+        name: Evaluator(
+            graph, each.observed(steps.on_batch), objective, hardware.known_ops, cache_bytes=0, engine="float"
         )
-    if records.sensitivities is None and records.log is not None:
-        notes.append(
-            "a log has no sensitivities; give the FILE of 'hago sensitivity --save FILE', too, and nodes show them"
-        )
-    counted = [name for name in METRICS if any(name in point.costs for point in points)]
-    names = list(dict.fromkeys([*(trials.costs if trials else ()), *counted]))
-    front_cost = trials.front_cost if trials else records.front.cost if records.front else FRONT_COST
-    names.sort(key=lambda name: name != front_cost)
-    model_hash = next(iter(records.model_hashes.values()), "" if graph is None else graph.model_hash)
-    return Report(
-        title=options.title or f"{options.model_name} on {hardware.name}",
-        at=now(),
-        model=Identity(options.model_name, model_hash),
-        hardware=Identity(hardware.name, hardware_hash(hardware)),
-        made_with=versions(torch.get_num_threads()),
-        data=() if given is None else tuple(_described(name, e.batches) for name, e in given.evaluators.items()),
+        for name, each in data.items()
+    }
+    given = _Given(graph, hardware, batches, evaluators)
+    candidates = _candidates(records, given, base.trials, options, steps, notes)
+    made = _Points(given, base, options, commands, steps)
+    points = [made.point(candidate, is_first=i == 0) for i, candidate in enumerate(candidates)]
+    notes += _notes_on_points(records, points, is_measured=bool(evaluators))
+    names = [cost.name for cost in base.costs]
+    names += [name for name in METRICS if name not in names and any(name in point.costs for point in points)]
+    names.sort(key=lambda name: name != made.cost)
+    return replace(
+        base,
+        model=Identity(options.model_name, graph.model_hash),
+        data=tuple(DataSet(name, each.samples, each.sha256, each.classed) for name, each in data.items()),
         notes=tuple(notes),
-        commands=tuple(commands(None)),
-        measure=measure,
         costs=tuple(cost_figure(name) for name in names),
-        search=story,
-        trials=trials,
         points=tuple(points),
         shown=0 if points else None,
-        pairs=tuple(pairs),
-        drawings=tuple(drawings),
-        histograms=tuple(tables.histograms),
-        channels=tuple(tables.channels),
-        sensitivities=records.sensitivities,
+        pairs=tuple(made.pairs()),
+        drawings=tuple(made.drawings),
+        histograms=tuple(made.tables.histograms),
+        channels=tuple(made.tables.channels),
     )
 
 
@@ -253,37 +226,46 @@ def report_of_log(
     Args:
         running: whether its search is running.
     """
-    trials, story = trials_of(records, running=running)
-    header = None if records.log is None else records.log.header
-    names = () if trials is None else tuple(trials.costs)
+    note = "this page is of the log alone, without what needs the network and the data"
+    return replace(_of_records(records, hardware, options, commands, running=running), notes=(note,))
+
+
+def _of_records(
+    records: Records, hardware: Hardware, options: ReportOptions, commands: CommandsOf, *, running: bool
+) -> Report:
+    """What the records say without the network."""
+    trials, story = _trials_of(records, running=running)
     return Report(
         title=options.title or f"{options.model_name} on {hardware.name}",
-        at=now(),
-        model=Identity(options.model_name, "" if header is None else header.model_hash),
+        at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        model=Identity(options.model_name, next(iter(records.model_hashes.values()), "")),
         hardware=Identity(hardware.name, hardware_hash(hardware)),
         made_with=versions(torch.get_num_threads()),
-        data=(),
-        notes=("this page is of the log alone, without what needs the network and the data",),
         commands=tuple(commands(None)),
         measure=_measure_of(records),
-        costs=tuple(cost_figure(name) for name in names),
+        costs=() if trials is None else tuple(cost_figure(name) for name in trials.costs),
+        front_cost=trials.front_cost if trials else records.front.cost if records.front else FRONT_COST,
         search=story,
         trials=trials,
-        points=(),
-        shown=None,
-        pairs=(),
-        drawings=(),
-        histograms=(),
-        channels=(),
+        sensitivities=records.sensitivities,
     )
 
 
-def now() -> str:
-    """The time, UTC, ISO 8601."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+def _notes_on_points(records: Records, points: Sequence[Point], *, is_measured: bool) -> Iterator[str]:
+    """What is missing of the points, and what their nodes were inspected on."""
+    if not is_measured:
+        yield "no data was given, so nothing is measured: errors, histograms and intervals are missing"
+    elif points:
+        samples = [str(points[0].inside_samples), *(str(point.inside_samples) for point in points[1:2])]
+        yield (
+            f"nodes are inspected on the first {' or, of points after the first, '.join(samples)} samples of the data; "
+            "outputs are measured on all samples"
+        )
+    if records.sensitivities is None and records.log is not None:
+        yield "a log has no sensitivities; give the FILE of 'hago sensitivity --save FILE', too, and nodes show them"
 
 
-def trials_of(records: Records, *, running: bool) -> tuple[Trials | None, SearchStory | None]:
+def _trials_of(records: Records, *, running: bool) -> tuple[Trials | None, SearchStory | None]:
     """The trials of the log, and the course of the search; None without a log, or where it is empty."""
     log = records.log
     if log is None or log.header is None or not log.trials:
@@ -291,10 +273,6 @@ def trials_of(records: Records, *, running: bool) -> tuple[Trials | None, Search
     columns = columns_of(log.header, log.trials)
     passes = [] if not records.strategies else [each.to_json() for each in passes_of(records.strategies[0][1])]
     return columns, story_of(log.header, log.trials, columns, passes, running=running)
-
-
-def _described(name: str, batches: Batches) -> DataSet:
-    return DataSet(name, batches.samples, batches.sha256, batches.classed)
 
 
 def _check_same_task(records: Records, hardware: Hardware) -> None:
@@ -321,11 +299,6 @@ def _measure_of(records: Records) -> Figure:
         return measure_figure(by_figure.get(records.front.measure, records.front.measure))
     made_by = records.strategies[0][1].made_by if records.strategies else {}
     return measure_figure(str(made_by.get("objective", "sqnr")))
-
-
-def _objective_named(records: Records, options: ReportOptions) -> Objective:
-    """The objective to measure beside SQNR, agreement and accuracy: one of the user's own, if it is given."""
-    return named_objective("sqnr" if options.objective is None else options.objective)
 
 
 def _imported(
@@ -481,36 +454,25 @@ def _trial_of(strategy: Strategy, trials: Trials | None) -> int | None:
 
 
 # ---------------------------------------------------------------- points in full
-@dataclass(slots=True)
-class _Measured:
-    """What was measured of a point: by data set, the contributions of every sample to every measure."""
-
-    contributions: dict[str, Mapping[str, Tensor]]
-
-
 class _Points:
     """Makes the points of one report, and keeps what they share. `gather_report` makes it and calls `point` for each.
 
+    Args:
+        base: the report without points.
+
     Attributes:
+        cost: the cost of the front.
+        tables: the histograms and channels that the points share.
         drawings: the networks that were drawn, in the order of their indices.
     """
 
     def __init__(
-        self,
-        given: _Given,
-        story: SearchStory | None,
-        measure: Figure,
-        trials: Trials | None,
-        options: ReportOptions,
-        commands: CommandsOf,
-        steps: JobProgress,
-        tables: Tables,
+        self, given: _Given, base: Report, options: ReportOptions, commands: CommandsOf, steps: JobProgress
     ) -> None:
-        self.given, self.story, self.measure, self.options = given, story, measure, options
-        self.commands, self.steps, self.tables = commands, steps, tables
-        self.cost = FRONT_COST if trials is None else trials.front_cost
-        self.drawings: dict[Drawing, int] = {}
-        self._measured: list[_Measured] = []
+        self.given, self.options, self.commands, self.steps = given, options, commands, steps
+        self.story, self.measure, self.cost = base.search, base.measure, base.front_cost
+        self.tables, self.drawings = Tables(), dict[Drawing, int]()
+        self._measured: list[Mapping[str, Mapping[str, Tensor]]] = []
         self._histograms: dict[str, Mapping[str, Histogram]] = {}
 
     def point(self, candidate: _Candidate, *, is_first: bool) -> Point:
@@ -568,7 +530,7 @@ class _Points:
         made = []
         for (i, first), (j, second) in itertools.combinations(enumerate(self._measured), 2):
             for name, evaluator in self.given.evaluators.items():
-                ours, theirs = first.contributions[name], second.contributions[name]
+                ours, theirs = first[name], second[name]
                 figures = tuple(
                     _paired(_objective(evaluator, key), str(i), str(j), ours[key], theirs[key]) for key in ours
                 )
@@ -596,7 +558,7 @@ class _Points:
             for node, peak in measured.extremes.peaks.items():
                 peaks[node] = max(peak, peaks.get(node, 0.0))
             verdicts.append(verdict)
-        self._measured.append(_Measured(kept))
+        self._measured.append(kept)
         return tuple(verdicts), peaks
 
     def _histograms_of(self, plan: Plan, strategy: Strategy) -> Mapping[str, Histogram]:

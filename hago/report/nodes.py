@@ -7,7 +7,7 @@ them, so they stand in tables and nodes name them by index.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -277,15 +277,3 @@ def _finite(value: Any) -> Tensor | None:
     if not math.isfinite(float(flat.sum())):
         flat = flat[torch.isfinite(flat)]
     return flat if flat.numel() else None
-
-
-def first_samples(batches: Iterable[Batch], most: int) -> list[Batch]:
-    """The first samples of the data, as batches."""
-    taken, left = [], most
-    for batch in batches:
-        part = batch.rows(0, min(batch.size, left))
-        taken.append(part)
-        left -= part.size
-        if left <= 0:
-            break
-    return taken
