@@ -191,6 +191,12 @@ const unitText = R.measure.unit === "share" ? "%" : R.measure.unit;
 const axisTitle = unitText ? `${R.measure.title} in ${unitText}` : R.measure.title;
 
 const plots = {};
+// the objective of a strategy that was given, measured on the data of the search; corrections may set it off its trial
+function strategyValue(point) {
+  const verdict = point.kind === "strategy" && point.verdicts.find((each) => each.data === "calibration data");
+  const value = verdict ? verdict.models.find((model) => model.name === "simulated").figures[R.measure.name] : null;
+  return value === undefined ? null : value;
+}
 function drawFront() {
   const place = $("front-plot");
   if (!place) return;
@@ -198,8 +204,9 @@ function drawFront() {
   const shown = T.value.map((value, i) => i).filter((i) => T.value[i] !== null && column[i] !== null);
   if (!shown.length) { place.replaceChildren(element("p", { class: "note" }, "No trial has been measured yet.")); return; }
   const [width, height] = sizeOf(place);
-  const x = scaleOf(shown.map((i) => column[i]), FRAME.left, width - FRAME.right);
-  const y = scaleOf(shown.flatMap((i) => T.front.includes(i) && T.low[i] !== null ? [drawn(T.value[i]), drawn(T.low[i]), drawn(T.high[i])] : [drawn(T.value[i])]), height - FRAME.bottom, FRAME.top);
+  const own = R.points.map((point, i) => [i, point.costs[state.front], strategyValue(point)]).filter(([, at, value]) => at !== undefined && value !== null);
+  const x = scaleOf([...shown.map((i) => column[i]), ...own.map(([, at]) => at)], FRAME.left, width - FRAME.right);
+  const y = scaleOf([...own.map(([, , value]) => drawn(value)), ...shown.flatMap((i) => T.front.includes(i) && T.low[i] !== null ? [drawn(T.value[i]), drawn(T.low[i]), drawn(T.high[i])] : [drawn(T.value[i])])], height - FRAME.bottom, FRAME.top);
   const made = frame(width, height, costTicks(cost, x.low, x.high, width / 110).map((v) => [x.at(v), v]), ticks(y.low, y.high, height / 60).map((v) => [y.at(v), v]),
     (v) => tickText(cost, v, x.high), (v) => digits(v), cost.title, axisTitle);
   made.setAttribute("aria-label", `${R.measure.title} against ${cost.title} of ${shown.length} trials; the table below has the same figures`);
@@ -213,8 +220,16 @@ function drawFront() {
     const dot = svg("circle", { class: full.has(i) ? `${kind} full` : kind, cx: x.at(column[i]), cy: y.at(drawn(T.value[i])), r: full.has(i) ? 6 : T.front.includes(i) ? 4.5 : 3.5, "data-trial": i });
     made.append(dot);
   }
+  const strategies = {};
+  for (const [i, cost_of, value] of own) {
+    const at = [x.at(cost_of), y.at(drawn(value))];
+    strategies[i] = at;
+    const diamond = svg("path", { class: "diamond", d: `M${at[0]} ${at[1] - 7}l7 7l-7 7l-7-7z`, "data-point-of": i }, svg("title", {}, `${R.points[i].title}: ${measured(value)}, ${amount(cost, cost_of)}`));
+    diamond.addEventListener("click", (event) => { event.stopPropagation(); choose({ point: i }); });
+    made.append(diamond);
+  }
   place.replaceChildren(made);
-  plots.front = { made, at: (i) => column[i] === null || T.value[i] === null ? null : [x.at(column[i]), y.at(drawn(T.value[i]))], order: [...shown].sort((i, j) => column[i] - column[j] || i - j), readout: $("front-readout") };
+  plots.front = { made, strategies, at: (i) => column[i] === null || T.value[i] === null ? null : [x.at(column[i]), y.at(drawn(T.value[i]))], order: [...shown].sort((i, j) => column[i] - column[j] || i - j), readout: $("front-readout") };
   follow(plots.front);
 }
 function drawSearch() {
@@ -256,14 +271,14 @@ function follow(plot) {
     return found;
   };
   plot.made.addEventListener("mousemove", (event) => { const i = nearest(event); plot.made.style.cursor = i === null ? "" : "pointer"; if (i !== null) tell(plot, i); });
-  plot.made.addEventListener("mouseleave", () => tell(plot, trialOf(state.a)));
+  plot.made.addEventListener("mouseleave", () => tellChoice(plot, state.a));
   plot.made.addEventListener("click", (event) => { const i = nearest(event); if (i !== null) choose(choiceOfTrial(i)); });
   plot.made.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (step) {
       const here = plot.order.indexOf(plot.told);
       tell(plot, plot.order[Math.min(plot.order.length - 1, Math.max(0, here + step))]);
-      mark(plot, "ring", plot.told, "");
+      mark(plot, "ring", plot.at(plot.told), "");
       event.preventDefault();
     } else if ((event.key === "Enter" || event.key === " ") && plot.told !== null && plot.told !== undefined) {
       choose(choiceOfTrial(plot.told));
@@ -279,8 +294,19 @@ function tell(plot, i) {
   const bits = T.bits[i] ? `; bits of edges: ${bitsText(bitsOf({ trial: i }))}` : "";
   plot.readout.replaceChildren(element("b", {}, `Trial ${i}`), `: ${R.measure.title} ${measured(T.value[i])}${interval}; ${costs.map((name) => `${costNamed(name).title} ${amount(costNamed(name), T.costs[name][i])}`).join(", ")}${bits}${T.rejected[i] ? `; ${T.rejected[i]}` : ""}. ${T.why[T.reason[i]]}`);
 }
-function mark(plot, kind, i, label) {
-  const at = i === null || i === undefined ? null : plot.at(i);
+function tellChoice(plot, choice) {
+  tell(plot, trialOf(choice));
+  if (!plot.strategies || choice === null || !(choice.point in plot.strategies)) return;
+  const point = pointOf(choice), cost = costNamed(state.front);
+  plot.readout.replaceChildren(element("b", {}, point.title), `: ${R.measure.title} ${measured(strategyValue(point))} on the calibration data; ${cost.title} ${amount(cost, point.costs[cost.name])}; bits of edges: ${bitsText(point.bits)}.`);
+}
+function placeOf(plot, choice) {
+  if (choice === null) return null;
+  if (plot.strategies && choice.point in plot.strategies) return plot.strategies[choice.point];
+  const trial = trialOf(choice);
+  return trial === null ? null : plot.at(trial);
+}
+function mark(plot, kind, at, label) {
   if (at === null) return;
   plot.made.append(svg("circle", { class: kind, cx: at[0], cy: at[1], r: 9 }));
   const right = at[0] < plot.made.viewBox.baseVal.width - 60;
@@ -289,9 +315,9 @@ function mark(plot, kind, i, label) {
 function markPlots() {
   for (const plot of Object.values(plots)) {
     for (const each of all(".ring, .ring-label", plot.made)) each.remove();
-    mark(plot, "ring", trialOf(state.a), state.b === null ? "shown" : "A");
-    mark(plot, "ring b", trialOf(state.b), "B");
-    tell(plot, trialOf(state.a));
+    mark(plot, "ring", placeOf(plot, state.a), state.b === null ? "shown" : "A");
+    mark(plot, "ring b", placeOf(plot, state.b), "B");
+    tellChoice(plot, state.a);
   }
 }
 

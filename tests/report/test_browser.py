@@ -115,6 +115,13 @@ def test_a_click_on_a_point_shows_it_everywhere(browser: Any, page_path: Path, f
         assert not shown.count()
 
 
+def test_a_stored_strategy_is_a_diamond_of_its_own(browser: Any, page_path: Path) -> None:
+    with opened(browser, page_path) as tab:
+        tab.select_option("#pick-a", "p1")
+        tab.locator("#front-plot path.diamond").click(force=True)
+        assert tab.locator("#pick-a").input_value() == "p0"
+
+
 def test_a_hover_shows_bits(browser: Any, page_path: Path) -> None:
     with opened(browser, page_path) as tab:
         tab.locator("#front-plot circle[data-trial='1']").hover(force=True)
