@@ -11,7 +11,7 @@ from typing import Final
 from hago.hardware import Hardware
 from hago.report.document import Report
 from hago.report.gather import CommandsOf, ReportOptions, report_of_log
-from hago.report.page import page_of, save_page
+from hago.report.page import page_template, save_page
 from hago.report.records import Records
 from hago.study import Header, Log, Trial, read_header
 
@@ -50,7 +50,7 @@ class LiveReport:
         self._header: Header | None = None
         self._trials: list[Trial] = []
         self._next = -math.inf
-        page_of(self._report(running=True).to_json())  # a missing package is said before the search
+        self._template = page_template()  # which says before the search that a package is missing
 
     def __call__(self, trial: Trial) -> None:
         """Add a trial, and write the page if it is time."""
@@ -67,7 +67,7 @@ class LiveReport:
         begun = self._clock()
         if self._header is None:
             self._header = read_header(self._log)
-        save_page(self._report(running=running), self._path)
+        save_page(self._report(running=running), self._path, self._template)
         ended = self._clock()
         self._next = ended + max(SECONDS, (ended - begun) / SHARE)
 

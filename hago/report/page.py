@@ -26,7 +26,7 @@ from hago.errors import HagoError
 from hago.report.document import Report
 from hago.serialization.json_text import replace_file
 from hago.serialization.summary import measure_name, measure_text
-from hago.serialization.text_table import bytes_text, count
+from hago.serialization.text_table import bytes_text, count, counted
 
 #: The characters of JSON that HTML, or JavaScript before 2019, reads otherwise, as JSON writes them escaped.
 _ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -36,11 +36,33 @@ RELOAD_SECONDS: Final = 10
 NONE: Final = "\u2013"
 
 
-def page_of(document: Mapping[str, Any]) -> str:
+def page_of(document: Mapping[str, Any], template: Any = None) -> str:
     """The page of a report.
 
     Args:
         document: of `Report.to_json`.
+        template: of `page_template`, for callers that make many pages.
+
+    Raises:
+        HagoError: jinja2 is not installed.
+    """
+    template = page_template() if template is None else template
+    from markupsafe import Markup
+
+    script = _file("page.js")
+    page: str = template.render(
+        r=document,
+        style=Markup(_file("page.css")),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=Markup(embedded(document)),
+        reload=RELOAD_SECONDS if document["search"] and document["search"]["running"] else None,
+    )
+    return page
+
+
+def page_template() -> Any:
+    """The template of the page, compiled.
 
     Raises:
         HagoError: jinja2 is not installed.
@@ -58,6 +80,7 @@ def page_of(document: Mapping[str, Any]) -> str:
         "bits_of": bits_counted,
         "bytes": lambda value: NONE if value is None else bytes_text(value),
         "count": lambda value: count(round(value)),
+        "counted": counted,
         "figure": lambda value, name: NONE if value is None else measure_text(name, value),
         "interval": _interval,
         "label_place": lambda edge, drawing: Markup(_label_place(edge, drawing)),
@@ -69,16 +92,7 @@ def page_of(document: Mapping[str, Any]) -> str:
         "shift": _shift,
         "span": _span,
     }
-    script = _file("page.js")
-    page = environment.from_string(_file("page.html")).render(
-        r=document,
-        style=Markup(_file("page.css")),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=Markup(embedded(document)),
-        reload=RELOAD_SECONDS if document["search"] and document["search"]["running"] else None,
-    )
-    return page
+    return environment.from_string(_file("page.html"))
 
 
 def embedded(document: Mapping[str, Any]) -> str:
@@ -89,14 +103,17 @@ def embedded(document: Mapping[str, Any]) -> str:
     return text
 
 
-def save_page(report: Report, path: Path) -> None:
+def save_page(report: Report, path: Path, template: Any = None) -> None:
     """Write the page of a report, which is replaced atomically.
+
+    Args:
+        template: of `page_template`, for callers that make many pages.
 
     Raises:
         LogError: it could not be written.
         HagoError: jinja2 is not installed.
     """
-    replace_file(path, page_of(report.to_json()))
+    replace_file(path, page_of(report.to_json(), template))
 
 
 @cache
@@ -110,7 +127,11 @@ def _amount(value: float | None, name: str) -> str:
     """A cost with its unit."""
     if value is None:
         return NONE
-    return amount_text(name, value).removesuffix(f" {name}") if name in METRICS else f"{value:.6g}"
+    if name not in METRICS:
+        return f"{value:.6g}"
+    if value >= 1e12 and METRICS[name].unit in ("", "cycles"):
+        return f"{value / 1e12:.3g}T"
+    return amount_text(name, value).removesuffix(f" {name}")
 
 
 def _percent(value: float | None, places: int = 1) -> str:

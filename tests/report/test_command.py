@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import Run, runner
@@ -80,8 +81,8 @@ def test_a_page_is_written_while_a_search_runs_and_after_an_interrupt(
     seen = []
     write = live.save_page
 
-    def look(report: live.Report, path: Path) -> None:
-        write(report, path)
+    def look(report: live.Report, path: Path, template: Any) -> None:
+        write(report, path, template)
         assert report.search is not None
         seen.append(report.search.running)
         if len(seen) == 1:

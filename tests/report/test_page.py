@@ -161,10 +161,10 @@ def test_the_page_of_a_running_search_is_written_now_and_then(search_folder: Pat
 def test_a_slow_page_is_written_seldom(search_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, writes = Clock(), []
 
-    def slow(report: Report, path: Path) -> None:
+    def slow(report: Report, path: Path, template: Any) -> None:
         writes.append(clock.now)
         clock.now += 1.0
-        save_page(report, path)
+        save_page(report, path, template)
 
     monkeypatch.setattr("hago.report.live.save_page", slow)
     log = search_folder / "net.jsonl"
