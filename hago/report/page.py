@@ -32,6 +32,8 @@ from hago.serialization.text_table import bytes_text, count, counted
 _ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 #: Seconds after which the page of a running search loads itself again.
 RELOAD_SECONDS: Final = 10
+#: The most trials that the table of trials lists.
+MOST_ROWS: Final = 2000
 #: The columns of a figure without a value.
 NONE: Final = "\u2013"
 
@@ -83,6 +85,7 @@ def page_template() -> Any:
         "counted": counted,
         "figure": lambda value, name: NONE if value is None else measure_text(name, value),
         "interval": _interval,
+        "listed": listed,
         "label_place": lambda edge, drawing: Markup(_label_place(edge, drawing)),
         "measure_name": measure_name,
         "number": lambda value, digits=4: NONE if value is None else f"{value:.{digits}g}",
@@ -177,6 +180,17 @@ def _label_place(edge: Mapping[str, Any], drawing: Mapping[str, Any]) -> str:
     centre = next(node["x"] for node in drawing["nodes"] if node["name"] == edge["target"])
     left = x < centre if abs(x - centre) > 1 else before > x + 1
     return f'x="{x - 5 if left else x + 5:.1f}" y="{y - 6:.1f}"' + (' text-anchor="end"' if left else "")
+
+
+def listed(trials: Mapping[str, Any]) -> list[int]:
+    """The trials that the table lists: all, or of a long log those of the front, those that raised the best, and others
+    evenly."""
+    count_of = len(trials["value"])
+    if count_of <= MOST_ROWS:
+        return list(range(count_of))
+    chosen = {*trials["front"], *(i for i, gain in enumerate(trials["gain"]) if gain)}
+    step = -(-count_of // max(1, MOST_ROWS - len(chosen)))
+    return sorted({*chosen, *range(0, count_of, step)})
 
 
 def bits_counted(bits: Mapping[str, int]) -> str:

@@ -96,6 +96,16 @@ def test_the_page_loads_nothing(page: Reader) -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", page.scripts["code"])
 
 
+def test_a_long_log_lists_some_of_its_trials(full_report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = full_report.to_json()["trials"]
+    assert page_module.listed(trials) == list(range(len(trials["value"])))
+    many = {"value": [1.0] * 50_000, "front": [7, 49_999], "gain": [None] * 49_000 + [1.0] + [None] * 999}
+    rows = page_module.listed(many)
+    assert {7, 49_999, 49_000} <= set(rows) and 1_900 <= len(rows) <= 2_000
+    monkeypatch.setattr(page_module, "MOST_ROWS", 2)
+    assert "of them are listed" in page_of(full_report.to_json())
+
+
 def test_every_control_has_a_name(page: Reader) -> None:
     identifiers = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(identifiers) == len(set(identifiers))
