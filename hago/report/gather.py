@@ -32,7 +32,7 @@ from hago.arithmetic.equality import count_differing
 from hago.calibration import Estimator
 from hago.cost import METRICS, float_cost, plan_cost
 from hago.data import Batch, Batches, JobProgress
-from hago.errors import HASH_DIGITS, HagoError, StrategyMismatch
+from hago.errors import HASH_DIGITS, HagoError, LogError, StrategyMismatch
 from hago.graph import Graph, ModelLike
 from hago.hardware import Hardware, hardware_hash
 from hago.importing import import_for_strategy
@@ -266,13 +266,20 @@ def _notes_on_points(records: Records, points: Sequence[Point], *, is_measured: 
 
 
 def _trials_of(records: Records, *, running: bool) -> tuple[Trials | None, SearchStory | None]:
-    """The trials of the log, and the course of the search; None without a log, or where it is empty."""
+    """The trials of the log, and the course of the search; None without a log, or where it is empty.
+
+    Raises:
+        LogError: a value of the log is of another type than hago writes.
+    """
     log = records.log
     if log is None or log.header is None or not log.trials:
         return None, None
-    columns = columns_of(log.header, log.trials)
     passes = [] if not records.strategies else [each.to_json() for each in passes_of(records.strategies[0][1])]
-    return columns, story_of(log.header, log.trials, columns, passes, running=running)
+    try:
+        columns = columns_of(log.header, log.trials)
+        return columns, story_of(log.header, log.trials, columns, passes, running=running)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise LogError(f"log {records.log_path} cannot be read ({error!r}); it was edited") from None
 
 
 def _check_same_task(records: Records, hardware: Hardware) -> None:
