@@ -22,7 +22,8 @@ from .searched import HOSTILE
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
     *("--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
-    *("--disable-sync", "--no-first-run"),
+    # containers have little shared memory, which screenshots of long pages need
+    *("--disable-sync", "--no-first-run", "--disable-dev-shm-usage"),
 ]
 #: Where screenshots are kept; by default nowhere but in the folder of the test.
 SHOTS = os.environ.get("HAGO_SHOTS")
