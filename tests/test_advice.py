@@ -1462,6 +1462,14 @@ ELSEWHERE: Final = {
         "test_records_that_do_not_go_together_are_refused",
     ),
     "there is nothing to report on": ("report/test_document.py", "test_records_that_do_not_go_together_are_refused"),
+    "has trials of another search; give another name or storage": (
+        "test_callbacks.py",
+        "test_a_study_goes_on_with_the_log_and_refuses_another_search",
+    ),
+    "shows no figures of nodes; leave figures out": (
+        "export/test_model_explorer.py",
+        "test_figures_are_for_formats_that_show_them",
+    ),
     "hago has no rule for {}{}: these run": ("test_warnings.py", "test_an_operator_is_named_until_it_has_a_rule"),
 }
 PACKAGE: Final = "a package would have to be taken away and installed"

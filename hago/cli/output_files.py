@@ -29,6 +29,7 @@ NOT_HASHED: Final = frozenset(
     {
         *("json", "log", "save", "front", "save_weights", "checkpoint", "no_resume", "reuse", "cache", "executor"),
         *("budget", "held_out", "held_out_samples", "finetune", "progress", "check", "report"),
+        *("tensorboard", "wandb", "optuna", "optuna_artifacts"),
     }
 )
 #: Arguments that stand in the hash in another form: the content of the hardware, and the objective by either name.

@@ -209,7 +209,8 @@ def search_command(args: Namespace, console: Console) -> Outcome:
     started = time.monotonic()
     page = None if args.report is None else live_page(args, console, hardware, log)
     pages = () if args.report is None else (Path(args.report),)
-    with folders_of(log, saved, files.front, *pages), resumable(so_far):
+    with folders_of(log, saved, files.front, *pages), resumable(so_far), watched(args) as callbacks:
+        options = options.changed(callbacks=callbacks)
         try:
             watch = no_page if page is None else page
             outcome = run_search(imported, hardware, data, options, before_trials=tell_log, on_trial=watch)

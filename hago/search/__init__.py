@@ -20,6 +20,7 @@ from hago.search.preparation import Prepared, QuantizationOptions, import_with_h
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, logged_scorer, replay_log, replay_strategy
+from hago.search.running import RunningSearch, SearchCallback, check_callbacks
 from hago.search.sensitivity import SENSITIVITY_VERSION, Sensitivity, sensitivity_of
 from hago.search.session import (
     RunOptions,
@@ -59,6 +60,8 @@ __all__ = [
     "RaceOptions",
     "Replay",
     "RunOptions",
+    "RunningSearch",
+    "SearchCallback",
     "SearchOptions",
     "SearchOutcome",
     "SearchScore",

@@ -514,10 +514,21 @@ class Search:
                 costs=self.costs,
                 strategy_of=self.strategy_of,
             )
+            before = (self.before, self.gradient_forwards + self.simulations)
+            figure = self.scorer.goal.objective.figure
+            choices = {key: tuple(group.choices) for key, group in self.prepared.space.groups.items()}
+            running = RunningSearch(figure, choices, lambda: writer.front, self.strategy_of, before[1])
 
-            def watch(trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
+            def on_trial(trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
                 self.on_trial(trial)
-                return writer(trial, best, replayed)
+                texts = writer(trial, best, replayed)
+                running.add(trial, best)
+                return texts
+
+            def on_new_trial(trial: Trial) -> bool:
+                for callback in run.callbacks:
+                    callback(running, trial)
+                return running.stops
 
             try:
                 result = run_study(
@@ -531,7 +542,8 @@ class Search:
                     progress=run.progress,
                     value_text=self.value_text,
                     on_best=lambda trial: self.save(self.strategy_of(trial)),
-                    on_trial=watch,
+                    on_trial=on_trial,
+                    on_new_trial=on_new_trial if run.callbacks else None,
                     plan_key=lambda bits: resolver(bits).key,
                     allow_overflow=options.goal.allow_overflow,
                     submit=remote_scoring(self.scorer, pool),
