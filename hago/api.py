@@ -18,12 +18,23 @@ from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy,
 from hago.ops import OPS, Ops
 from hago.plan import Space, Strategy, Topology, analyze, build_space, expand_policies
 from hago.qat import search_and_finetune
+from hago.report import (
+    POINTS,
+    RecordLike,
+    Report,
+    ReportOptions,
+    gather_report,
+    python_commands,
+    read_records,
+    save_page,
+)
 from hago.runtime import IntegerModel, load_plan
 from hago.runtime.native import named_engine
 from hago.search import (
     Evaluator,
     GoalOptions,
     LogPath,
+    ParetoFront,
     QuantizationOptions,
     Quantizer,
     RaceOptions,
@@ -47,7 +58,7 @@ from hago.search import (
     sqnr_evaluator,
 )
 from hago.search.objective import ObjectiveLike, named_objective
-from hago.study import Score, Searcher
+from hago.study import Score, Searcher, interruptible_job
 
 
 def search_quantize_strategy(
@@ -457,3 +468,51 @@ def inspect_graph_statistic(
         return statistic
     found = find_remedies(plan, chosen, batches, statistic.suspects, statistic.overflowing)
     return replace(statistic, remedies=found)
+
+
+def make_report(
+    model: ModelLike,
+    hardware: HardwareLike,
+    records: RecordLike | Sequence[RecordLike],
+    dataset: Iterable[Any] | None = None,
+    *,
+    held_out: Iterable[Any] | None = None,
+    save: str | PathLike[str] | None = None,
+    points: int = POINTS,
+    remedies: bool = True,
+    title: str = "",
+    objective: ObjectiveLike | None = None,
+    estimator: str | Estimator | None = None,
+    progress: bool = True,
+) -> Report:
+    """Gather all that can be said of a log, of strategies or of a front, and write it as a page for the browser.
+
+    Args:
+        records: a log (.jsonl), strategies and a front, as paths or values, and the file of a Sensitivity.
+        dataset: the data to measure on, best that of the search; without it, the page has what is known without running
+            the network.
+        held_out: further data to measure on.
+        save: where the page is written; by default it is not. It is one file that needs no network.
+        points: the most points that are shown in full: the strategies, and then points of the front.
+        remedies: whether changes are tried for the nodes with the largest errors, as `inspect_graph_statistic` does.
+        title: of the page; by default the names of the model and the hardware.
+        objective, estimator: needed for a log whose search used one of your own.
+        progress: whether progress is shown.
+
+    Returns:
+        The report; `.to_json()` gives all that the page shows.
+
+    Raises:
+        StrategyMismatch: records are for another model or hardware, or for different ones.
+        LogError: a record cannot be read, or the page cannot be written.
+        HagoError: other bad input; the message says what is wrong and where.
+    """
+    listed = [records] if isinstance(records, (str, PathLike, Strategy, ParetoFront)) else list(records)
+    chip, read = as_hardware(hardware), read_records(listed)
+    options = ReportOptions(points, remedies, title, type(model).__name__, objective, estimator)
+    commands = python_commands(chip.name, read.log_path)
+    with interruptible_job("report", progress) as steps:
+        report = gather_report(model, chip, read, dataset, held_out, options, commands, steps)
+    if save is not None:
+        save_page(report, Path(save))
+    return report

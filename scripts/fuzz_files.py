@@ -4,10 +4,11 @@
     python scripts/fuzz_files.py --kind strategy log --seed 3
     python scripts/fuzz_files.py --kind model --only 1234        # one case again
 
-Kinds: hardware, strategy, front, log, rfc (a log of the prototype) and kernels (the manifest of built kernels), all
-JSON; npz and image (calibration data), weights (a state dict) and safetensors; ranges and modes (tables of TPU-MLIR);
-model and checkpoint (sealed anew so that their checksums are right). `quantizer`, `replay` and `training` are
-strategies, logs and checkpoints, too, which are not only loaded but used, because some parts are read only then. A case
+Kinds: hardware, strategy, front, log, rfc (a log of the prototype), losses (a table of sensitivities) and kernels (the
+manifest of built kernels), all JSON; npz and image (calibration data), weights (a state dict) and safetensors; ranges
+and modes (tables of TPU-MLIR); model and checkpoint (sealed anew so that their checksums are right). `quantizer`,
+`replay`, `page` and `training` are strategies, logs and checkpoints, too, which are not only loaded but used, because
+some parts are read only then. A case
 depends on (seed, kind, number) alone. Cases run in child processes; if one crashes, another child continues after it.
 A model that loads must give the same outputs in both engines, or refuse to run. The exit status is 1 if anything else
 happened; the cases are printed, so that they can be run again.
@@ -54,6 +55,8 @@ from hago.graph.model_source import read_weights
 from hago.hardware import Groups, OpDesc, TensorScheme
 from hago.qat import run as checkpoint
 from hago.qat.run import Checkpoint
+from hago.report import ReportOptions, page_of, read_records
+from hago.report.gather import report_of_log
 from hago.runtime.native import library as native
 from hago.runtime.stored_model import KIND
 from hago.search import load_front
@@ -113,6 +116,7 @@ def originals(folder: Path) -> dict[str, bytes]:
         keep_float=["4"], fix_bits={"0:1": 8}, thresholds={"0": (-2.0, 2.0)},
     )  # fmt: skip
     hago.save_hardware(hago.load_hardware("x86_vnni"), paths["hardware"])
+    hago.measure_sensitivity(model, "x86_vnni", data).save(paths["losses"])
     np.savez(paths["npz"], images=data[0].numpy(), labels=np.arange(4))
     state = model.state_dict()
     torch.save(state, paths["weights"])
@@ -128,6 +132,7 @@ def originals(folder: Path) -> dict[str, bytes]:
     paths["rfc"].write_text(f"{line}\n{line}\n")
     _finetune(paths["training"])
     paths["quantizer"].write_bytes(paths["strategy"].read_bytes())
+    paths["page"].write_bytes(paths["log"].read_bytes())
     return {kind: path.read_bytes() for kind, path in paths.items()}
 
 
@@ -211,7 +216,7 @@ def mutated(kind: str, content: bytes, rng: random.Random) -> bytes:
         size = int.from_bytes(content[:8], "little")
         header = text_of(mutated_json(json.loads(content[8 : 8 + size]), rng), rng)
         return len(header).to_bytes(8, "little") + header + content[8 + size :]
-    if kind not in ("log", "replay", "rfc"):
+    if kind not in ("log", "replay", "page", "rfc"):
         return text_of(mutated_json(json.loads(content), rng), rng)
     lines = content.splitlines()
     # most of what a replay reads is in the header
@@ -342,6 +347,14 @@ def _load_kernels(path: Path) -> None:
         raise HagoError("it is built anew")
 
 
+def _make_page(path: Path) -> None:
+    """The page of a log, without its network."""
+    report = report_of_log(
+        read_records([path]), hago.load_hardware("x86_vnni"), ReportOptions(), lambda source: [], running=False
+    )
+    page_of(report.to_json())
+
+
 #: The function that reads each kind of file.
 READERS: Final[dict[str, Callable[[Path], object]]] = {
     "hardware": hago.load_hardware,
@@ -359,12 +372,14 @@ READERS: Final[dict[str, Callable[[Path], object]]] = {
     "ranges": lambda path: make_given_ranges(path, None, hago.load_hardware("x86_vnni")),
     "modes": lambda path: make_given_ranges(None, path, hago.load_hardware("x86_vnni")),
     "kernels": _load_kernels,
+    "losses": lambda path: read_records([path]),
+    "page": _make_page,
     "quantizer": _make_quantizer,
     "replay": _replay,
     "training": _finetune,
 }
-ENDINGS: Final = dict.fromkeys(("hardware", "strategy", "front", "quantizer", "kernels"), ".json") | {
-    "npz": ".npz", "image": ".png", "weights": ".pt", "replay": ".jsonl",
+ENDINGS: Final = dict.fromkeys(("hardware", "strategy", "front", "quantizer", "kernels", "losses"), ".json") | {
+    "npz": ".npz", "image": ".png", "weights": ".pt", "replay": ".jsonl", "page": ".jsonl",
 }  # fmt: skip
 SEALED: Final = {"model": KIND, "groups": KIND, "checkpoint": checkpoint._KIND, "training": checkpoint._KIND}
 _SETTINGS: Final = {"steps": 5, "rate": 0.1, "graph": "abc"}

@@ -1439,6 +1439,29 @@ ELSEWHERE: Final = {
         "analysis/test_remedies.py",
         "test_remedies_are_legal_and_gain_what_they_say",
     ),
+    "the records do not say which hardware": ("report/test_command.py", "test_hardware_that_is_not_known_is_asked_for"),
+    "the records are for hardware {}, which does not ship": (
+        "report/test_command.py",
+        "test_hardware_that_is_not_known_is_asked_for",
+    ),
+    "a log has no sensitivities": ("report/test_document.py", "test_sensitivities_are_those_of_the_table"),
+    "the records are for different models": (
+        "report/test_document.py",
+        "test_records_that_do_not_go_together_are_refused",
+    ),
+    "points are shown in full (at most {}, see --points)": (
+        "report/test_document.py",
+        "test_more_points_are_shown_where_they_are_asked_for",
+    ),
+    "bits and costs alone: this data is not that of the search": (
+        "report/test_document.py",
+        "test_other_data_than_the_search_had_gives_no_points_of_the_log",
+    ),
+    "load the model and weights that it was made for": (
+        "report/test_document.py",
+        "test_records_that_do_not_go_together_are_refused",
+    ),
+    "there is nothing to report on": ("report/test_document.py", "test_records_that_do_not_go_together_are_refused"),
     "has trials of another search; give another name or storage": (
         "test_callbacks.py",
         "test_a_study_goes_on_with_the_log_and_refuses_another_search",
@@ -1462,6 +1485,8 @@ UNTRIED: Final = {
     "the demo needs scikit-learn": PACKAGE,
     "this needs the package {}: pip install": PACKAGE,
     "ONNX export needs the package onnx": PACKAGE,
+    "drawing a network needs the package grandalf": PACKAGE,
+    "the page of a report needs the package jinja2": PACKAGE,
     "reading .safetensors needs a package more": PACKAGE,
     "; pip install 'hago[postgres]'": PACKAGE,
     "needs the package distributed": PACKAGE,

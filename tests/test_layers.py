@@ -48,6 +48,7 @@ LAYERS: tuple[str, ...] = (
     "qat",
     "callbacks",
     "analysis",
+    "report",
     "api",
     "demo",
     "cli",

@@ -31,6 +31,7 @@ READERS: Final = (
     "hago.hardware.file.load_hardware",
     "hago.plan.strategy.Strategy.load",
     "hago.search.pareto_front.load_front",
+    "hago.report.records.read_records",
     "hago.study.log.read_log",
     "hago.study.log.read_header",
     "hago.study.log.LogFile.start",
@@ -130,6 +131,7 @@ NEEDED: Final = {
 #: Others that open files, and which.
 OTHERS: Final[Mapping[str, str]] = {
     "hago.cli._drop_stdout": SYSTEM,
+    "hago.report.page._file": SHIPPED,
     "hago.runtime.native.library._fingerprint": SHIPPED,
     "hago.runtime.native.library.build": "the library that it built",
     "hago.serialization.json_text._remove_stale": "temporary files of its own",

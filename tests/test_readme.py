@@ -27,6 +27,7 @@ GUIDES = (
     "docs/guide.md",
     "docs/hardware.md",
     "docs/quantizers.md",
+    "docs/report.md",
     "docs/stored-model.md",
     "docs/watching.md",
 )

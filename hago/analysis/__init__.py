@@ -6,7 +6,7 @@ An inspection (`inspect`) splits the error of every node by cause (`error_causes
 """
 
 from hago.analysis.explain import Explanation, explain_topology
-from hago.analysis.graph_statistic import GraphStatistic
+from hago.analysis.graph_statistic import GraphStatistic, NodeStatistic, cause_in_words
 from hago.analysis.hardware_timing import measure_hardware
 from hago.analysis.inspect import inspect_plan
 from hago.analysis.machine import examine_machine
@@ -16,8 +16,10 @@ __all__ = [
     "Change",
     "Explanation",
     "GraphStatistic",
+    "NodeStatistic",
     "Remedies",
     "answer",
+    "cause_in_words",
     "comparison",
     "examine_machine",
     "explain_topology",

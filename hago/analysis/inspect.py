@@ -223,7 +223,7 @@ def summarize(plan: Plan, node: Node, tally: Tally, splitter: NodeSplitter | Non
         verdict=_verdict(node_plan, tally),
         register=None if node_plan is None else str(node_plan.desc.register.dtype),
         on_overflow=None if node_plan is None else node_plan.desc.register.overflow,
-        bound=None if node_plan is None else _bound(node_plan),
+        bound=None if node_plan is None else node_plan.register_share,
         overflows=tally.overflows,
         accumulators=tally.accumulators,
         left_out=tally.left_out,
@@ -264,13 +264,6 @@ def _verdict(node_plan: NodePlan | None, tally: Tally) -> Verdict:
     if tally.overflows:
         return "overflows"
     return node_plan.verdict
-
-
-def _bound(node_plan: NodePlan) -> float:
-    """The largest accumulator that any input can cause, over the maximum of its register."""
-    ratio = node_plan.largest_sum / node_plan.desc.register.dtype.max
-    partial = node_plan.group_sums if node_plan.pairs is None else node_plan.pairs
-    return ratio if partial is None else max(ratio, partial.over)
 
 
 def _edges(splitter: NodeSplitter, tally: Tally) -> tuple[EdgeStatistic, ...]:

@@ -85,6 +85,7 @@ EXTRAS: Final = (
     Extra("pandas", ("pandas>=2.0",), "data frames of fronts, trials and inspections (to_frame)"),
     Extra("plot", ("matplotlib>=3.7",), "pictures of fronts, trials and inspections (plot), also in notebooks"),
     Extra("postgres", ("psycopg[binary]>=3.1",), "searches that share a study of Optuna in PostgreSQL"),
+    Extra("report", ("grandalf>=0.8", "jinja2>=3.0"), "hago report, and hago search --report"),
     Extra("safetensors", ("safetensors>=0.4",), "--weights from a .safetensors file"),
     Extra("tensorboard", ("tensorboard>=2.14",), "searches and training watched in TensorBoard"),
     Extra("wandb", ("wandb>=0.16",), "searches and training watched in Weights & Biases"),

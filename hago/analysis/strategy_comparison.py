@@ -163,7 +163,9 @@ def compare_strategies(
         measured.append((plan, evaluator.measure(plan), batches.samples))
     (plan_a, first, samples), (plan_b, second, _) = measured
     named = {o.name: o for o in (*objectives, *OBJECTIVES.values())}
-    measures = [_difference(named[name], a, second.contributions[name]) for name, a in first.contributions.items()]
+    measures = [
+        measure_difference(named[name], a, second.contributions[name]) for name, a in first.contributions.items()
+    ]
     bits = [strategy.bits for strategy in both]
     ordered = list(dict.fromkeys([*bits[0], *bits[1]]))
     differ = {g: (bits[0].get(g), bits[1].get(g)) for g in ordered if bits[0].get(g) != bits[1].get(g)}
@@ -191,7 +193,7 @@ def _objectives(strategies: Sequence[Strategy], given: ObjectiveLike | None) -> 
     return [*(o for o in chosen if o.name != "sqnr"), OBJECTIVES["sqnr"]]
 
 
-def _difference(objective: Objective, first: Tensor, second: Tensor) -> MeasureDifference:
+def measure_difference(objective: Objective, first: Tensor, second: Tensor) -> MeasureDifference:
     """The difference of an objective, paired by sample.
 
     Args:

@@ -25,6 +25,7 @@ from hago.cli.choices import (
     METRICS,
     NO_MEAN,
     OBJECTIVES,
+    POINTS,
     REALIZATIONS,
     ROUNDS,
     SEARCHERS,
@@ -143,6 +144,15 @@ examples:
   hago replay zoo:net strategies/net-vta.json --data calibration.npz
 
 Exit code 1 means that a figure differs, if only in its last bit.""",
+    "report": """
+examples:
+  hago report zoo:net logs/net-vta.jsonl strategies/net-vta.json --data calibration.npz --held-out test.npz
+  hago report zoo:net strategies/net-vta.front.json --data calibration.npz --save net.html
+  hago report zoo:net strategies/8_bits.json strategies/mixed.json --data test.npz
+
+The page is one file that needs no network: verdict, front, network, search, and the commands that make it again.
+Without --data, it has what is known without running the network. Points that are shown in full are the strategies that
+are given, and then points of the front.""",
     "compare": """
 examples:
   hago compare zoo:net strategies/8_bits.json strategies/mixed.json --data test.npz
@@ -203,6 +213,7 @@ USAGE: Final = {
     "finetune": ON_STRATEGY,
     "export": "(MODEL STRATEGY | FILE) --format NAME",
     "replay": "MODEL LOG|STRATEGY --data DATA",
+    "report": "MODEL LOG|STRATEGY|FRONT...",
 }
 
 
@@ -241,6 +252,11 @@ def counts(text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         fail(f"got {text!r}, expected positive integers separated by commas, e.g. 1,32")
     return tuple(map(int, parts))
+
+
+def positive(text: str) -> int:
+    """Parse a positive integer."""
+    return int(text) if text.isdecimal() and int(text) > 0 else fail(f"got {text!r}, expected a positive integer")
 
 
 def size(text: str) -> tuple[int, int]:
@@ -363,6 +379,8 @@ def _outcome(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--front", metavar="FILE", help="the Pareto front of objective and cost; default: next to the strategy"
     )
+    page = "a page for the browser, kept current while the search runs; see 'hago report'"
+    group.add_argument("--report", metavar="FILE", help=page)
     group.add_argument(
         "--finetune",
         nargs="?",
@@ -469,6 +487,7 @@ def build_parser() -> argparse.ArgumentParser:
     trained = "train a strategy further on data without labels; continues after an interruption"
     _training(_on_record(commands, "finetune", trained))
     _replay(commands)
+    _report(commands)
     _run(commands)
     _export(commands)
     _hardware(commands)
@@ -783,6 +802,26 @@ def _replay(commands: Any) -> None:
         needed = f"package.module:name, needed if the search used your own {option}"
         parser.add_argument(f"--{option}", metavar="NAME", help=needed)
     parser.add_argument("--best-only", action="store_true", help="evaluate only the best trial of a log")
+
+
+def _report(commands: Any) -> None:
+    text = "write a page for the browser on a log, strategies or a front: verdict, front, network, search"
+    parser = _add(commands, "report", text)
+    _model(parser)
+    records = "a log (.jsonl), strategies (.json), a front (.front.json), or a table of 'hago sensitivity --save'"
+    parser.add_argument("records", nargs="+", metavar="RECORD", help=records)
+    _chip(parser, required=False)
+    _data(parser, required=False)
+    _held_out(parser, "further data, read as --data is, to measure on, too")
+    for option in ("objective", "estimator"):
+        needed = f"package.module:name, needed for a log whose search used your own {option}"
+        parser.add_argument(f"--{option}", metavar="NAME", help=needed)
+    shown = "show at most N points in full, with errors and histograms; default: %(default)s"
+    parser.add_argument("--points", type=positive, default=POINTS, metavar="N", help=shown)
+    parser.add_argument("--title", metavar="TEXT", help="of the page; default: the names of the model and the hardware")
+    tried = "try no changes that may help the layers with the largest errors"
+    parser.add_argument("--no-remedies", dest="remedies", action="store_false", help=tried)
+    parser.add_argument("--save", metavar="FILE", help="the page; default: reports/MODEL-HARDWARE-report-HASH.html")
 
 
 def _run(commands: Any) -> None:

@@ -62,6 +62,8 @@ REALIZATIONS: Final = ("reference", "fast", "simulated", "onnxruntime", "openvin
 #: `hago.analysis.speed`.
 BATCH_SIZES: Final = (1, 32)
 ROUNDS: Final = 11
+#: `hago.report`.
+POINTS: Final = 5
 #: `hago.runtime.native`.
 ENGINES: Final = ("auto", "reference")
 #: `hago.qat`: losses and schemes, and the defaults of `FinetuneOptions`.

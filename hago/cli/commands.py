@@ -35,6 +35,7 @@ from hago.cli.options import (
     search_line,
     with_next,
 )
+from hago.cli.report import report_command
 from hago.cli.search import quantize_command, search_command
 from hago.cli.stored_model import run_command, store_command, store_model
 from hago.data import Batches
@@ -325,6 +326,7 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Console], Outcome]]] = {
     "compare": compare_command,
     "inspect": inspect_command,
     "replay": replay_command,
+    "report": report_command,
     "finetune": finetune_command,
     "export": export_command,
     "hardware": hardware_command,

@@ -17,7 +17,7 @@ from hago.shipped_hardware import shipped_hardware
 #: The shells that there are scripts for.
 SHELLS: Final = ("bash", "zsh", "tcsh")
 #: The placeholders of values that are files, and of those that are folders.
-_FILES: Final = ("FILE", "LOG", "STRATEGY", "DATA", "LOG|STRATEGY", "NAME|FILE")
+_FILES: Final = ("FILE", "LOG", "RECORD", "STRATEGY", "DATA", "LOG|STRATEGY", "NAME|FILE")
 _FOLDERS: Final = ("DIR", "FOLDER")
 
 

@@ -28,14 +28,14 @@ from hago.serialization.json_text import canonical, json_values, parse_json, rea
 NOT_HASHED: Final = frozenset(
     {
         *("json", "log", "save", "front", "save_weights", "checkpoint", "no_resume", "reuse", "cache", "executor"),
-        *("budget", "held_out", "held_out_samples", "finetune", "progress", "check"),
+        *("budget", "held_out", "held_out_samples", "finetune", "progress", "check", "report"),
         *("tensorboard", "wandb", "optuna", "optuna_artifacts"),
     }
 )
 #: Arguments that stand in the hash in another form: the content of the hardware, and the objective by either name.
 _OTHERWISE_HASHED: Final = frozenset({"hardware", "objective", "maximize", "record"})
 #: Arguments that name a file to write.
-_OUTPUTS: Final = ("checkpoint", "csv", "front", "log", "output", "save", "save_weights")
+_OUTPUTS: Final = ("checkpoint", "csv", "front", "log", "output", "report", "save", "save_weights")
 #: The number of hexadecimal digits of the hash in a file's name.
 HASH_IN_NAMES: Final = 8
 
@@ -146,6 +146,9 @@ _SENSITIVITY: Final = OutputKind("a table of sensitivities", ".json", _json_with
 _HARDWARE: Final = OutputKind("a hardware file", ".json", _json_with("version", "name", "signatures", "ops"))
 _STORED: Final = OutputKind("a stored integer model", ".safetensors", is_stored)
 _ARRAYS: Final = OutputKind("an .npz file", ".npz", _begins_with(b"PK\x03\x04", b"PK\x05\x06"))
+#: The first characters of a report, by which it is told from other pages.
+_PAGE: Final = b'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta name="generator" content="hago'
+REPORT: Final = OutputKind("a report", ".html", _begins_with(_PAGE))
 _TABLE: Final = OutputKind("a table of nodes", ".csv", _begins_with(b"node,"))
 #: By command and argument, the kind of its file. Logs and checkpoints are read before they are continued.
 KINDS: Final[Mapping[tuple[str, str], OutputKind]] = {
@@ -156,9 +159,11 @@ KINDS: Final[Mapping[tuple[str, str], OutputKind]] = {
     ("realize", "save"): _STORED,
     ("run", "save"): _ARRAYS,
     ("inspect", "csv"): _TABLE,
+    ("report", "save"): REPORT,
+    ("search", "report"): REPORT,
 }
 #: Endings of files of other formats, which are refused for a kind of another ending.
-_SUFFIXES: Final = (".csv", ".json", ".jsonl", ".npy", ".npz", ".onnx", ".pt", ".pth", ".py", ".safetensors")
+_SUFFIXES: Final = (".csv", ".html", ".json", ".jsonl", ".npy", ".npz", ".onnx", ".pt", ".pth", ".py", ".safetensors")
 
 
 def check_output(given: Path | str, kind: OutputKind | None = None, name: str = "") -> Path:

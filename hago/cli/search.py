@@ -40,6 +40,7 @@ from hago.cli.output_files import (
     digest,
     folders_of,
 )
+from hago.cli.report import live_page, no_page, write_page
 from hago.cost import METRICS, amount_text
 from hago.errors import HagoError, did_you_mean
 from hago.graph import ModelLike
@@ -206,15 +207,26 @@ def search_command(args: Namespace, console: Console) -> Outcome:
         return f"after {counted(trials, 'trial')}, which {'is' if trials == 1 else 'are'} in {log}{best}"
 
     started = time.monotonic()
-    with folders_of(log, saved, files.front), resumable(so_far), watched(args) as callbacks:
+    page = None if args.report is None else live_page(args, console, hardware, log)
+    pages = () if args.report is None else (Path(args.report),)
+    with folders_of(log, saved, files.front, *pages), resumable(so_far), watched(args) as callbacks:
         options = options.changed(callbacks=callbacks)
-        outcome = run_search(imported, hardware, data, options, before_trials=tell_log)
+        try:
+            watch = no_page if page is None else page
+            outcome = run_search(imported, hardware, data, options, before_trials=tell_log, on_trial=watch)
+        finally:
+            if page is not None:
+                page.stop()
         seconds = time.monotonic() - started
         with interruptible_job("search") as steps:
             goal = options.goal
             objective = named_objective(goal.objective if goal.maximize is None else goal.maximize)
             answer = answer_for_search(outcome, steps, objective)
     tuned = None if args.finetune is None else tune(args, console, model, hardware, outcome, saved)
+    if args.report is not None:
+        with interruptible_job("report") as steps:
+            strategies = [] if tuned is not None and tuned.better else [saved]
+            write_page(args, console, outcome, [log, files.front, *strategies], steps)
     return _outcome(args, outcome, answer, files, tuned, ThisRun(earlier, seconds))
 
 
@@ -265,7 +277,8 @@ def search_files(args: Namespace, hardware: Hardware, model_hash: str = "") -> S
     saved = Path(args.save or default)
     front = Path(args.front or saved.with_suffix(".front.json"))
     weights = None if args.finetune is None else weights_of(saved)
-    check_distinct({"--log": log, "--save": saved, "--front": front, "the trained weights beside --save": weights})
+    given = {"--log": log, "--save": saved, "--front": front, "--report": args.report}
+    check_distinct({**given, "the trained weights beside --save": weights})
     check_output(log)
     for kind, path, given in ((STRATEGY, saved, args.save), (FRONT, front, args.front)):
         check_output(path, kind)
@@ -377,6 +390,7 @@ def _outcome(
         f"log       {log}",
         f"strategy  {saved}",
         f"front     {files.front}",
+        *([] if args.report is None else [f"report    {args.report}"]),
         f"next      {further}",
     ]
     values = {
@@ -402,6 +416,7 @@ def _outcome(
         "log": str(log),
         "strategy": str(saved),
         "front": str(files.front),
+        "report": args.report,
         "next": further,
     }
     return Outcome("\n".join(lines), values, OK)

@@ -119,6 +119,14 @@ class NodePlan:
         return max(self.bound, self.raw_bound) if behaviour.counts_zero_points else self.bound
 
     @property
+    def register_share(self) -> float:
+        """The largest accumulator that any input can cause, over the maximum of its register; above 1 it may overflow.
+        Partial sums in narrower registers count too."""
+        share = self.largest_sum / self.desc.register.dtype.max
+        partial = self.group_sums if self.pairs is None else self.pairs
+        return share if partial is None else max(share, partial.over)
+
+    @property
     def carrier(self) -> torch.dtype:
         """The float dtype in which the sums are exact: float32, or float64 where they may exceed 2**24."""
         return torch.float32 if self.bound < EXACT_FLOAT32 else torch.float64

@@ -10,7 +10,7 @@ from hago.search.correcting import (
 )
 from hago.search.earlier_logs import LogPath, hashes_of
 from hago.search.effort import EFFORTS, Effort, effort_of, named_effort
-from hago.search.evaluate import Evaluator, Measurement, held_out_figures
+from hago.search.evaluate import Evaluator, Measurement, held_out_figures, thresholds_sha256
 from hago.search.goal import GoalOptions, normalized_limits, resolved_text
 from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
 from hago.search.measured_point import MeasuredPoint, sqnr_evaluator
@@ -19,9 +19,9 @@ from hago.search.pareto_front import ParetoFront, load_front
 from hago.search.preparation import Prepared, QuantizationOptions, import_with_held_out, prepare
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
-from hago.search.replay import Replay, replay_log, replay_strategy
+from hago.search.replay import Replay, logged_scorer, replay_log, replay_strategy
 from hago.search.running import RunningSearch, SearchCallback, check_callbacks
-from hago.search.sensitivity import Sensitivity, sensitivity_of
+from hago.search.sensitivity import SENSITIVITY_VERSION, Sensitivity, sensitivity_of
 from hago.search.session import (
     RunOptions,
     SearchOptions,
@@ -45,6 +45,7 @@ __all__ = [
     "CORRECTIONS",
     "DEFAULT_CORRECTIONS",
     "EFFORTS",
+    "SENSITIVITY_VERSION",
     "Effort",
     "Evaluator",
     "GoalOptions",
@@ -77,6 +78,7 @@ __all__ = [
     "import_with_held_out",
     "is_one_shot",
     "load_front",
+    "logged_scorer",
     "make_strategy",
     "named_effort",
     "normalized_limits",
@@ -98,5 +100,6 @@ __all__ = [
     "sensitivity_of",
     "sqnr_evaluator",
     "stored_resolver",
+    "thresholds_sha256",
     "wilson_interval",
 ]

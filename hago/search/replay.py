@@ -28,7 +28,7 @@ from hago.search.stored_strategy import plan_and_batches
 from hago.searchers import SEARCHERS
 from hago.serialization.summary import Summarized, Summary
 from hago.serialization.text_table import counted
-from hago.study import Header, Trial, read_log
+from hago.study import Header, Log, Trial, read_log
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +146,47 @@ def replay_log(
             given.
     """
     record = read_log(log)
-    header, trials = record.header, record.trials
+    trials = record.trials
+    scorer = logged_scorer(model, hardware, record, dataset, objective, estimator, where=f"log {log}")
+    prepared, measure = scorer.prepared, scorer.goal.objective
+    chosen = [_best_trial(trials)] if best_only and trials else [t for t in trials if t.same_as is None]
+    differences: list[Difference] = []
+    for trial in chosen:
+        rival = _rival_of(trial, trials, measure.figure)
+        of_rival = None if rival is None else prepared.resolver(rival.bits)
+        score = scorer.evaluator.score(prepared.resolver(trial.bits), trial.bits, of_rival)
+        logged = {**trial.results, "plan_key": trial.score.plan_key, "thresholds_sha256": trial.thresholds_sha256}
+        now = {**score.results, "plan_key": score.plan_key, "thresholds_sha256": score.thresholds_sha256}
+        differences += _compare(trial.index, logged, now)
+    return Replay(len(chosen), tuple(differences))
+
+
+def logged_scorer(
+    model: ModelLike,
+    hardware: HardwareLike,
+    record: Log,
+    dataset: Iterable[Any],
+    objective: ObjectiveLike | None = None,
+    estimator: str | Estimator | None = None,
+    *,
+    where: str,
+) -> GoalScorer:
+    """What scores the points of a log as its search did: thresholds are estimated from the data again, and refined if
+    they were. Arguments and errors as of `replay_log`.
+
+    Args:
+        where: the log in words, for errors.
+    """
+    header = record.header
     if header is None:
-        raise LogError(f"log {log} has no header; there is nothing to replay")
-    measure = _objective_of(f"log {log}", str(header.objective), objective)
-    with _reading(f"log {log}: its header"):
+        raise LogError(f"{where} has no header; there is nothing to replay")
+    measure = _objective_of(where, str(header.objective), objective)
+    with _reading(f"{where}: its header"):
         quantization = quantization_of(header)
         goal, race = _goal_and_race(header.settings, measure)
     if isinstance(quantization.estimator, str):
         recorded = quantization.estimator
-        quantization = replace(quantization, estimator=_estimator_of(f"log {log}", recorded, estimator))
+        quantization = replace(quantization, estimator=_estimator_of(where, recorded, estimator))
     prepared = prepare(model, hardware, dataset, quantization, made_for=[header.model_hash])
     if prepared.graph.model_hash != header.model_hash:
         raise StrategyMismatch(
@@ -171,17 +202,8 @@ def replay_log(
     prepared = correct(prepared, *logged_corrections(header))
     scorer = GoalScorer(goal, prepared, race=race, seed=header.seed)
     if header.settings.get("refined"):
-        prepared = _with_refined_thresholds(scorer, header, log)
-    chosen = [_best_trial(trials)] if best_only and trials else [t for t in trials if t.same_as is None]
-    differences: list[Difference] = []
-    for trial in chosen:
-        rival = _rival_of(trial, trials, measure.figure)
-        of_rival = None if rival is None else prepared.resolver(rival.bits)
-        score = scorer.evaluator.score(prepared.resolver(trial.bits), trial.bits, of_rival)
-        logged = {**trial.results, "plan_key": trial.score.plan_key, "thresholds_sha256": trial.thresholds_sha256}
-        now = {**score.results, "plan_key": score.plan_key, "thresholds_sha256": score.thresholds_sha256}
-        differences += _compare(trial.index, logged, now)
-    return Replay(len(chosen), tuple(differences))
+        return scorer.with_prepared(_with_refined_thresholds(scorer, header, where))
+    return scorer
 
 
 def _goal_and_race(settings: Mapping[str, Any], measure: Objective) -> tuple[Goal, RaceOptions | None]:
@@ -268,7 +290,7 @@ def _integer(value: Any) -> int:
     return int(value)
 
 
-def _with_refined_thresholds(scorer: GoalScorer, header: Header, log: str | Path) -> Prepared:
+def _with_refined_thresholds(scorer: GoalScorer, header: Header, where: str) -> Prepared:
     """The Prepared with the refined thresholds with which the search began.
 
     Args:
@@ -277,7 +299,7 @@ def _with_refined_thresholds(scorer: GoalScorer, header: Header, log: str | Path
     prepared = scorer.prepared
     name, how = str(header.searcher["name"]), header.searcher["options"]
     if name not in SEARCHERS:
-        raise LogError(f"log {log}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
+        raise LogError(f"{where}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
     costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, scorer.goal)
     confirmation = Confirmation.of(scorer.evaluator.batches, header)
     start = find_starting_point(

@@ -20,6 +20,7 @@ from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError
 from hago.export import FORMATS
 from hago.qat import LOSSES, TRAINING_SCHEMES, FinetuneOptions
+from hago.report import POINTS
 from hago.runtime.native import ENGINES
 from hago.search.correcting import CORRECTIONS, wanted_corrections
 from hago.search.effort import EFFORTS
@@ -44,6 +45,7 @@ EXPECTED: dict[str, Any] = {
     "REALIZATIONS": tuple(REALIZATIONS),
     "BATCH_SIZES": BATCH_SIZES,
     "ROUNDS": ROUNDS,
+    "POINTS": POINTS,
     "ENGINES": tuple(ENGINES),
     "LOSSES": tuple(LOSSES),
     "TRAINING_SCHEMES": tuple(TRAINING_SCHEMES),

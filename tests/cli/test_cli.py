@@ -119,6 +119,7 @@ EVERY = {
     "compare two": ["compare", MODEL, STRATEGY, OTHER, "--data", DATA],
     "inspect": ["inspect", MODEL, STRATEGY, "--data", DATA],
     "replay": ["replay", MODEL, LOG, "--data", DATA],
+    "report": ["report", MODEL, LOG, STRATEGY, "--data", DATA, "--no-remedies"],
     "finetune": ["finetune", MODEL, STRATEGY, "--data", DATA, "--steps", "2"],
     "run": ["run", "net.safetensors", "--data", DATA],
     "export": ["export", MODEL, OTHER, "--format", "tpu-mlir", "--data", DATA],

@@ -205,6 +205,8 @@ WRITERS = {
     "sensitivity --save": ["sensitivity", "files_zoo:broken", *GIVEN],
     "finetune --save": ["finetune", *ON_STRATEGY],
     "realize --save": ["realize", *ON_STRATEGY],
+    "search --report": ["search", "files_zoo:broken", *SEARCH[2:]],
+    "report --save": ["report", *ON_STRATEGY],
     "inspect --csv": ["inspect", *ON_STRATEGY],
     "run --save": ["run", "stored.safetensors", "--data", "files_zoo:batches"],
     "hardware --output": ["hardware", "measure", "x86_vnni"],

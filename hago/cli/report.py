@@ -1,0 +1,177 @@
+"""`hago report`: the page of a log, strategies or a front; and the pages that `hago search --report` writes."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hago.cli.console import Console, Outcome, command_line
+from hago.cli.options import (
+    check_command,
+    data_words,
+    estimator_argument,
+    load_batches,
+    load_chip,
+    load_held_out,
+    named,
+    strategy_command,
+)
+from hago.cli.output_files import REPORT, check_output, default_stem, folders_of, model_name
+from hago.data import JobProgress
+from hago.errors import HagoError
+from hago.graph.model_source import load_model
+from hago.hardware import Hardware, available_hardware
+from hago.report import (
+    Command,
+    CommandsOf,
+    LiveReport,
+    Records,
+    Report,
+    ReportOptions,
+    Source,
+    gather_report,
+    read_records,
+    save_page,
+)
+from hago.search import SearchOutcome
+from hago.serialization.text_table import bytes_text, wrapped
+from hago.study import Trial, interruptible_job
+
+#: What stands for the data in commands where none was given.
+_DATA = "DATA"
+
+
+def report_command(args: Namespace, console: Console) -> Outcome:
+    """Write the page of a log, strategies or a front, and show its answers."""
+    records = read_records(args.records)
+    hardware = _hardware(args, records)
+    stem = default_stem(args, hardware, "report", *sorted(records.model_hashes.values()))
+    saved = check_output(Path(args.save or Path("reports") / f"{stem}.html"), REPORT, "--save" if args.save else "")
+    dataset = None if args.data is None else load_batches(args)
+    if dataset is None and args.held_out is not None:
+        raise HagoError("--held-out is further data beside --data, which is not given; give both")
+    options = ReportOptions(
+        points=args.points,
+        remedies=args.remedies,
+        title=args.title or "",
+        model_name=model_name(args.model),
+        objective=None if args.objective is None else named(args.objective, "objective"),
+        estimator=estimator_argument(args.estimator),
+    )
+    commands = commands_for(args, records.log_path, console.words)
+    model, held_out = load_model(args.model, args.weights), load_held_out(args)
+    with interruptible_job("report") as steps:
+        report = gather_report(model, hardware, records, dataset, held_out, options, commands, steps)
+        steps("writing the page")
+        with folders_of(saved):
+            save_page(report, saved)
+    console.written.append(str(saved))
+    lines = [*text_of(report), "", f"report    {saved} ({bytes_text(saved.stat().st_size)}), which any browser opens"]
+    return Outcome("\n".join(lines), report.to_json())
+
+
+def _hardware(args: Namespace, records: Records) -> Hardware:
+    """The hardware that `--hardware` names, or else that for which the records were made."""
+    if args.hardware is not None:
+        return load_chip(args, args.hardware)
+    name = records.hardware_name
+    if name is None:
+        raise HagoError("the records do not say which hardware they are for; give --hardware")
+    if name not in available_hardware():
+        raise HagoError(f"the records are for hardware {name!r}, which does not ship with hago; give --hardware")
+    return load_chip(args, name)
+
+
+# ---------------------------------------------------------------- the page of a search
+def live_page(args: Namespace, console: Console, hardware: Hardware, log: Path) -> LiveReport:
+    """What keeps the page of a running search current."""
+    options = ReportOptions(model_name=model_name(args.model))
+    return LiveReport(Path(args.report), log, hardware, options, commands_for(args, str(log), console.words))
+
+
+def no_page(trial: Trial) -> None:
+    """Called with every trial of a search without a page."""
+
+
+def write_page(
+    args: Namespace, console: Console, outcome: SearchOutcome, records: Sequence[Path], steps: JobProgress
+) -> None:
+    """Write the page of a search that has ended, in full.
+
+    Args:
+        records: the files of the search.
+        steps: shows the progress.
+    """
+    prepared, read = outcome.prepared, read_records(list(map(str, records)))
+    options = ReportOptions(model_name=model_name(args.model))
+    commands = commands_for(args, read.log_path, console.words)
+    report = gather_report(
+        prepared.graph.uncorrected,
+        prepared.hardware,
+        read,
+        prepared.batches,
+        outcome.held_out,
+        options,
+        commands,
+        steps,
+    )
+    save_page(report, Path(args.report))
+    console.written.append(args.report)
+
+
+# ---------------------------------------------------------------- texts and commands
+def text_of(report: Report) -> Iterator[str]:
+    """The answers for the point that the page shows first, in words."""
+    if report.shown is None:
+        yield f"{report.title}: no point is shown in full"
+        for note in report.notes:
+            yield from wrapped(f"  {note}", " " * 4)
+        return
+    point = report.points[report.shown]
+    yield f"{report.title}: {point.title}"
+    for each in point.short:
+        yield from wrapped(f"  {each.question} {each.answer}", " " * 4)
+
+
+def commands_for(args: Namespace, log: str, made_by: Sequence[str]) -> CommandsOf:
+    """What makes the commands that a page shows.
+
+    Args:
+        log: the path of the log; empty if there is none.
+        made_by: the words of this command line.
+    """
+    given = args if args.data is not None else Namespace(**{**vars(args), "data": _DATA})
+    weights = args.weights
+
+    def replayed() -> list[Command]:
+        if not log:
+            return []
+        words = ["replay", args.model, log, "--data", given.data, *(["--weights", weights] if weights else [])]
+        line = command_line(*words, *data_words(given))
+        return [Command("Every trial of the log evaluated again, and every figure compared to the last bit:", line)]
+
+    def commands(source: Source | None) -> list[Command]:
+        if source is None:
+            made = Command("This page, made again:", command_line(*made_by))
+            return [made, *replayed()]
+        if source.kind == "trial" or not source.path:
+            return replayed()
+        if source.kind == "strategy":
+            inspect = strategy_command("inspect", given, Path(source.path), weights)
+            realize = check_command(given, Path(source.path), weights)
+            return [
+                Command("The integer model, checked against its simulation bit for bit:", realize),
+                Command("The errors of all layers in a terminal:", inspect),
+            ]
+        saved = Path(f"trial-{source.trial}.json")
+        script = f"import hago; hago.load_front({source.path!r})[{source.number}].strategy.save({str(saved)!r})"
+        line = f"python -c {shlex.quote(script)} && {check_command(given, saved, weights)}"
+        return [
+            Command(
+                "The strategy of this point of the front in a file of its own, and its integer model, checked:", line
+            )
+        ]
+
+    return commands

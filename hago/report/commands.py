@@ -1,0 +1,27 @@
+"""The lines of Python that make a report's points again; `hago.cli.report` has the command lines."""
+
+from __future__ import annotations
+
+from hago.report.document import Command
+from hago.report.gather import CommandsOf, Source
+
+
+def python_commands(hardware: str, log: str) -> CommandsOf:
+    """What makes the lines of Python that a report shows, which name the user's own values `model` and `data`.
+
+    Args:
+        log: the path of the log; empty if there is none.
+    """
+    replay = f"hago.replay(model, {hardware!r}, {log!r}, data)"
+    replayed = [Command("Every trial of the log evaluated again, and every figure compared to the last bit:", replay)]
+
+    def commands(source: Source | None) -> list[Command]:
+        if source is None or source.kind == "trial" or not source.path:
+            return replayed if log else []
+        strategy = repr(source.path)
+        if source.kind == "front":
+            strategy = f"hago.load_front({source.path!r})[{source.number}].strategy"
+        line = f"hago.create_quantizer(model, {hardware!r}, {strategy}).realize()"
+        return [Command("The integer model, which gives the integers of this report:", line)]
+
+    return commands

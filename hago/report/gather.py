@@ -1,0 +1,631 @@
+"""From records, a model and data to a Report.
+
+Three kinds of facts come together, as far as what is given allows:
+
+- of every trial of a log: its bits, its costs and its scores;
+- of a point that is shown in full, of which there is a strategy: its Plan, that is the bits and scales of every edge,
+  the bound of every accumulator, and all costs;
+- of the same, where there is data: measures of the float model, the simulation and the integer model, and what an
+  inspection says of every node.
+
+Points in full are the strategies that were given, and then points of the front, spread over it, up to
+`ReportOptions.points`. A point of a log without a file of the front is made again as `hago.replay` makes it, which
+needs the data of its search.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.analysis import GraphStatistic, find_remedies, inspect_plan
+from hago.analysis.answer import one_shot_plan
+from hago.analysis.strategy_comparison import measure_difference
+from hago.arithmetic.equality import count_differing
+from hago.calibration import Estimator
+from hago.cost import METRICS, float_cost, plan_cost
+from hago.data import Batch, Batches, JobProgress
+from hago.errors import HASH_DIGITS, HagoError, LogError, StrategyMismatch
+from hago.graph import Graph, ModelLike
+from hago.hardware import Hardware, hardware_hash
+from hago.importing import import_for_strategy
+from hago.plan import Plan, Strategy
+from hago.report.document import (
+    Command,
+    DataSet,
+    Drawing,
+    Figure,
+    Histogram,
+    Identity,
+    Model,
+    Pair,
+    PairedFigure,
+    Point,
+    PointKind,
+    Report,
+    SearchStory,
+    Trials,
+    Verdict,
+    rounded,
+)
+from hago.report.layout import draw_network
+from hago.report.nodes import Tables, describe_nodes, histograms_of, ram_bytes
+from hago.report.records import Records
+from hago.report.short import answers
+from hago.report.trials import FRONT_COST, bits_text, columns_of, cost_figure, measure_figure, story_of
+from hago.runtime.native import named_engine
+from hago.search import (
+    Evaluator,
+    Measurement,
+    import_with_held_out,
+    is_one_shot,
+    logged_scorer,
+    make_strategy,
+    passes_of,
+    stored_resolver,
+    thresholds_sha256,
+)
+from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
+from hago.serialization.json_text import canonical
+from hago.study import versions
+
+#: The values of all nodes and samples on which the nodes of the point that is shown first are inspected, and those of
+#: the other points; and the limits on the number of samples. Outputs are measured on all samples.
+INSPECTED_VALUES: Final = 32_000_000
+INSPECTED_OF_OTHERS: Final = 8_000_000
+MOST_SAMPLES, LEAST_SAMPLES = 64, 2
+#: The points that are shown in full unless more are asked for.
+POINTS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a point comes from, for the commands that make it again.
+
+    Args:
+        path: of the strategy or the front; empty for a value, and for a trial of a log.
+        number: of the point in its front.
+        trial: index of its trial; None where there is none.
+    """
+
+    kind: PointKind
+    path: str = ""
+    number: int | None = None
+    trial: int | None = None
+
+
+#: The commands that make a point again; of None, those of the whole report.
+CommandsOf = Callable[[Source | None], Sequence[Command]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """What a report holds.
+
+    Args:
+        points: the most points that are shown in full.
+        remedies: whether changes are tried for the nodes with the largest errors of the point that is shown first.
+        title: of the report; by default the names of the model and the hardware.
+        model_name: of the model, in words.
+        objective, estimator: needed for the log of a search with one of the user's own.
+    """
+
+    points: int = POINTS
+    remedies: bool = True
+    title: str = ""
+    model_name: str = "model"
+    objective: ObjectiveLike | None = None
+    estimator: str | Estimator | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A point that can be shown in full."""
+
+    title: str
+    strategy: Strategy
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What the points are measured on: the network and the data.
+
+    Args:
+        evaluators: by name of the data set; none without data.
+    """
+
+    graph: Graph
+    hardware: Hardware
+    batches: Batches | None
+    evaluators: Mapping[str, Evaluator]
+
+    def inspected(self, values: int) -> list[Batch]:
+        """The first samples of the data, on which nodes are inspected: as many as have so many values in all nodes;
+        none without data.
+
+        Args:
+            values: of all nodes and samples.
+        """
+        if self.batches is None:
+            return []
+        each = sum(math.prod(node.shape or ()) for node in self.graph.computed)
+        return list(self.batches.first(min(MOST_SAMPLES, max(LEAST_SAMPLES, values // max(1, each)))))
+
+
+# ---------------------------------------------------------------- the report
+def gather_report(
+    model: ModelLike,
+    hardware: Hardware,
+    records: Records,
+    dataset: Iterable[Any] | None,
+    held_out: Iterable[Any] | None,
+    options: ReportOptions,
+    commands: CommandsOf,
+    steps: JobProgress,
+) -> Report:
+    """Gather all that a report shows.
+
+    Args:
+        dataset: None to leave out what needs data.
+        steps: shows the progress.
+
+    Raises:
+        StrategyMismatch: records are for different models or hardware, or for others than these.
+        HagoError: the model cannot be imported, or the data does not fit it.
+    """
+    _check_same_task(records, hardware)
+    base = _of_records(records, hardware, options, commands, running=False)
+    notes: list[str] = []
+    graph, batches, further = _imported(model, hardware, records, dataset, held_out, steps, notes)
+    if graph is None:
+        return replace(base, notes=tuple(notes))
+    data = _data_sets(records, batches, further)
+    objective = named_objective("sqnr" if options.objective is None else options.objective)
+    evaluators = {
+        name: Evaluator(
+            graph, each.observed(steps.on_batch), objective, hardware.known_ops, cache_bytes=0, engine="float"
+        )
+        for name, each in data.items()
+    }
+    given = _Given(graph, hardware, batches, evaluators)
+    candidates = _candidates(records, given, base.trials, options, steps, notes)
+    made = _Points(given, base, options, commands, steps)
+    points = [made.point(candidate, is_first=i == 0) for i, candidate in enumerate(candidates)]
+    notes += _notes_on_points(records, points, is_measured=bool(evaluators))
+    names = [cost.name for cost in base.costs]
+    names += [name for name in METRICS if name not in names and any(name in point.costs for point in points)]
+    names.sort(key=lambda name: name != made.cost)
+    return replace(
+        base,
+        model=Identity(options.model_name, graph.model_hash),
+        data=tuple(DataSet(name, each.samples, each.sha256, each.classed) for name, each in data.items()),
+        notes=tuple(notes),
+        costs=tuple(cost_figure(name) for name in names),
+        points=tuple(points),
+        shown=0 if points else None,
+        pairs=tuple(made.pairs()),
+        drawings=tuple(made.drawings),
+        histograms=tuple(made.tables.histograms),
+        channels=tuple(made.tables.channels),
+    )
+
+
+def report_of_log(
+    records: Records, hardware: Hardware, options: ReportOptions, commands: CommandsOf, *, running: bool
+) -> Report:
+    """The report of a log alone.
+
+    Args:
+        running: whether its search is running.
+    """
+    note = "this page is of the log alone, without what needs the network and the data"
+    return replace(_of_records(records, hardware, options, commands, running=running), notes=(note,))
+
+
+def _of_records(
+    records: Records, hardware: Hardware, options: ReportOptions, commands: CommandsOf, *, running: bool
+) -> Report:
+    """What the records say without the network."""
+    trials, story = _trials_of(records, running=running)
+    return Report(
+        title=options.title or f"{options.model_name} on {hardware.name}",
+        at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        model=Identity(options.model_name, next(iter(records.model_hashes.values()), "")),
+        hardware=Identity(hardware.name, hardware_hash(hardware)),
+        made_with=versions(torch.get_num_threads()),
+        commands=tuple(commands(None)),
+        measure=_measure_of(records),
+        costs=() if trials is None else tuple(cost_figure(name) for name in trials.costs),
+        front_cost=trials.front_cost if trials else records.front.cost if records.front else FRONT_COST,
+        search=story,
+        trials=trials,
+        sensitivities=records.sensitivities,
+    )
+
+
+def _notes_on_points(records: Records, points: Sequence[Point], *, is_measured: bool) -> Iterator[str]:
+    """What is missing of the points, and what their nodes were inspected on."""
+    if not is_measured:
+        yield "no data was given, so nothing is measured: errors, histograms and intervals are missing"
+    elif points:
+        samples = [str(points[0].inside_samples), *(str(point.inside_samples) for point in points[1:2])]
+        yield (
+            f"nodes are inspected on the first {' or, of points after the first, '.join(samples)} samples of the data; "
+            "outputs are measured on all samples"
+        )
+    if records.sensitivities is None and records.log is not None:
+        yield "a log has no sensitivities; give the FILE of 'hago sensitivity --save FILE', too, and nodes show them"
+
+
+def _trials_of(records: Records, *, running: bool) -> tuple[Trials | None, SearchStory | None]:
+    """The trials of the log, and the course of the search; None without a log, or where it is empty.
+
+    Raises:
+        LogError: a value of the log is of another type than hago writes.
+    """
+    log = records.log
+    if log is None or log.header is None or not log.trials:
+        return None, None
+    passes = [] if not records.strategies else [each.to_json() for each in passes_of(records.strategies[0][1])]
+    try:
+        columns = columns_of(log.header, log.trials)
+        return columns, story_of(log.header, log.trials, columns, passes, running=running)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise LogError(f"log {records.log_path} cannot be read ({error!r}); it was edited") from None
+
+
+def _check_same_task(records: Records, hardware: Hardware) -> None:
+    """Refuse records of different models, or of other hardware."""
+    hashes = records.model_hashes
+    if len(set(hashes.values())) > 1:
+        texts = ", ".join(f"{name} for {each[:HASH_DIGITS]}" for name, each in hashes.items())
+        raise StrategyMismatch(f"the records are for different models: {texts}; give those of one model")
+    own = hardware_hash(hardware)
+    for name, wanted in records.hardware.items():
+        if wanted.hash != own:
+            raise StrategyMismatch(
+                f"{name} was made for hardware {wanted.name!r} with hash {wanted.hash[:HASH_DIGITS]}, this is "
+                f"{hardware.name!r} with {own[:HASH_DIGITS]}; use that description, or search again"
+            )
+
+
+def _measure_of(records: Records) -> Figure:
+    """What points are judged by: the objective of the log, the front or the first strategy."""
+    if records.log is not None and records.log.header is not None:
+        return measure_figure(str(records.log.header.objective))
+    if records.front is not None:
+        by_figure = {o.figure: o.name for o in OBJECTIVES.values()}
+        return measure_figure(by_figure.get(records.front.measure, records.front.measure))
+    made_by = records.strategies[0][1].made_by if records.strategies else {}
+    return measure_figure(str(made_by.get("objective", "sqnr")))
+
+
+def _imported(
+    model: ModelLike,
+    hardware: Hardware,
+    records: Records,
+    dataset: Iterable[Any] | None,
+    held_out: Iterable[Any] | None,
+    steps: JobProgress,
+    notes: list[str],
+) -> tuple[Graph | None, Batches | None, Batches | None]:
+    """The network and the data. Without data, the network of a strategy, which remembers the inputs."""
+    hashes = [*dict.fromkeys(records.model_hashes.values())]
+    strategies = [strategy for _, strategy in records.strategies]
+    strategies += [] if records.front is None else [point.strategy for point in records.front.points[:1]]
+    if dataset is not None:
+        graph, batches, further = import_with_held_out(model, hardware, dataset, held_out, made_for=hashes, steps=steps)
+    elif strategies:
+        steps("importing the model")
+        graph, batches, further = import_for_strategy(model, strategies[0], (), hardware), None, None
+    elif isinstance(model, Graph):
+        graph, batches, further = model, None, None
+    else:
+        notes.append("a log does not say what the inputs of the network are, so without data the network is not shown")
+        return None, None, None
+    for name, model_hash in records.model_hashes.items():
+        if model_hash != graph.model_hash:
+            raise StrategyMismatch(
+                f"{name} is for the model with hash {model_hash[:HASH_DIGITS]}, this one has "
+                f"{graph.model_hash[:HASH_DIGITS]}; load the model and weights that it was made for"
+            )
+    return graph, batches, further
+
+
+def _data_sets(records: Records, batches: Batches | None, held_out: Batches | None) -> dict[str, Batches]:
+    """The data sets by what they are, in words."""
+    if batches is None:
+        return {}
+    strategies = [strategy for _, strategy in records.strategies]
+    strategies += [] if records.front is None else [point.strategy for point in records.front.points[:1]]
+    made_with = {str(strategy.made_by.get("data_hash")) for strategy in strategies}
+    if records.header is not None:
+        made_with.add(records.header.data_hash)
+    name = "calibration data" if batches.sha256 in made_with else "data"
+    return {name: batches, **({} if held_out is None else {"held-out data": held_out})}
+
+
+# ---------------------------------------------------------------- which points
+def _candidates(
+    records: Records,
+    given: _Given,
+    trials: Trials | None,
+    options: ReportOptions,
+    steps: JobProgress,
+    notes: list[str],
+) -> list[_Candidate]:
+    """The points that are shown in full: strategies that were given, then points of the front."""
+    found = []
+    for path, strategy in records.strategies:
+        trial = _trial_of(strategy, trials)
+        name = path.rpartition("/")[2]
+        title = name if trial is None else f"{name} (bits of trial {trial})"
+        found.append(_Candidate(title, strategy, Source("strategy", path, trial=trial)))
+    left = max(0, options.points - len(found))
+    if records.front is not None:
+        points = records.front.points
+        for number in spread(len(points), left, first=len(points) - 1):
+            point = points[number]
+            source = Source("front", records.front_path, number, point.trial)
+            found.append(_Candidate(f"trial {point.trial} of the front", point.strategy, source))
+    elif trials is not None and left:
+        found += _replayed(records, given, trials, left, options, steps, notes)
+    shown = sum(candidate.source.trial is not None for candidate in found)
+    if trials is not None and trials.front and shown < len(trials.value):
+        notes.append(
+            f"{len(found)} points are shown in full (at most {options.points}, see --points); of the other trials, "
+            "bits and costs"
+        )
+    return found
+
+
+def spread(count: int, most: int, first: int) -> list[int]:
+    """At most so many of the numbers below `count`, evenly spread with both ends; `first` comes first, and is the only
+    one where one is wanted."""
+    if count == 0 or most <= 0:
+        return []
+    if most == 1:
+        return [first]
+    chosen = sorted({round(i * (count - 1) / (most - 1)) for i in range(most)}) if most < count else list(range(count))
+    return [first, *(number for number in reversed(chosen) if number != first)][:most]
+
+
+def _replayed(
+    records: Records,
+    given: _Given,
+    trials: Trials,
+    most: int,
+    options: ReportOptions,
+    steps: JobProgress,
+    notes: list[str],
+) -> list[_Candidate]:
+    """Points of a log whose front has no file, made again as a replay makes them."""
+    log, batches = records.log, given.batches
+    assert log is not None and log.header is not None
+    chosen = [trials.front[i] for i in spread(len(trials.front), most, first=len(trials.front) - 1)]
+    if trials.best is not None and trials.best not in chosen:
+        chosen = [trials.best, *chosen][:most]
+    if batches is None or not chosen:
+        notes.append("trials are shown with bits and costs alone: thresholds need the data of the search, or its front")
+        return []
+    if batches.sha256 != log.header.data_hash:
+        notes.append(
+            "trials are shown with bits and costs alone: this data is not that of the search; give that as --data, or "
+            "the front's file, which has thresholds"
+        )
+        return []
+    steps("estimating and refining the thresholds of the log again")
+    own, where = (options.objective, options.estimator), f"log {records.log_path}"
+    try:
+        scorer = logged_scorer(given.graph, given.hardware, log, batches, *own, where=where)
+    except HagoError as error:
+        notes.append(f"trials are shown with bits and costs alone: {error}")
+        return []
+    prepared = scorer.prepared
+    made_by = {
+        "objective": str(log.header.objective),
+        "searcher": dict(log.header.searcher),
+        "estimator": prepared.estimator.name,
+        "keep_float": list(prepared.keep_float),
+        "fix_bits": dict(prepared.fix_bits),
+        "data_hash": batches.sha256,
+        **({"refined": True} if log.header.settings.get("refined") else {}),
+        **({"corrections": list(prepared.correction_names)} if prepared.correction_names else {}),
+    }
+    return [
+        _Candidate(
+            f"trial {index}{', the best' if index == trials.best else ' of the front'}",
+            make_strategy(prepared, prepared.resolver(log.trials[index].bits), log.trials[index].bits, made_by),
+            Source("trial", records.log_path, trial=index),
+        )
+        for index in chosen
+    ]
+
+
+def _trial_of(strategy: Strategy, trials: Trials | None) -> int | None:
+    """The trial with the bits of a strategy; None where there is none."""
+    if trials is None:
+        return None
+    if set(trials.groups) != strategy.bits.keys():
+        return None
+    wanted = bits_text(strategy.bits, trials.groups)
+    return next((i for i, bits in enumerate(trials.bits) if bits == wanted), None)
+
+
+# ---------------------------------------------------------------- points in full
+class _Points:
+    """Makes the points of one report, and keeps what they share. `gather_report` makes it and calls `point` for each.
+
+    Args:
+        base: the report without points.
+
+    Attributes:
+        cost: the cost of the front.
+        tables: the histograms and channels that the points share.
+        drawings: the networks that were drawn, in the order of their indices.
+    """
+
+    def __init__(
+        self, given: _Given, base: Report, options: ReportOptions, commands: CommandsOf, steps: JobProgress
+    ) -> None:
+        self.given, self.options, self.commands, self.steps = given, options, commands, steps
+        self.story, self.measure, self.cost = base.search, base.measure, base.front_cost
+        self.tables, self.drawings = Tables(), dict[Drawing, int]()
+        self._measured: list[Mapping[str, Mapping[str, Tensor]]] = []
+        self._histograms: dict[str, Mapping[str, Histogram]] = {}
+
+    def point(self, candidate: _Candidate, *, is_first: bool) -> Point:
+        """A point in full.
+
+        Args:
+            is_first: whether it is the one that is shown first, for which one shot and remedies are made, too.
+        """
+        given, strategy = self.given, candidate.strategy
+        self.steps(f"describing {candidate.title}")
+        resolver = stored_resolver(given.graph, given.hardware, strategy)
+        plan = resolver(strategy.bits)
+        cost, whole = plan_cost(plan), float_cost(plan)
+        one_shot = self._one_shot(strategy) if is_first else None
+        verdicts, peaks = self._verdicts(candidate, plan, one_shot)
+        statistic, histograms, remedies = None, None, None
+        if given.batches is not None:
+            self.steps(f"comparing float, simulated and integer values of every node of {candidate.title}")
+            inspected = given.inspected(INSPECTED_VALUES if is_first else INSPECTED_OF_OTHERS)
+            statistic = replace(inspect_plan(plan, inspected), passes=passes_of(strategy))
+            histograms = self._histograms_of(plan, strategy)
+        if is_first and statistic is not None and self.options.remedies and given.batches is not None:
+            self.steps("trying remedies for the nodes with the largest errors")
+            found = find_remedies(plan, strategy, given.batches, statistic.suspects, statistic.overflowing)
+            remedies = found.to_json()
+        nodes = describe_nodes(plan, resolver.topology, cost, self.tables, statistic, peaks, histograms)
+        commands, told = tuple(self.commands(candidate.source)), (self.story, self.measure, self.cost)
+        figures, floats = (
+            {name: rounded(value) or 0.0 for name, value in each.figures.items()} for each in (cost, whole)
+        )
+        return Point(
+            title=candidate.title,
+            kind=candidate.source.kind,
+            trial=candidate.source.trial,
+            bits=strategy.bits,
+            costs=figures,
+            float_costs=floats,
+            stored_bytes=cost.stored_bytes,
+            ram_bytes=ram_bytes(plan.graph, cost),
+            plan_key=plan.key,
+            thresholds_sha256=thresholds_sha256(plan),
+            drawing=self.drawings.setdefault(draw_network(plan.graph), len(self.drawings)),
+            nodes=nodes,
+            verdicts=verdicts,
+            inside=_inside(statistic),
+            inside_samples=0 if statistic is None else statistic.samples,
+            short=answers(verdicts, figures, floats, nodes, remedies, *told, commands or self.commands(None)),
+            remedies=remedies,
+            corrected=str(strategy.corrections),
+            commands=commands,
+        )
+
+    def pairs(self) -> list[Pair]:
+        """All pairs of the points so far, on every data set."""
+        made = []
+        for (i, first), (j, second) in itertools.combinations(enumerate(self._measured), 2):
+            for name, evaluator in self.given.evaluators.items():
+                ours, theirs = first[name], second[name]
+                figures = tuple(
+                    _paired(_objective(evaluator, key), str(i), str(j), ours[key], theirs[key]) for key in ours
+                )
+                made.append(Pair(i, j, name, figures))
+        return made
+
+    def _one_shot(self, strategy: Strategy) -> Plan | None:
+        """The Plan of one shot with the options of a strategy; None where the strategy is one, or none can be made."""
+        given = self.given
+        if given.batches is None or is_one_shot(strategy):
+            return None
+        self.steps("quantizing in one shot")
+        made = one_shot_plan(given.graph, given.hardware, strategy, given.batches, self.steps)
+        return None if isinstance(made, str) else made
+
+    def _verdicts(
+        self, candidate: _Candidate, plan: Plan, one_shot: Plan | None
+    ) -> tuple[tuple[Verdict, ...], dict[str, float]]:
+        """The models side by side on every data set, and the largest accumulators seen."""
+        verdicts, peaks, kept = [], dict[str, float](), dict[str, Mapping[str, Tensor]]()
+        for name, evaluator in self.given.evaluators.items():
+            self.steps(f"running float model, simulation and integer model of {candidate.title} on the {name}")
+            verdict, measured = _verdict(name, evaluator, plan, one_shot)
+            kept[name] = measured.contributions
+            for node, peak in measured.extremes.peaks.items():
+                peaks[node] = max(peak, peaks.get(node, 0.0))
+            verdicts.append(verdict)
+        self._measured.append(kept)
+        return tuple(verdicts), peaks
+
+    def _histograms_of(self, plan: Plan, strategy: Strategy) -> Mapping[str, Histogram]:
+        """Histograms of the float values, made once for points with the same corrections of the network."""
+        key = canonical(replace(strategy.corrections, offsets={}).to_json())
+        if key not in self._histograms:
+            self.steps("collecting histograms")
+            self._histograms[key] = histograms_of(plan.graph, self.given.inspected(INSPECTED_VALUES), plan.ops)
+        return self._histograms[key]
+
+
+def _verdict(name: str, evaluator: Evaluator, plan: Plan, one_shot: Plan | None) -> tuple[Verdict, Measurement]:
+    """The models side by side on one data set, and what was measured of the simulation."""
+    outputs: list[Sequence[Any]] = []
+    measured = evaluator.measure(plan, see=lambda values: outputs.append(list(values)))
+    model = named_engine("auto")(plan)
+    compared = differing = 0
+    integers = []
+    for batch, simulated in zip(evaluator.batches, outputs, strict=True):
+        integers.append(model.run(batch.inputs))
+        for ours, theirs in zip(simulated, integers[-1], strict=True):
+            compared += theirs.numel()
+            differing += count_differing(ours, theirs)
+    contributions: dict[str, Mapping[str, Tensor]] = {"float": evaluator.float_contributions()}
+    if one_shot is not None:
+        contributions["one shot"] = evaluator.measure(one_shot).contributions
+    contributions |= {"simulated": measured.contributions, "integer": evaluator.contributions(integers)}
+    judged = [key for key in ("accuracy", "agreement", "sqnr") if key in measured.contributions]
+    differences = [
+        _paired(_objective(evaluator, key), other, "simulated", contributions[other][key], measured.contributions[key])
+        for other in ("float", "one shot")
+        for key in judged
+        if other in contributions and not (other == "float" and key != judged[0])
+    ]
+    models = tuple(
+        Model(each, {k: _figure(v) for k, v in evaluator.summary(c).items()}) for each, c in contributions.items()
+    )
+    return Verdict(name, models, tuple(differences), compared, differing, dict(measured.extremes.overflows)), measured
+
+
+def _figure(value: Any) -> Any:
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return rounded(value) if isinstance(value, float) else value
+
+
+def _objective(evaluator: Evaluator, key: str) -> Objective:
+    return evaluator.objective if key == evaluator.objective.name else OBJECTIVES[key]
+
+
+def _paired(objective: Objective, first: str, second: str, ours: Tensor, theirs: Tensor) -> PairedFigure:
+    """The difference of a measure of two models, paired by sample."""
+    made = measure_difference(objective, ours, theirs)
+    better = {"A": first, "B": second}.get(made.better, "")
+    low, high = (rounded(end) for end in made.interval)
+    return PairedFigure(objective.figure, first, second, rounded(made.difference), low, high, better)
+
+
+def _inside(statistic: GraphStatistic | None) -> tuple[int, int]:
+    """How many values of nodes the simulator and the integer model were compared on, and how many differ."""
+    if statistic is None:
+        return 0, 0
+    return sum(row.count + row.left_out for row in statistic.rows), statistic.total_differences

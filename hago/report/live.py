@@ -1,0 +1,77 @@
+"""The page of a search while it runs: made of the trials so far, and written again now and then."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from hago.hardware import Hardware
+from hago.report.document import Report
+from hago.report.gather import CommandsOf, ReportOptions, report_of_log
+from hago.report.page import page_template, save_page
+from hago.report.records import Records
+from hago.study import Header, Log, Trial, read_header
+
+#: The most part of a search's time that its page may take, and the least seconds between two writes.
+SHARE: Final = 0.02
+SECONDS: Final = 2.0
+
+
+class LiveReport:
+    """Keeps the page of a search current. `hago search --report` makes one, calls it with every trial, and calls `stop`
+    when the trials end.
+
+    The page is of what the log holds, and of nothing else, so that it costs little: no network is drawn and nothing is
+    measured. It is replaced atomically.
+
+    Args:
+        path: of the page.
+        log: the path of the log, whose header is read after the first trial.
+        clock: seconds.
+
+    Raises:
+        HagoError: jinja2 is not installed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        log: Path,
+        hardware: Hardware,
+        options: ReportOptions,
+        commands: CommandsOf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path, self._log, self._hardware, self._options = path, log, hardware, options
+        self._commands, self._clock = commands, clock
+        self._header: Header | None = None
+        self._trials: list[Trial] = []
+        self._next = -math.inf
+        self._template = page_template()  # which says before the search that a package is missing
+
+    def __call__(self, trial: Trial) -> None:
+        """Add a trial, and write the page if it is time."""
+        self._trials.append(trial)
+        if self._clock() >= self._next:
+            self._write(running=True)
+
+    def stop(self) -> None:
+        """Write the page once more, as that of a search that has ended."""
+        if self._trials:
+            self._write(running=False)
+
+    def _write(self, *, running: bool) -> None:
+        begun = self._clock()
+        if self._header is None:
+            self._header = read_header(self._log)
+        save_page(self._report(running=running), self._path, self._template)
+        ended = self._clock()
+        self._next = ended + max(SECONDS, (ended - begun) / SHARE)
+
+    def _report(self, *, running: bool) -> Report:
+        log = None if self._header is None else Log(self._header, tuple(self._trials), 0, 0)
+        records = Records(log=log, log_path=str(self._log))
+        return report_of_log(records, self._hardware, self._options, self._commands, running=running)

@@ -1,0 +1,201 @@
+"""The page of a report: one HTML file that needs no network, made of the JSON values of a Report and of nothing else.
+
+jinja2 writes the texts, the tables and the drawing of the network, so that they are there without scripts, too; a
+script of ours (`page.js`) draws the plots from the same JSON values, which stand in the page, and follows hovers and
+clicks. There is no library for plots: bokeh and plotly bring 1 to 5 MB of scripts for what is here a few hundred lines,
+and their plots would not follow the page's colours, its choice of a point and the keyboard as ours do.
+
+Names in models and files are hostile until they are escaped: templates escape all values, the script writes text nodes
+only, the embedded JSON has no character that ends its element, and the page's own policy forbids every request and
+every script but ours.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from hago.cost import METRICS, amount_text
+from hago.errors import HagoError
+from hago.report.document import Report
+from hago.serialization.json_text import replace_file
+from hago.serialization.summary import measure_name, measure_text
+from hago.serialization.text_table import bytes_text, count, counted
+
+#: The characters of JSON that HTML, or JavaScript before 2019, reads otherwise, as JSON writes them escaped.
+_ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+#: Seconds after which the page of a running search loads itself again.
+RELOAD_SECONDS: Final = 10
+#: The most trials that the table of trials lists.
+MOST_ROWS: Final = 2000
+#: The columns of a figure without a value.
+NONE: Final = "\u2013"
+
+
+def page_of(document: Mapping[str, Any], template: Any = None) -> str:
+    """The page of a report.
+
+    Args:
+        document: of `Report.to_json`.
+        template: of `page_template`, for callers that make many pages.
+
+    Raises:
+        HagoError: jinja2 is not installed.
+    """
+    template = page_template() if template is None else template
+    from markupsafe import Markup
+
+    script = _file("page.js")
+    page: str = template.render(
+        r=document,
+        style=Markup(_file("page.css")),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=Markup(embedded(document)),
+        reload=RELOAD_SECONDS if document["search"] and document["search"]["running"] else None,
+    )
+    return page
+
+
+def page_template() -> Any:
+    """The template of the page, compiled.
+
+    Raises:
+        HagoError: jinja2 is not installed.
+    """
+    try:
+        import jinja2
+        from markupsafe import Markup
+    except ImportError:
+        raise HagoError("the page of a report needs the package jinja2: pip install 'hago[report]'") from None
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {
+        "amount": _amount,
+        "bits_of": bits_counted,
+        "bytes": lambda value: NONE if value is None else bytes_text(value),
+        "count": lambda value: count(round(value)),
+        "counted": counted,
+        "figure": lambda value, name: NONE if value is None else measure_text(name, value),
+        "interval": _interval,
+        "listed": listed,
+        "label_place": lambda edge, drawing: Markup(_label_place(edge, drawing)),
+        "measure_name": measure_name,
+        "number": lambda value, digits=4: NONE if value is None else f"{value:.{digits}g}",
+        "pairs_of": lambda values: list(values.items()),
+        "percent": _percent,
+        "seconds": lambda value: f"{value:.1f} s",
+        "shift": _shift,
+        "span": _span,
+    }
+    return environment.from_string(_file("page.html"))
+
+
+def embedded(document: Mapping[str, Any]) -> str:
+    """The JSON of a report as it stands in the page: no character of it ends the element that it is in."""
+    text = json.dumps(document, sort_keys=True, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    for character, escaped in _ESCAPED.items():
+        text = text.replace(character, escaped)
+    return text
+
+
+def save_page(report: Report, path: Path, template: Any = None) -> None:
+    """Write the page of a report, which is replaced atomically.
+
+    Args:
+        template: of `page_template`, for callers that make many pages.
+
+    Raises:
+        LogError: it could not be written.
+        HagoError: jinja2 is not installed.
+    """
+    replace_file(path, page_of(report.to_json(), template))
+
+
+@cache
+def _file(name: str) -> str:
+    """A file of this package."""
+    return resources.files("hago.report").joinpath(name).read_text("utf-8")
+
+
+# ---------------------------------------------------------------- texts
+def _amount(value: float | None, name: str) -> str:
+    """A cost with its unit."""
+    if value is None:
+        return NONE
+    if name not in METRICS:
+        return f"{value:.6g}"
+    if value >= 1e12 and METRICS[name].unit in ("", "cycles"):
+        return f"{value / 1e12:.3g}T"
+    return amount_text(name, value).removesuffix(f" {name}")
+
+
+def _percent(value: float | None, places: int = 1) -> str:
+    if value is None:
+        return NONE
+    if value and abs(value) < 10.0 ** -(places + 2):
+        return f"< {10.0**-places:.{places}f} %"
+    return f"{100.0 * value:.{places}f} %"
+
+
+def _interval(ends: Any, name: str) -> str:
+    """An interval of a measure; a dash where it is missing or open."""
+    if not ends or ends[0] is None or ends[1] is None:
+        return NONE
+    low, high = (measure_text(name, end) for end in ends)
+    return f"{low.partition(' ')[0]} to {high}"
+
+
+def _shift(value: float | None, name: str) -> str:
+    """A difference of a measure, with its sign; of shares in points."""
+    if value is None:
+        return NONE
+    if name in ("sim_acc", "agreement", "cosine"):
+        return _minus(f"{100.0 * value:+.2f} points")
+    return _minus(f"{value:+.2f} dB" if name == "sqnr" else f"{value:+.4g}")
+
+
+def _minus(text: str) -> str:
+    """A number with a minus as long as a plus."""
+    return text.replace("-", "\u2212", 1)
+
+
+def _span(ends: Sequence[float], name: str) -> str:
+    """An interval of a difference, with its unit once."""
+    low, high = (_shift(end, name) for end in ends)
+    return f"{low.partition(' ')[0]} to {high}"
+
+
+def _label_place(edge: Mapping[str, Any], drawing: Mapping[str, Any]) -> str:
+    """Where the label of an edge stands, as attributes of SVG: above the node that it enters, on the side of the line
+    that is away from the line's bend and from other edges of the node."""
+    (before, _), (x, y) = edge["path"][-2:]
+    centre = next(node["x"] for node in drawing["nodes"] if node["name"] == edge["target"])
+    left = x < centre if abs(x - centre) > 1 else before > x + 1
+    return f'x="{x - 5 if left else x + 5:.1f}" y="{y - 6:.1f}"' + (' text-anchor="end"' if left else "")
+
+
+def listed(trials: Mapping[str, Any]) -> list[int]:
+    """The trials that the table lists: all, or of a long log those of the front, those that raised the best, and others
+    evenly."""
+    count_of = len(trials["value"])
+    if count_of <= MOST_ROWS:
+        return list(range(count_of))
+    chosen = {*trials["front"], *(i for i, gain in enumerate(trials["gain"]) if gain)}
+    step = -(-count_of // max(1, MOST_ROWS - len(chosen)))
+    return sorted({*chosen, *range(0, count_of, step)})
+
+
+def bits_counted(bits: Mapping[str, int]) -> str:
+    """How many edge groups have how many bits, the most bits first."""
+    counts: dict[int, int] = {}
+    for each in bits.values():
+        counts[each] = counts.get(each, 0) + 1
+    return ", ".join(f"{counts[each]} \u00d7 {each}" for each in sorted(counts, reverse=True))

@@ -1,0 +1,244 @@
+"""The trials of a log as a report shows them: columns, the front, what every move of the searcher gained, and what
+fewer bits cost. All of it is read from the log alone, so that the page of a running search is cheap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from hago.cost import METRICS
+from hago.report.document import FewerBits, Figure, Move, SearchStory, Trials, rounded
+from hago.search.objective import OBJECTIVES
+from hago.serialization.summary import measure_name
+from hago.study import Header, Trial, TrialFront
+
+#: The most digits of bits that a report holds; of longer logs, only trials of the front keep their bits.
+MOST_BITS: Final = 1_000_000
+#: The most reasons that are listed one by one; where a searcher gives more, those with the same first word are joined.
+MOST_MOVES: Final = 40
+#: The most bits on average that the list of what fewer bits cost begins with.
+MOST_MEAN: Final = 8
+#: The cost of the front where the search has none of its own.
+FRONT_COST: Final = "weight_bytes"
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+#: What each cost is called on the page.
+COST_TITLES: Final[Mapping[str, str]] = {
+    "weight_bytes": "size of weights",
+    "activation_bytes": "bytes of activations",
+    "bytes_moved": "bytes moved",
+    "macs": "multiply-accumulates",
+    "bops": "bit operations",
+    "effective_bits": "mean bits of a weight",
+    "requantized": "values requantized",
+    "cycles": "cycles",
+    "latency": "latency",
+    "energy": "energy",
+}
+
+
+def cost_figure(name: str) -> Figure:
+    """A cost, with its title and unit."""
+    return Figure(name, COST_TITLES.get(name, name), METRICS[name].unit if name in METRICS else "")
+
+
+def measure_figure(name: str) -> Figure:
+    """The figure that trials are judged by, with its title and unit.
+
+    Args:
+        name: of the objective.
+    """
+    objective = OBJECTIVES.get(name)
+    figure = name if objective is None else objective.figure
+    return Figure(figure, measure_name(figure), "" if objective is None else objective.unit)
+
+
+def front_cost_of(header: Header, trials: Sequence[Trial]) -> str:
+    """The cost that the front of a log is drawn against: the one of the goal or the searcher, else the size."""
+    options = header.searcher.get("options", {})
+    limits = " ".join(map(str, header.settings.get("limits", ())))
+    named = [str(header.settings.get("minimize") or ""), str(options.get("cost") or "")]
+    named += [name for name in METRICS if name in limits]
+    had = {name for trial in trials[:1] for name in trial.score.costs}
+    return next((name for name in named if name in had), FRONT_COST)
+
+
+def columns_of(header: Header, trials: Sequence[Trial]) -> Trials:
+    """The trials of a log, by column."""
+    measure, cost = measure_figure(str(header.objective)).name, front_cost_of(header, trials)
+    front = TrialFront(measure, cost)
+    gains: list[float | None] = []
+    best: Trial | None = None
+    for trial in trials:
+        front.add(trial)
+        if _is_taken(trial) and (best is None or trial.score.rank > best.score.rank):
+            gains.append(rounded(_value(trial, measure) - _value(best, measure)) if best is not None else 0.0)
+            best = trial
+        else:
+            gains.append(None)
+    groups = tuple(trials[0].bits) if trials else ()
+    on_front = {trial.index for trial in front.trials}
+    is_long = len(trials) * len(groups) > MOST_BITS
+    reasons = {trial.why: None for trial in trials}
+    number_of = {why: i for i, why in enumerate(reasons)}
+    names = list(dict.fromkeys(name for trial in trials for name in trial.score.costs))
+    names.sort(key=lambda name: name != cost)
+    return Trials(
+        groups=groups,
+        value=tuple(rounded(_value(t, measure)) for t in trials),
+        low=tuple(rounded(t.score.interval[0]) if t.score.interval else None for t in trials),
+        high=tuple(rounded(t.score.interval[1]) if t.score.interval else None for t in trials),
+        costs={name: tuple(rounded(t.score.costs.get(name)) for t in trials) for name in names},
+        bits=tuple("" if is_long and t.index not in on_front else bits_text(t.bits, groups) for t in trials),
+        same_as=tuple(t.same_as for t in trials),
+        why=tuple(reasons),
+        reason=tuple(number_of[t.why] for t in trials),
+        seconds=tuple(round(t.seconds, 3) for t in trials),
+        elapsed=tuple(round(t.elapsed, 3) for t in trials),
+        gain=tuple(gains),
+        rejected=tuple(_why_rejected(t) for t in trials),
+        front=tuple(t.index for t in front.trials),
+        front_cost=cost,
+        best=None if best is None else best.index,
+    )
+
+
+def bits_text(bits: Mapping[str, int], groups: Sequence[str]) -> str:
+    """The bits of every group, a digit of base 36 each."""
+    return "".join(_DIGITS[min(bits[group], len(_DIGITS) - 1)] for group in groups)
+
+
+def story_of(
+    header: Header, trials: Sequence[Trial], columns: Trials, passes: Sequence[Mapping[str, Any]], *, running: bool
+) -> SearchStory:
+    """The course of a search.
+
+    Args:
+        columns: of the same trials.
+        passes: what corrections gained, where a strategy has more of them than the log.
+    """
+    corrections = header.settings.get("corrections")
+    logged = corrections.get("passes", ()) if isinstance(corrections, Mapping) else ()
+    of, means = _mean_bits(trials, columns)
+    return SearchStory(
+        settings=_settings(header),
+        moves=_moves(trials, columns),
+        time=_time(trials),
+        passes=tuple(passes or logged),
+        fewer=_fewer_bits(trials, columns, means),
+        fewer_of=of,
+        running=running,
+    )
+
+
+# ---------------------------------------------------------------- parts
+def _is_taken(trial: Trial) -> bool:
+    return trial.score.accepted and not trial.score.dropped and trial.same_as is None
+
+
+def _value(trial: Trial, measure: str) -> float:
+    value = trial.results.get(measure, trial.score.value)
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _why_rejected(trial: Trial) -> str:
+    score = trial.score
+    if score.infeasible:
+        return score.infeasible
+    if score.dropped:
+        return f"stopped early: {score.dropped.get('because', 'worse')}"
+    if score.overflows:
+        return f"overflows at {len(score.overflows)} nodes"
+    return "violates a limit" if score.shortfall else ""
+
+
+def _settings(header: Header) -> dict[str, str]:
+    """What the header says of the search, in words."""
+    options = ", ".join(f"{k}={v}" for k, v in header.searcher.get("options", {}).items() if v not in ("", None))
+    effort = header.settings.get("effort")
+    limits = header.settings.get("limits_given") or header.settings.get("limits") or ()
+    words = {
+        "searcher": f"{header.searcher['name']}{f' ({options})' if options else ''}",
+        "objective": str(header.objective),
+        "minimized": str(header.settings.get("minimize") or ""),
+        "limits": ", ".join(map(str, limits)),
+        "estimator": str(header.estimator),
+        "effort": str(effort.get("name", "")) if isinstance(effort, Mapping) else "",
+        "kept float": ", ".join(header.keep_float),
+        "fixed bits": ", ".join(f"{pattern}={bits}" for pattern, bits in header.fix_bits.items()),
+        "choices": f"{header.space['groups']} groups of edges, {_size(header.space['choices'])} points",
+        "seed": str(header.seed),
+    }
+    return {name: text for name, text in words.items() if text}
+
+
+def _size(choices: Any) -> str:
+    return f"{choices:.3g}" if isinstance(choices, (int, float)) and choices < 1e300 else "more than 1e+300"
+
+
+def _moves(trials: Sequence[Trial], columns: Trials) -> tuple[Move, ...]:
+    names = [trial.why or "no reason given" for trial in trials]
+    for cut in (":", " "):
+        if len(set(names)) > MOST_MOVES:
+            names = [name.partition(cut)[0] for name in names]
+    front = set(columns.front)
+    moves = []
+    for why in dict.fromkeys(names):
+        own = [trial for trial, name in zip(trials, names, strict=True) if name == why]
+        gained = [columns.gain[t.index] or 0.0 for t in own]
+        moves.append(
+            Move(
+                why=why,
+                trials=len(own),
+                repeats=sum(t.same_as is not None for t in own),
+                gain=rounded(sum(gained)) or 0.0,
+                front=sum(t.index in front for t in own),
+                seconds=round(sum(t.seconds for t in own), 3),
+            )
+        )
+    return tuple(moves)
+
+
+def _time(trials: Sequence[Trial]) -> dict[str, float]:
+    """Where the time of a search went, as far as its log says."""
+    if not trials:
+        return {}
+    before = max(0.0, trials[0].elapsed - trials[0].seconds)
+    evaluating, total = sum(t.seconds for t in trials), trials[-1].elapsed
+    parts = {"before the first trial": before, "evaluating trials": evaluating}
+    # trials that are scored at the same time take less time together than their sum
+    between = total - before - evaluating
+    parts |= {"between trials": between} if between >= 0.0 else {}
+    return {name: round(seconds, 3) for name, seconds in {**parts, "in all": total}.items()}
+
+
+def _mean_bits(trials: Sequence[Trial], columns: Trials) -> tuple[Literal["weights", "edges"], list[float]]:
+    """What the mean of bits is over, and that of every trial; see `SearchStory.fewer_of`."""
+    weights = columns.costs.get("effective_bits", ())
+    if weights and all(bits is not None for bits in weights) and min(map(_number, weights)) <= MOST_MEAN:
+        return "weights", [_number(bits) for bits in weights]
+    varied = [group for group in columns.groups if len({trial.bits[group] for trial in trials}) > 1]
+    if not varied:
+        return "edges", [math.inf] * len(trials)
+    return "edges", [sum(trial.bits[group] for group in varied) / len(varied) for trial in trials]
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def _fewer_bits(trials: Sequence[Trial], columns: Trials, means: Sequence[float]) -> tuple[FewerBits, ...]:
+    """The best trial with at most 8, 7, 6, ... bits on average."""
+    values = [-math.inf if value is None else value for value in columns.value]
+    usable = [t.index for t in trials if _is_taken(t) and math.isfinite(means[t.index])]
+    found: list[FewerBits] = []
+    most = max((math.ceil(means[i]) for i in usable), default=0)
+    for limit in range(min(MOST_MEAN, most), 0, -1):
+        allowed = [i for i in usable if means[i] <= limit]
+        if not allowed:
+            break
+        best = max(allowed, key=lambda i: (values[i], -i))
+        costs = {name: column[best] for name, column in columns.costs.items()}
+        ends = columns.low[best], columns.high[best]
+        found.append(FewerBits(limit, best, rounded(means[best]) or 0.0, columns.value[best], *ends, costs))
+    return tuple(found)

@@ -1,0 +1,202 @@
+"""The page of a report in a real browser: what a click, a key and a switch show; no message, no request, no overflow.
+
+The browser is Debian's chromium, driven by playwright; without either, these tests say so and are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hago.report import Report, save_page
+
+from .searched import HOSTILE
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = [
+    *("--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    # containers have little shared memory, which screenshots of long pages need
+    *("--disable-sync", "--no-first-run", "--disable-dev-shm-usage"),
+]
+#: Where screenshots are kept; by default nowhere but in the folder of the test.
+SHOTS = os.environ.get("HAGO_SHOTS")
+
+
+@dataclass
+class Seen:
+    """What a page did that it must not do: messages on its console, errors, and requests."""
+
+    messages: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed, so no page is opened")
+    if CHROMIUM is None:
+        pytest.skip("no chromium is installed (apt-get install chromium), so no page is opened")
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def page_path(full_report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    save_page(full_report, path)
+    return path
+
+
+@contextmanager
+def opened(browser: Any, path: Path, width: int = 1400, scheme: str = "light", **options: Any) -> Iterator[Any]:
+    """The page in a new tab. When the context closes, the page must have been quiet."""
+    seen = Seen()
+    tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
+
+    def request(route: Any) -> None:
+        if route.request.url == path.as_uri():
+            route.continue_()
+        else:
+            seen.requests.append(route.request.url)
+            route.abort()
+
+    tab.route("**/*", request)
+    tab.on("console", lambda message: seen.messages.append(message.text))
+    tab.on("pageerror", lambda error: seen.messages.append(str(error)))
+    tab.goto(path.as_uri())
+    try:
+        yield tab
+    finally:
+        tab.close()
+    assert seen == Seen()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 400])
+def test_the_page_fits_its_window(browser: Any, page_path: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    with opened(browser, page_path, width, scheme) as tab:
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.evaluate("document.body.scrollWidth") <= width
+        folder = Path(SHOTS) if SHOTS else tmp_path
+        shot = folder / f"report-{width}-{scheme}.png"
+        tab.screenshot(path=str(shot), full_page=True)
+        assert shot.stat().st_size > 20_000
+        dark = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, dark[4:-1].split(","))) < 200) == (scheme == "dark")
+
+
+def test_a_click_on_a_point_shows_it_everywhere(browser: Any, page_path: Path, full_report: Report) -> None:
+    trials = full_report.trials
+    assert trials is not None
+    number = next(i for i, point in enumerate(full_report.points) if point.kind == "front" and i > 0)
+    trial = full_report.points[number].trial
+    with opened(browser, page_path) as tab:
+        shown = tab.locator("#verdict [data-point]:visible")
+        assert shown.get_attribute("data-point") == "0"
+        tab.locator(f"#front-plot circle[data-trial='{trial}']").click(force=True)
+        assert tab.locator("#pick-a").input_value() == f"p{number}"
+        assert shown.get_attribute("data-point") == str(number)
+        assert f"Trial {trial}" in tab.locator("#front-readout").inner_text()
+        costs = full_report.points[number].costs
+        assert f"{costs['weight_bytes']:.0f} B" in shown.inner_text()
+        # a trial that is not shown in full has its bits and costs
+        others = {point.trial for point in full_report.points}
+        other = next(i for i in range(len(trials.value)) if i not in others and trials.value[i] is not None)
+        tab.select_option("#pick-a", f"t{other}")
+        text = tab.locator("[data-trial-only]").inner_text()
+        assert f"Trial {other} is shown with its bits and costs" in text and "size of weights" in text
+        assert not shown.count()
+
+
+def test_a_stored_strategy_is_a_diamond_of_its_own(browser: Any, page_path: Path) -> None:
+    with opened(browser, page_path) as tab:
+        tab.select_option("#pick-a", "p1")
+        tab.locator("#front-plot path.diamond").click(force=True)
+        assert tab.locator("#pick-a").input_value() == "p0"
+
+
+def test_a_hover_shows_bits(browser: Any, page_path: Path) -> None:
+    with opened(browser, page_path) as tab:
+        tab.locator("#front-plot circle[data-trial='1']").hover(force=True)
+        text = tab.locator("#front-readout").inner_text()
+        assert text.startswith("Trial 1:") and "bits of edges" in text
+
+
+def test_a_node_shows_its_page(browser: Any, page_path: Path) -> None:
+    with opened(browser, page_path) as tab:
+        assert "Where to look" in tab.locator("#panel").inner_text()
+        node = tab.locator("#canvas g.node").filter(has_text="conv2d").first
+        node.click()
+        text = tab.locator("#panel").inner_text()
+        for part in ("Error", "Its values in the float model", "Accumulator", "headroom", "Ranges of its weights"):
+            assert part in text, part
+        assert tab.locator("#panel .chart svg").count() == 3
+        assert tab.locator("#canvas g.node.on").count() == 1
+        # the hostile name is text, on the page of its node, too
+        tab.select_option("#pick-node", HOSTILE)
+        assert tab.locator("#panel h3").inner_text() == HOSTILE
+        assert tab.locator("img").count() == 0
+
+
+def test_the_switch_colours_the_network(browser: Any, page_path: Path) -> None:
+    with opened(browser, page_path) as tab:
+        legends, texts = {}, {}
+        for name in ("bits", "blame", "cause", "cost"):
+            tab.locator("#colour label").filter(has_text=name).click()
+            legends[name] = tab.locator("#legend").inner_text()
+            texts[name] = tab.locator("#canvas g.node .what").all_text_contents()
+        assert "Fewest bits" in legends["bits"] and "rounding" in legends["cause"]
+        assert any("%" in text for text in texts["blame"]) and any("rounding" in text for text in texts["cause"])
+        assert len({tuple(each) for each in texts.values()}) == 4
+        assert tab.locator("#node-cost-label").is_visible()
+        tab.select_option("#node-cost", "macs")
+        assert "multiply-accumulates" in tab.locator("#legend").inner_text()
+
+
+def test_two_points_stand_side_by_side(browser: Any, page_path: Path, full_report: Report) -> None:
+    with opened(browser, page_path) as tab:
+        assert not tab.locator("#compare").is_visible()
+        tab.select_option("#pick-b", "p2")
+        text = tab.locator("#compare").inner_text()
+        assert "B / A" in text and "paired sample by sample" in text
+        first, second = full_report.points[0].bits, full_report.points[2].bits
+        assert f"Bits differ in {sum(first[g] != second[g] for g in first)} of {len(first)} groups" in text
+
+
+def test_keys_are_enough(browser: Any, page_path: Path) -> None:
+    with opened(browser, page_path) as tab:
+        before = tab.locator("#pick-a").input_value()
+        tab.locator("#front-plot svg").focus()
+        for key in ("ArrowLeft", "ArrowLeft", "Enter"):
+            tab.keyboard.press(key)
+        assert tab.locator("#pick-a").input_value() != before
+        tab.locator("#canvas").focus()
+        tab.keyboard.press("ArrowDown")
+        tab.keyboard.press("ArrowDown")
+        assert tab.locator("#canvas g.node.on").count() == 1
+        tab.locator("#colour input[value=bits]").focus()
+        tab.keyboard.press("ArrowRight")
+        assert tab.locator("#colour input[value=blame]").is_checked()
+
+
+def test_without_scripts_the_tables_are_there(browser: Any, page_path: Path) -> None:
+    with opened(browser, page_path, java_script_enabled=False) as tab:
+        assert "Scripts are off" in tab.locator("main").inner_text()
+        assert tab.locator("table:visible").count() > 5
+        assert tab.locator("#canvas g.node").count() > 5
+
+
+def test_the_test_notices_a_request_and_a_message(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "loud.html"
+    path.write_text("<!DOCTYPE html><img src='http://127.0.0.1:9/x.png'><script>console.log(1)</script>", "utf-8")
+    with pytest.raises(AssertionError) as raised, opened(browser, path):
+        pass
+    assert "messages" in str(raised.value) and "x.png" in str(raised.value)

@@ -1,0 +1,117 @@
+"""`hago report` and `hago search --report` as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Run, runner
+
+from hago.hardware import load_hardware, save_hardware
+
+from .test_page import Reader
+
+ZOO = """
+import torch
+from networks import Small
+
+def net():
+    torch.manual_seed(0)
+    return Small()
+
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(8, 1, 6, 6, generator=generator) for _ in range(2)]
+"""
+GIVEN = ["report_zoo:net", "--data", "report_zoo:batches"]
+
+
+@pytest.fixture
+def hago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs a command in an empty folder with a model."""
+    (tmp_path / "report_zoo.py").write_text(ZOO, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    yield runner(capsys)
+    sys.modules.pop("report_zoo", None)
+
+
+def page(path: str) -> Reader:
+    return Reader(Path(path).read_text("utf-8"))
+
+
+def test_the_json_that_is_printed_is_that_of_the_page(hago: Run) -> None:
+    assert hago("quantize", *GIVEN, "--hardware", "vta", "--save", "net.json").code == 0
+    run = hago("report", *GIVEN, "net.json", "--save", "net.html", "--title", "A <title>", "--json")
+    assert run.code == 0, run.err
+    read = page("net.html")
+    assert json.loads(read.scripts["application/json"]) == run.json
+    assert run.json["title"] == "A <title>" in "".join(read.text)
+    lines = [command["line"] for command in run.json["points"][0]["commands"]]
+    assert "realize report_zoo:net net.json --data report_zoo:batches" in lines[0]
+    text = hago("report", *GIVEN, "net.json").out
+    (made,) = Path("reports").iterdir()
+    assert "Can anything overflow?" in text and str(made) in text and made.suffix == ".html"
+
+
+def test_the_commands_of_a_page_work(hago: Run) -> None:
+    search = ["search", *GIVEN, "--hardware", "vta", "--searcher", "pareto:points=4", "--log", "s.jsonl"]
+    assert hago(*search, "--report", "s.html").code == 0
+    document = json.loads(page("s.html").scripts["application/json"])
+    assert [point["kind"] for point in document["points"]].count("front") >= 1
+    assert document["trials"] and document["search"] and not document["search"]["running"]
+    replay = next(c["line"] for c in document["commands"] if " replay " in c["line"])
+    assert hago(*replay.partition(" replay ")[1].split(), *replay.partition(" replay ")[2].split()).code == 0
+    point = next(p for p in document["points"] if p["kind"] == "front")
+    python, _, realize = point["commands"][0]["line"].partition(" && ")
+    script = python.partition(" -c ")[2].strip("'\"").replace("'\"'\"'", "'")
+    exec(script, {})
+    assert hago("realize", *realize.partition(" realize ")[2].split()).code == 0
+
+
+def test_a_page_is_written_while_a_search_runs_and_after_an_interrupt(
+    hago: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hago.report import live
+
+    seen = []
+    write = live.save_page
+
+    def look(report: live.Report, path: Path, template: Any) -> None:
+        write(report, path, template)
+        assert report.search is not None
+        seen.append(report.search.running)
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(live, "save_page", look)
+    search = ["search", *GIVEN, "--hardware", "vta", "--searcher", "random:trials=4", "--log", "s.jsonl"]
+    run = hago(*search, "--report", "s.html")
+    assert run.code == 130 and seen == [True, False]
+    document = json.loads(page("s.html").scripts["application/json"])
+    assert not document["search"]["running"] and len(document["trials"]["value"]) == 1
+    assert hago(*search, "--report", "s.html").code == 0
+    assert json.loads(page("s.html").scripts["application/json"])["points"]
+
+
+def test_hardware_that_is_not_known_is_asked_for(hago: Run) -> None:
+    save_hardware(replace(load_hardware("vta"), name="my_vta"), Path("my_vta.json"))
+    assert hago("quantize", *GIVEN, "--hardware", "my_vta.json", "--save", "net.json").code == 0
+    run = hago("report", *GIVEN, "net.json")
+    assert run.code == 2 and "does not ship with hago; give --hardware" in run.err
+    assert hago("report", *GIVEN, "net.json", "--hardware", "my_vta.json", "--no-remedies").code == 0
+    assert hago("sensitivity", *GIVEN, "--hardware", "vta", "--save", "losses.json").code == 0
+    run = hago("report", *GIVEN, "losses.json")
+    assert run.code == 2 and "do not say which hardware they are for; give --hardware" in run.err
+    assert hago("report", *GIVEN, "losses.json", "--hardware", "vta").code == 0
+
+
+def test_a_page_on_no_data_refuses_held_out_data(hago: Run) -> None:
+    assert hago("quantize", *GIVEN, "--hardware", "vta", "--save", "net.json").code == 0
+    run = hago("report", "report_zoo:net", "net.json", "--held-out", "report_zoo:batches")
+    assert run.code == 2 and "give both" in run.err
+    assert hago("report", "report_zoo:net", "net.json").code == 0

@@ -1,0 +1,288 @@
+"""What a report holds: it agrees with the log, the strategies and the measurements that it is made of."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hago
+from hago.api import evaluate_strategy, inspect_graph_statistic, make_report
+from hago.errors import HagoError, LogError, StrategyMismatch
+from hago.report import Report, read_records
+from hago.report.gather import spread
+from hago.report.layout import NODE_HEIGHT, NODE_WIDTH, draw_network
+from hago.report.nodes import histograms_of, ram_bytes
+from hago.report.trials import columns_of, story_of
+from hago.study import TrialFront, read_log
+
+from .searched import CHIP, data, network
+
+
+def test_the_document_is_json_with_finite_numbers(full_report: Report) -> None:
+    document = full_report.to_json()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+# ---------------------------------------------------------------- the log
+def test_trials_are_those_of_the_log(full_report: Report, search_folder: Path) -> None:
+    trials, log = full_report.trials, read_log(search_folder / "net.jsonl")
+    assert trials is not None and len(trials.value) == len(log.trials) > 5
+    front = TrialFront("sqnr", trials.front_cost)
+    for i, trial in enumerate(log.trials):
+        front.add(trial)
+        assert trials.value[i] == pytest.approx(trial.results["sqnr"], rel=1e-5)
+        assert {g: int(b, 36) for g, b in zip(trials.groups, trials.bits[i], strict=True)} == trial.bits
+        assert all(column[i] == pytest.approx(trial.score.costs[name]) for name, column in trials.costs.items())
+        assert trials.why[trials.reason[i]] == trial.why
+    assert trials.front == tuple(trial.index for trial in front.trials)
+    assert trials.best == max(range(len(log.trials)), key=lambda i: (log.trials[i].score.rank, -i))
+
+
+def test_gains_lead_from_the_first_trial_to_the_best(full_report: Report) -> None:
+    trials, search = full_report.trials, full_report.search
+    assert trials is not None and search is not None and trials.best is not None
+    rises = [gain for gain in trials.gain if gain is not None]
+    first = next(i for i, gain in enumerate(trials.gain) if gain is not None)
+    start, best = trials.value[first], trials.value[trials.best]
+    assert start is not None and best is not None
+    assert start + sum(rises) == pytest.approx(best, rel=1e-4)
+    assert sum(move.gain for move in search.moves) == pytest.approx(sum(rises), rel=1e-4)
+    assert sum(move.trials for move in search.moves) == len(trials.value)
+    assert sum(move.front for move in search.moves) == len(trials.front)
+
+
+def test_time_adds_up(full_report: Report) -> None:
+    assert full_report.search is not None
+    time = dict(full_report.search.time)
+    whole = time.pop("in all")
+    assert sum(time.values()) == pytest.approx(whole, abs=0.01)
+
+
+def test_fewer_bits_are_the_best_trials_within_their_limits(full_report: Report) -> None:
+    trials, search = full_report.trials, full_report.search
+    assert trials is not None and search is not None and len(search.fewer) > 2
+    assert search.fewer_of == "weights"
+    bits = [value or 0.0 for value in trials.costs["effective_bits"]]
+    for each in search.fewer:
+        allowed = [i for i, mean in enumerate(bits) if mean <= each.bits and not trials.rejected[i]]
+        assert bits[each.trial] <= each.bits and each.value == max(trials.value[i] or -math.inf for i in allowed)
+    assert all(more.bits == less.bits + 1 for more, less in pairwise(search.fewer))
+
+
+def test_bits_are_averaged_over_varied_edges_where_float_weights_hide_them(search_folder: Path) -> None:
+    log = read_log(search_folder / "net.jsonl")
+    assert log.header is not None
+    wide = [replace(t, score=replace(t.score, costs={**t.score.costs, "effective_bits": 20.0})) for t in log.trials]
+    columns = columns_of(log.header, wide)
+    story = story_of(log.header, wide, columns, (), running=False)
+    varied = [group for group in columns.groups if len({trial.bits[group] for trial in wide}) > 1]
+    assert story.fewer_of == "edges" and story.fewer
+    for each in story.fewer:
+        assert each.mean == pytest.approx(sum(wide[each.trial].bits[g] for g in varied) / len(varied), rel=1e-5)
+
+
+def test_long_logs_keep_the_bits_of_the_front(search_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hago.report.trials.MOST_BITS", 10)
+    log = read_log(search_folder / "net.jsonl")
+    assert log.header is not None
+    trials = columns_of(log.header, log.trials)
+    assert {i for i, bits in enumerate(trials.bits) if bits} == set(trials.front)
+
+
+# ---------------------------------------------------------------- points
+def test_a_point_has_the_figures_of_its_strategy(full_report: Report, search_folder: Path) -> None:
+    point = full_report.points[0]
+    score = evaluate_strategy(network(), CHIP, search_folder / "net.json", data())
+    verdict = next(v for v in point.verdicts if v.data == "calibration data")
+    figures = {model.name: model.figures for model in verdict.models}
+    assert figures["simulated"] == figures["integer"]
+    assert figures["simulated"]["sqnr"] == pytest.approx(score.results["sqnr"], rel=1e-5)
+    assert figures["simulated"]["sim_acc"] == pytest.approx(score.results["sim_acc"])
+    assert point.thresholds_sha256 == score.thresholds_sha256 and point.plan_key == score.plan_key
+    assert verdict.compared > 0 and verdict.differing == 0
+    assert point.inside[0] > 1000 and point.inside[1] == 0
+
+
+def test_nodes_have_what_an_inspection_says(full_report: Report, search_folder: Path) -> None:
+    statistic = inspect_graph_statistic(network(), CHIP, search_folder / "net.json", data(), remedies=False)
+    nodes = {node.name: node for node in full_report.points[0].nodes}
+    for row in statistic.rows:
+        node = nodes[row.name]
+        assert node.blame == pytest.approx(statistic.blame.get(row.name, 0.0), rel=1e-4, abs=1e-9)
+        assert node.cause == row.main_cause and node.compared == row.count
+        assert {e.edge: e.bits for e in node.edges} == {e.edge: e.bits for e in row.edges}
+        assert node.verdict == row.verdict
+    assert sum(node.blame or 0.0 for node in nodes.values()) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_costs_of_nodes_add_up_to_those_of_the_point(full_report: Report) -> None:
+    for point in full_report.points:
+        for name, whole in point.costs.items():
+            if name != "effective_bits":  # a mean
+                assert sum(node.costs.get(name, 0.0) for node in point.nodes) == pytest.approx(whole, rel=1e-4), name
+
+
+def test_points_of_a_log_alone_are_those_of_its_front(search_folder: Path) -> None:
+    log = read_log(search_folder / "net.jsonl")
+    report = make_report(network(), CHIP, search_folder / "net.jsonl", data(), points=2, remedies=False, progress=False)
+    assert [point.kind for point in report.points] == ["trial", "trial"]
+    for point in report.points:
+        assert point.trial is not None
+        trial = log.trials[point.trial]
+        assert point.thresholds_sha256 == trial.thresholds_sha256 and point.plan_key == trial.score.plan_key
+        assert dict(point.bits) == trial.bits
+
+
+def test_points_share_histograms_and_channels(full_report: Report) -> None:
+    assert len(full_report.points) == 3 and len(full_report.drawings) == 1
+    used = {n.histogram for p in full_report.points[1:] for n in p.nodes} - {None}
+    assert used and max(i for i in used if i is not None) < len(full_report.histograms)
+    named = [n.name for n in full_report.drawings[0].nodes]
+    assert all([n.name for n in point.nodes] == named for point in full_report.points)
+
+
+def test_pairs_are_of_all_points_on_all_data(full_report: Report) -> None:
+    expected = [
+        (i, j, name) for i in range(3) for j in range(i + 1, 3) for name in ("calibration data", "held-out data")
+    ]
+    assert [(pair.first, pair.second, pair.data) for pair in full_report.pairs] == expected
+    for pair in full_report.pairs:
+        values = [_sqnr(full_report, i, pair.data) for i in (pair.first, pair.second)]
+        difference = next(f.difference for f in pair.figures if f.measure == "sqnr")
+        assert difference == pytest.approx(values[1] - values[0], abs=1e-3)
+
+
+def _sqnr(report: Report, point: int, name: str) -> float:
+    verdict = next(v for v in report.points[point].verdicts if v.data == name)
+    return float(next(m.figures["sqnr"] for m in verdict.models if m.name == "simulated"))
+
+
+def test_without_data_there_is_what_the_plan_says(search_folder: Path) -> None:
+    report = make_report(network(), CHIP, search_folder / "net.json", progress=False)
+    (point,) = report.points
+    assert not point.verdicts and not report.histograms and report.channels
+    assert all(node.sqnr is None and node.blame is None for node in point.nodes)
+    assert any(node.share is not None for node in point.nodes) and "no data was given" in " ".join(report.notes)
+    assert any("overflow" in each.question for each in point.short)
+
+
+def test_a_log_without_data_or_network_shows_its_trials(search_folder: Path) -> None:
+    report = make_report(torch.nn.Identity(), CHIP, search_folder / "net.jsonl", progress=False)
+    assert not report.points and report.trials is not None and "the network is not shown" in " ".join(report.notes)
+
+
+def test_other_data_than_the_search_had_gives_no_points_of_the_log(search_folder: Path) -> None:
+    report = make_report(network(), CHIP, search_folder / "net.jsonl", data(7), progress=False)
+    assert not report.points and "not that of the search" in " ".join(report.notes)
+    records = [search_folder / "net.jsonl", search_folder / "net.front.json"]
+    helped = make_report(network(), CHIP, records, data(7), points=2, remedies=False, progress=False)
+    assert len(helped.points) == 2 and "not that of the search" not in " ".join(helped.notes)
+
+
+def test_more_points_are_shown_where_they_are_asked_for(full_report: Report, search_folder: Path) -> None:
+    assert "3 points are shown in full (at most 3, see --points)" in " ".join(full_report.notes)
+    front = hago.load_front(search_folder / "net.front.json")
+    report = make_report(network(), CHIP, front, points=4, progress=False)
+    assert len(report.points) == min(4, len(front)) > 3
+
+
+def test_sensitivities_are_those_of_the_table(search_folder: Path, tmp_path: Path) -> None:
+    table = hago.measure_sensitivity(network(), CHIP, data())
+    table.save(tmp_path / "sensitivity.json")
+    records = [tmp_path / "sensitivity.json", search_folder / "net.json"]
+    report = make_report(network(), CHIP, records, progress=False)
+    assert "a log has no sensitivities" not in " ".join(report.notes)
+    assert report.sensitivities == {k: {str(b): x for b, x in by.items()} for k, by in table.losses.items()}
+
+
+# ---------------------------------------------------------------- refused records
+def test_records_that_do_not_go_together_are_refused(search_folder: Path, tmp_path: Path) -> None:
+    log, strategy = search_folder / "net.jsonl", hago.Strategy.load(search_folder / "net.json")
+    with pytest.raises(LogError, match="one log at most"):
+        read_records([log, log])
+    with pytest.raises(LogError, match="nothing to report on"):
+        read_records([])
+    with pytest.raises(StrategyMismatch, match="different models"):
+        make_report(network(), CHIP, [log, replace(strategy, model_hash="0" * 64)], progress=False)
+    with pytest.raises(StrategyMismatch, match="load the model and weights"):
+        other = torch.nn.Conv2d(1, 2, 3).eval()
+        make_report(other, CHIP, [strategy], [torch.randn(2, 1, 6, 6)], progress=False)
+    assert make_report(network(), CHIP, [log, strategy], data(), remedies=False, points=1, progress=False).points
+    with pytest.raises(StrategyMismatch, match="was made for hardware"):
+        make_report(network(), "x86_vnni", [strategy], progress=False)
+    (tmp_path / "edited.json").write_text('{"version": 1, "objective": "sqnr", "losses": [1]}', "utf-8")
+    with pytest.raises(LogError, match="losses by group"):
+        read_records([tmp_path / "edited.json"])
+    with pytest.raises(HagoError):
+        read_records([tmp_path / "missing.json"])
+
+
+# ---------------------------------------------------------------- drawing and values
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 40])
+@pytest.mark.parametrize("most", [0, 1, 2, 3, 7])
+def test_points_are_spread_over_the_front(count: int, most: int) -> None:
+    chosen = spread(count, most, first=count - 1)
+    assert len(chosen) == len(set(chosen)) == min(count, most) and set(chosen) <= set(range(count))
+    if count and most:
+        assert chosen[0] == count - 1 and (most == 1 or 0 in chosen)
+
+
+def test_nodes_of_a_drawing_do_not_overlap_and_edges_join_them() -> None:
+    graph = network()
+    drawing = draw_network(graph)
+    boxes = {n.name: (n.x, n.y) for n in drawing.nodes}
+    names = list(boxes)
+    for i, first in enumerate(names):
+        for second in names[:i]:
+            (x, y), (u, v) = boxes[first], boxes[second]
+            assert abs(x - u) >= NODE_WIDTH or abs(y - v) >= NODE_HEIGHT
+    expected = {(source, n.name) for n in graph for source in n.inputs if source in boxes}
+    assert {(edge.source, edge.target) for edge in drawing.edges} == expected
+    for edge in drawing.edges:
+        (x, y), (u, v) = edge.path[0], edge.path[-1]
+        assert abs(x - boxes[edge.source][0]) < NODE_WIDTH / 2 and y == boxes[edge.source][1] + NODE_HEIGHT / 2
+        assert abs(u - boxes[edge.target][0]) < NODE_WIDTH / 2 and v == boxes[edge.target][1] - NODE_HEIGHT / 2
+    assert all(0 < x < drawing.width and 0 < y < drawing.height for x, y in boxes.values())
+
+
+def test_histograms_count_every_value() -> None:
+    graph = network()
+    batches = hago_batches()
+    found = histograms_of(graph, batches, graph_ops())
+    for node in graph.computed:
+        assert sum(found[node.name].counts) == 16 * math.prod(node.shape or ())
+        assert found[node.name].low < found[node.name].high
+
+
+def hago_batches() -> list[Any]:
+    from hago.data import Batches
+
+    return list(Batches(data(), network().inputs))
+
+
+def graph_ops() -> Any:
+    from hago.ops import OPS
+
+    return OPS
+
+
+def test_ram_is_between_the_widest_node_and_the_sum_of_all(search_folder: Path) -> None:
+    cost = hago.estimate_cost(network(), CHIP, search_folder / "net.json")
+    sizes = [node.write_bytes for node in cost.nodes]
+    most = ram_bytes(network(), cost)
+    assert max(sizes) < most < sum(sizes) + 4 * 36 + 1
+    chain = hago.from_torch(
+        torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4))).eval(), (torch.randn(2, 4),)
+    )
+    strategy = hago.quantize(chain, CHIP, [torch.randn(8, 4)]).strategy
+    cost = hago.estimate_cost(chain, CHIP, strategy)
+    sizes = [16.0, *(float(node.write_bytes) for node in cost.nodes)]
+    assert ram_bytes(chain, cost) == max(a + b for a, b in pairwise(sizes))
+    assert list(accumulate(sizes))[-1] > ram_bytes(chain, cost)
