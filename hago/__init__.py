@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         explain,
         inspect_graph_statistic,
         load_integer_model,
+        make_report,
         measure_sensitivity,
         quantize,
         replay,
@@ -65,6 +66,7 @@ __all__ = [
     "load_front",
     "load_hardware",
     "load_integer_model",
+    "make_report",
     "measure_hardware",
     "measure_sensitivity",
     "prepare_qat",
@@ -79,7 +81,7 @@ __all__ = [
 _MODULES: Final = {
     "hago.analysis": "measure_hardware",
     "hago.api": "create_quantizer estimate_cost evaluate_strategy explain inspect_graph_statistic load_integer_model "
-    "measure_sensitivity quantize replay search_quantize_strategy",
+    "make_report measure_sensitivity quantize replay search_quantize_strategy",
     "hago.arithmetic.numerics": "simulated_quantize",
     "hago.errors": "HagoError HagoWarning",
     "hago.graph": "Graph from_torch",

@@ -102,17 +102,20 @@ def objects() -> dict[str, Any]:
         f"QatModel of a network of 7 nodes for {CHIP}": hago.prepare_qat(*given),
         f"Finetuned for {CHIP}: 1 step in": hago.finetune(*given, DATA, steps=1, progress=False),
         "ExportResult": export_result(),
+        f"Report 'A page': Graph on {CHIP}, 1 point in full": hago.make_report(
+            model(), CHIP, [q.strategy], DATA, title="A page", remedies=False, progress=False
+        ),
     }
 
 
-@pytest.fixture(scope="module", params=range(25))
+@pytest.fixture(scope="module", params=range(26))
 def printed(request: pytest.FixtureRequest) -> tuple[str, Any]:
     """An object, and the words that its summary must have."""
     return list(objects().items())[request.param]
 
 
 def test_all_objects_are_tested() -> None:
-    assert len(objects()) == 25
+    assert len(objects()) == 26
 
 
 # ---------------------------------------------------------------- the laws of a summary

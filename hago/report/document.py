@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final, Literal
 
+from hago.serialization.summary import Summarized, Summary
+from hago.serialization.text_table import counted
+
 REPORT_VERSION: Final = 1
 #: Significant digits of figures that are drawn; a pixel shows fewer.
 DIGITS: Final = 6
@@ -443,8 +446,8 @@ class Pair:
     figures: tuple[PairedFigure, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(Summarized):
     """All that a page shows. `hago.report.gather` makes it.
 
     Args:
@@ -482,6 +485,16 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
         return {"version": REPORT_VERSION, **_values(self)}
+
+    def summary(self) -> Summary:
+        """What it is about, and the answers to what readers ask first."""
+        answers = () if self.shown is None else self.points[self.shown].short
+        trials = "" if self.trials is None else f", {counted(len(self.trials.value), 'trial')}"
+        return Summary(
+            f"Report {self.title!r}: {self.model.name} on {self.hardware.name}{trials}, "
+            f"{counted(len(self.points), 'point')} in full",
+            {each.question: each.answer for each in answers} or {"missing": "; ".join(self.notes[:1])},
+        )
 
 
 def _values(value: Any) -> Any:
