@@ -791,7 +791,7 @@ def _inspect(commands: Any) -> None:
     _held_out(parser)
     parser.add_argument("--csv", metavar="FILE", help="also write the table to this file")
     parser.add_argument("--values", action="store_true", help="also show ranges, means and deviations")
-    tried = "try no changes (nodes kept float, other bits, other estimators) on the first samples"
+    tried = "try no changes (nodes kept float, other bits, estimators and corrections) on the first samples"
     parser.add_argument("--no-remedies", dest="remedies", action="store_false", help=tried)
 
 
