@@ -26,7 +26,7 @@ from typing import Any, Final
 import torch
 
 from hago.calibration import named_estimator
-from hago.data import Batch
+from hago.data import Batch, Batches
 from hago.errors import InfeasibleBits
 from hago.search.confirmation import (
     FEW,
@@ -104,6 +104,7 @@ class OutputThresholds:
     def measure(
         prepared: Prepared,
         objective: Objective,
+        batches: Batches,
         folds: Sequence[Fold],
         *,
         of_weights: bool,
@@ -114,6 +115,7 @@ class OutputThresholds:
 
         Args:
             objective: whose curvature says what an error at the outputs costs.
+            batches: the samples in the order of the folds; in a race they have another order than in `prepared`.
             folds: of `threshold_folds`.
             of_weights: whether thresholds of weights are chosen, too.
             losses: number of choices of each weight, from the most bits down, whose losses are measured; None for all.
@@ -122,7 +124,7 @@ class OutputThresholds:
         least_squares = with_least_squares(prepared, prepared.calibration)
         in_turn = len(folds) > 1
         ends = [(fold.first, fold.last) for fold in folds] if in_turn else [(0, folds[0].first)]
-        samples = joined(prepared.batches.first(ends[-1][1]))
+        samples = joined(batches.first(ends[-1][1]))
         parts = [samples.rows(first, last) for first, last in ends]
         scales, chunk, probes = None, GRADIENT_CHUNK, WeightGradients(len(parts), (), len(parts))
         if of_weights:
@@ -207,7 +209,9 @@ def choose_thresholds(
     if not folds or not chooses_thresholds(point.prepared):
         return ChosenThresholds(point)
     of_weights = "rounding" not in point.prepared.correction_names or point.has_few_bits
-    made = OutputThresholds.measure(point.prepared, objective, folds, of_weights=of_weights, losses=losses, seed=seed)
+    made = OutputThresholds.measure(
+        point.prepared, objective, evaluator.batches, folds, of_weights=of_weights, losses=losses, seed=seed
+    )
 
     def measured(prepared: Prepared) -> MeasuredPoint | None:
         try:
