@@ -244,7 +244,10 @@ def test_every_option_of_a_search_is_a_keyword_of_the_api() -> None:
     options = {f.name for kind in (SearchOptions, *groups.values()) for f in fields(kind)} - set(groups)
     parameters = signature(hago.search_quantize_strategy).parameters.values()
     # of earlier logs alone
-    assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} == {*options, "finetune"} - {"channel_bins"}
+    assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} == {*options, "finetune"} - {
+        "channel_bins",
+        "softmax_span",
+    }
 
 
 def test_a_searcher_and_an_objective_of_the_user(model: nn.Module) -> None:

@@ -3,7 +3,7 @@
 `collection` runs the model once; an `observer` per node fills a histogram; `statistics` holds the result.
 """
 
-from hago.calibration.collection import Calibration, collect
+from hago.calibration.collection import SOFTMAX_SPAN, Calibration, collect
 from hago.calibration.estimators import ESTIMATORS, Mse, dorefa_of, named_estimator
 from hago.calibration.given_ranges import GivenRanges, ModesLike, ThresholdsLike, make_given_ranges
 from hago.calibration.statistics import BINS, CHANNEL_BINS, Estimator, TensorStatistics
@@ -13,6 +13,7 @@ __all__ = [
     "BINS",
     "CHANNEL_BINS",
     "ESTIMATORS",
+    "SOFTMAX_SPAN",
     "Calibration",
     "Estimator",
     "GivenRanges",

@@ -354,7 +354,9 @@ class UnseenSamples:
         self.calibrations: list[Calibration] = []
         self._evaluators: list[Evaluator] = []
         for fold in confirmation.folds:
-            tuning = collect(graph, fold.tuning_batches(batches), calibration.statistics.keys(), ops)
+            tuning = collect(
+                graph, fold.tuning_batches(batches), calibration.statistics.keys(), ops, calibration.softmax_span
+            )
             self.calibrations.append(replace(calibration, statistics=tuning.statistics))
             validation = Batches(_ValidationBatches(batches, fold), graph.inputs)
             self._evaluators.append(Evaluator(graph, validation, judge, ops, cache_bytes=0, quiet=True))

@@ -6,6 +6,7 @@ checked by the log itself (`Header.check_same`), once these are loaded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -125,6 +126,19 @@ def logged_channel_bins(logged: Header) -> int:
     if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= BINS or bins % 2:
         raise LogError(f"channel_bins is {shortened(bins)} in the header of the log; it was edited")
     return bins
+
+
+def logged_softmax_span(logged: Header) -> float | None:
+    """How far below the largest of a row inputs of a softmax count in the statistics of a log; None where it does not
+    state that any counted otherwise than they are.
+
+    Raises:
+        LogError: the header was edited.
+    """
+    span = logged.settings.get("softmax_span")
+    if span is not None and (isinstance(span, bool) or not isinstance(span, (int, float)) or not 0 < span < math.inf):
+        raise LogError(f"softmax_span is {shortened(span)} in the header of the log; it was edited")
+    return None if span is None else float(span)
 
 
 def _limits(settings: Mapping[str, Any]) -> list[str]:

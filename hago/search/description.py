@@ -104,6 +104,7 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
             **({"thresholds": given.to_json()} if given.gives_ranges else {}),
             **({"corrections": {"names": list(names), **prepared.corrections.to_json(), **passes}} if names else {}),
             **({"channel_bins": bins} if (bins := prepared.calibration.channel_bins) != BINS else {}),
+            **({"softmax_span": prepared.calibration.softmax_span} if prepared.calibration.cut else {}),
         },
         confirmed=how.get("confirmed"),
         **named_parts,

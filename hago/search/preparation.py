@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hago.calibration import (
     CHANNEL_BINS,
+    SOFTMAX_SPAN,
     Calibration,
     Estimator,
     GivenRanges,
@@ -58,6 +59,8 @@ class QuantizationOptions:
             given; None for the default, or for that of the log that is continued.
         channel_bins: bins of the histogram of a channel of a constant, from which its threshold is estimated; earlier
             logs have more.
+        softmax_span: how far below the largest of a row inputs of a softmax count in statistics; None, as in earlier
+            logs, for all as they are.
     """
 
     estimator: str | Estimator | None = None
@@ -69,6 +72,7 @@ class QuantizationOptions:
     corrections: str | Sequence[str] | None = None
     effort: str | None = None
     channel_bins: int = CHANNEL_BINS
+    softmax_span: float | None = SOFTMAX_SPAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ class Prepared:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HagoWarning)  # what was warned of holds for this graph, too
                 return changed._analyzed()
-        seen = collect(graph, self.batches, old.statistics.keys(), ops)
+        seen = collect(graph, self.batches, old.statistics.keys(), ops, old.softmax_span)
         calibration = replace(seen, given=old.given, channel_bins=old.channel_bins)
         resolver = estimated_resolver(graph, self.hardware, self.topology, self.space, calibration, self.estimator, ops)
         return replace(changed, calibration=calibration, resolver=resolver).pruned()
@@ -132,6 +136,7 @@ class Prepared:
             self.fix_bits,
             search_topology=any(group.is_kind for group in self.space.groups.values()),
             channel_bins=self.calibration.channel_bins,
+            softmax_span=self.calibration.softmax_span,
         )
         return replace(made, correction_names=self.correction_names, corrections=self.corrections, passes=self.passes)
 
@@ -195,6 +200,7 @@ def prepare(
         options.fix_bits,
         search_topology=bool(options.search_topology),
         channel_bins=options.channel_bins,
+        softmax_span=options.softmax_span,
     )
 
 
@@ -209,6 +215,7 @@ def _calibrated(
     *,
     search_topology: bool,
     channel_bins: int,
+    softmax_span: float | None,
 ) -> Prepared:
     """Analyze the topology of a graph, build its space of bits, calibrate, and drop the choices of bits that fit no
     signature of the hardware."""
@@ -224,7 +231,8 @@ def _calibrated(
         # another topology quantizes other edges
         space = with_kinds(space, chip, topology, graph)
         observed |= {graph.source(e) for e in graph.edges if e.dst != OUTPUT and topology.edges[e]}
-    calibration = replace(collect(graph, batches, observed, ops), given=given, channel_bins=channel_bins)
+    seen = collect(graph, batches, observed, ops, softmax_span)
+    calibration = replace(seen, given=given, channel_bins=channel_bins)
     resolver = estimated_resolver(graph, chip, topology, space, calibration, estimator, ops)
     prepared = Prepared(
         graph=graph,

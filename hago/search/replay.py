@@ -15,7 +15,7 @@ from hago.graph import ModelLike
 from hago.hardware import hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.search.confirmation import Confirmation
-from hago.search.continuation import logged_channel_bins
+from hago.search.continuation import logged_channel_bins, logged_softmax_span
 from hago.search.correcting import correct, logged_corrections
 from hago.search.goal import Goal, parse_limits
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
@@ -267,6 +267,7 @@ def quantization_of(header: Header) -> QuantizationOptions:
         thresholds=None if ranges is None else GivenRanges.from_json(ranges),
         search_topology=header.settings.get("topology") == "searched",
         channel_bins=logged_channel_bins(header),
+        softmax_span=logged_softmax_span(header),
     )
 
 

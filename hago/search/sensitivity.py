@@ -154,7 +154,7 @@ def gradients_of_choices(
     def errors(edge: Edge) -> Sequence[Tensor]:
         return () if edge in known else losses.errors(edge)
 
-    data, ranges = prepared.batches if batches is None else batches, prepared.calibration.ranges
+    data, ranges = prepared.batches if batches is None else batches, prepared.calibration.counted_ranges
     ops, probe = prepared.hardware.known_ops, curvature_of(objective).probe
     return gradients(
         prepared.graph, data, ranges, probe, errors, ops=ops, seed=seed, chunk=chunk, on_constant=on_constant
@@ -199,7 +199,7 @@ def gradients_by_part(
     graph, ops, by_part = prepared.graph, prepared.hardware.known_ops, list[Gradients]()
     losses = _Losses(prepared, choices)
     probe = curvature_of(objective).probe
-    ranges, generator = prepared.calibration.ranges, torch.Generator().manual_seed(seed)
+    ranges, generator = prepared.calibration.counted_ranges, torch.Generator().manual_seed(seed)
 
     def errors(edge: Edge) -> Sequence[Tensor]:
         return () if edge in probes.edges else losses.errors(edge)

@@ -23,7 +23,7 @@ from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware
 from hago.plan import Strategy
 from hago.search.confirmation import Confirmation, losses_of
-from hago.search.continuation import check_same_options, logged_channel_bins, with_limits_as_logged
+from hago.search.continuation import check_same_options, logged_channel_bins, logged_softmax_span, with_limits_as_logged
 from hago.search.correcting import (
     TRAINABLE,
     correct,
@@ -427,7 +427,9 @@ def continued(
     if options.searcher == AUTO and logged.searcher["name"] in logged_effort(logged).searchers:
         options = replace(options, searcher=searcher_text(logged.searcher["name"], logged.searcher["options"]))
     check_same_options(options, hardware, logged, str(path), spell)
-    quantization = replace(options.quantization, channel_bins=logged_channel_bins(logged))
+    quantization = replace(
+        options.quantization, channel_bins=logged_channel_bins(logged), softmax_span=logged_softmax_span(logged)
+    )
     return replace(options, quantization=quantization, goal=with_limits_as_logged(options.goal, logged)), logged
 
 

@@ -1,0 +1,128 @@
+"""Inputs of a softmax far below the largest of their row: their distance does not count, and logs say so."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hago
+from hago.calibration import SOFTMAX_SPAN, collect
+from hago.data import Batches
+from hago.errors import LogError
+from hago.search.session import SearchOptions, run_search
+
+SHAPE = (2, 5, 6)
+DATA = [
+    (
+        torch.randn(8, *SHAPE, generator=torch.Generator().manual_seed(seed)),
+        (torch.rand(8, 1, 1, SHAPE[2], generator=torch.Generator().manual_seed(seed + 9)) < 0.3).float(),
+    )
+    for seed in range(4)
+]
+
+
+class Masked(nn.Module):
+    """Scores with a mask that is far below them, and their softmax, times values.
+
+    Args:
+        low: what the mask adds.
+        reshapes: whether the sum is reshaped before the softmax.
+        exposed: whether the sum is an output, too.
+    """
+
+    def __init__(self, low: float, *, reshapes: bool = False, exposed: bool = False) -> None:
+        super().__init__()
+        self.low, self.reshapes, self.exposed = low, reshapes, exposed
+        self.query, self.out = nn.Linear(SHAPE[2], SHAPE[2]), nn.Linear(SHAPE[2], 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        masked = self.query(x) + mask * self.low
+        shaped = masked.flatten(1, 2) if self.reshapes else masked
+        out: Tensor = self.out(torch.softmax(shaped, -1))
+        return (out, masked) if self.exposed else out
+
+
+def masked(low: float, **how: bool) -> Masked:
+    torch.manual_seed(0)
+    return Masked(low, **how).eval()
+
+
+def decibels(network: Masked, chip: str) -> float:
+    strategy = hago.quantize(network, chip, DATA, corrections="none").strategy
+    return float(hago.evaluate_strategy(network, chip, strategy, DATA).results["sqnr"])
+
+
+@pytest.mark.parametrize("reshapes", [False, True])
+@pytest.mark.parametrize("chip", ["tflite", "cmsis_nn", "x86_vnni", "vta", "onnxruntime_cpu"])
+def test_how_low_a_mask_lies_changes_hardly_anything(chip: str, reshapes: bool) -> None:
+    mild, *low = (decibels(masked(-low, reshapes=reshapes), chip) for low in (20.0, 1e4, 1e9, 3e38))
+    assert all(value > mild - 3.0 for value in low), (mild, low)
+
+
+def test_it_does_where_all_values_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    mild = decibels(masked(-20.0), "tflite")
+    monkeypatch.setattr("hago.search.preparation.collect", lambda *args: collect(*args[:4], softmax_span=None))
+    assert decibels(masked(-1e4), "tflite") < mild - 10.0
+
+
+@pytest.mark.parametrize("how", [{}, {"reshapes": True}, {"exposed": True}])
+def test_what_counts_is_near_the_largest_of_its_row(how: dict[str, bool]) -> None:
+    graph = hago.from_torch(masked(-1e4, **how), DATA[0])
+    batches = Batches(DATA, graph.inputs)
+    (name,) = (node.name for node in graph if node.op == "add")
+    found, plain = (collect(graph, batches, [name], softmax_span=span) for span in (SOFTMAX_SPAN, None))
+    exposed = bool(how.get("exposed"))
+    assert plain.cut == frozenset() and found.cut == (frozenset() if exposed else {name})
+    assert found.ranges == plain.ranges and found.peaks[name] > 9e3
+    low, high = found.counted_ranges[name]
+    assert (low < -9e3) == exposed and high == plain.ranges[name][1]
+    assert exposed or low > -SOFTMAX_SPAN - 10.0
+
+
+def test_values_that_are_not_finite_are_refused_as_before() -> None:
+    with pytest.raises(hago.HagoError, match="finite"):
+        hago.quantize(masked(-math.inf), "tflite", [(x, torch.ones_like(m)) for x, m in DATA])
+
+
+def begun_with(span: float | None, path: Path, low: float = -1e4) -> bytes:
+    run_search(masked(low), "tflite", DATA, SearchOptions.of(progress=False, log=path, softmax_span=span))
+    return path.read_bytes()
+
+
+def test_logs_that_state_no_span_are_replayed_and_continued_without(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    content = begun_with(None, path)
+    assert b"softmax_span" not in content
+    assert hago.replay(masked(-1e4), "tflite", path, DATA).same
+    lines = content.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2]))
+    run_search(masked(-1e4), "tflite", DATA, SearchOptions.of(progress=False, log=path))
+    trials = [
+        [{**json.loads(line), "time": None} for line in text.splitlines()[1:]] for text in (content, path.read_bytes())
+    ]
+    assert trials[0] == trials[1]
+
+
+def test_a_new_log_states_it_where_it_changed_something(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    header = json.loads(begun_with(SOFTMAX_SPAN, path).splitlines()[0])
+    assert header["settings"]["softmax_span"] == SOFTMAX_SPAN
+    assert hago.replay(masked(-1e4), "tflite", path, DATA).same
+    other = begun_with(SOFTMAX_SPAN, tmp_path / "other.jsonl", low=-1.0)
+    assert b"softmax_span" not in other
+
+
+@pytest.mark.parametrize("span", ["far", True, 0, -1.0])
+def test_other_values_are_refused(span: object, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    header, *trials = begun_with(SOFTMAX_SPAN, path).splitlines(keepends=True)
+    edited = json.loads(header)
+    edited["settings"]["softmax_span"] = span
+    path.write_bytes(json.dumps(edited, sort_keys=True).encode() + b"\n" + b"".join(trials))
+    with pytest.raises(LogError, match="edited"):
+        hago.replay(masked(-1e4), "tflite", path, DATA)
