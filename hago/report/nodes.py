@@ -16,12 +16,13 @@ from torch import Tensor
 
 from hago.analysis import GraphStatistic, NodeStatistic, cause_in_words
 from hago.arithmetic.types import Edge, QParams
-from hago.cost import METRICS, Cost, Row
+from hago.cost import METRICS, Cost, EdgeCost, Row
 from hago.data import Batch
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node, run_real
 from hago.ops import Ops
 from hago.plan import Plan, Topology, bits_of
 from hago.report.document import Channels, EdgeDetail, EdgeKind, Histogram, NodeDetail, rounded
+from hago.report.trials import STORED
 
 #: Bins of a histogram.
 BINS: Final = 48
@@ -195,6 +196,9 @@ def _costs_by_node(graph: Graph, cost: Cost) -> dict[str, dict[str, float]]:
             part = metric.part(row, cost)
             if part and node in found:
                 found[node][name] = found[node].get(name, 0.0) + part
+    for node, row in rows:
+        if isinstance(row, EdgeCost) and row.stored_bytes and node in found:
+            found[node][STORED] = found[node].get(STORED, 0.0) + row.stored_bytes
     return {node: {name: rounded(value) or 0.0 for name, value in own.items()} for node, own in found.items()}
 
 
