@@ -420,7 +420,8 @@ class Point:
         kind: where it comes from.
         trial: its trial in the log; None where there is none, or where it is not known.
         bits: by edge group.
-        costs: all that the hardware file has figures for; `float_costs` those of the float model.
+        costs: all that the hardware file has figures for; `float_costs` those of the float model, `one_shot_costs`
+            those of one shot, empty where it was not made again.
         stored_bytes: bytes of the constants as the chip stores them.
         ram_bytes: bytes of values that are alive at the same time, at most, for one sample.
         thresholds_sha256: of its thresholds.
@@ -447,6 +448,7 @@ class Point:
     thresholds_sha256: str
     drawing: int
     nodes: tuple[NodeDetail, ...]
+    one_shot_costs: Mapping[str, float] = field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
     inside: tuple[int, int] = (0, 0)
     inside_samples: int = 0

@@ -56,7 +56,7 @@ from hago.report.document import (
     rounded,
 )
 from hago.report.layout import draw_network
-from hago.report.nodes import Tables, describe_nodes, histograms_of, ram_bytes
+from hago.report.nodes import Tables, describe_nodes, histograms_of, ram_bytes, widest_edges
 from hago.report.records import Records
 from hago.report.short import Told, answers, named_trials
 from hago.report.trials import (
@@ -474,9 +474,10 @@ def _replayed(
         **({"refined": True} if log.header.settings.get("refined") else {}),
         **({"corrections": list(prepared.correction_names)} if prepared.correction_names else {}),
     }
+    kinds: dict[int | None, str] = {**dict.fromkeys(trials.front, " of the front"), trials.best: ", the best"}
     return [
         _Candidate(
-            f"trial {index}{', the best' if index == trials.best else ' of the front' if index in trials.front else ''}",
+            f"trial {index}{kinds.get(index, '')}",
             make_strategy(prepared, prepared.resolver(log.trials[index].bits), log.trials[index].bits, made_by),
             Source("trial", records.log_path, trial=index),
         )
@@ -610,10 +611,14 @@ class _Points:
             self.steps("trying remedies for the nodes with the largest errors")
             found = find_remedies(plan, strategy, given.batches, statistic.suspects, statistic.overflowing)
             remedies = found.to_json()
-        nodes = describe_nodes(plan, resolver.topology, cost, self.tables, statistic, peaks, histograms)
-        figures, floats = (
-            {name: rounded(value) or 0.0 for name, value in {**each.figures, STORED: each.stored_bytes}.items()}
-            for each in (cost, whole)
+        full = widest_edges(resolver.space, strategy.bits)
+        nodes = describe_nodes(plan, resolver.topology, cost, self.tables, statistic, peaks, histograms, full)
+        once = None if one_shot is None else plan_cost(one_shot)
+        figures, floats, of_one_shot = (
+            {}
+            if each is None
+            else {name: rounded(value) or 0.0 for name, value in {**each.figures, STORED: each.stored_bytes}.items()}
+            for each in (cost, whole, once)
         )
         return Point(
             title=candidate.title,
@@ -622,6 +627,7 @@ class _Points:
             bits=strategy.bits,
             costs=figures,
             float_costs=floats,
+            one_shot_costs=of_one_shot,
             stored_bytes=cost.stored_bytes,
             ram_bytes=ram_bytes(plan.graph, cost),
             plan_key=plan.key,

@@ -351,7 +351,8 @@ function renderComparison() {
   place.hidden = state.b === null || state.a === null;
   $("to-compare").hidden = place.hidden;
   if (place.hidden) return;
-  const [a, b] = [titleOf(state.a), titleOf(state.b)];
+  const uncorrected = (choice) => R.search && R.search.uncorrected && !(pointOf(choice) && pointOf(choice).kind === "strategy");
+  const [a, b] = [state.a, state.b].map((choice) => `${titleOf(choice)}${uncorrected(choice) ? ", before layers were corrected" : ""}`);
   const body = [element("p", { class: "lead" }, element("b", {}, "A"), ` is ${a}, `, element("b", {}, "B"), ` is ${b}.`)];
   if (pointOf(state.a) && pointOf(state.b) && key(state.a) !== key(state.b)) {
     const [i, j] = [state.a.point, state.b.point], turned = i > j;
@@ -399,7 +400,7 @@ const BITS = [[3, "#c1292e", "3 or fewer"], [4, "#e2711d", "4"], [5, "#d9a514", 
 const CAUSES = { inherited: "#8795a1", rounding: "#2f6fb7", constants: "#8e5bb5", saturation: "#e2711d", overflow: "#c1292e" };
 const GREY = "#9aa5ae";
 const bitsColour = (bits) => bits === null || bits === undefined ? GREY : BITS.find(([most]) => bits <= most)[1];
-const LEGIBLE = 0.5;
+const LEGIBLE = 0.7;
 let zoom = null;
 
 function nodeBits(choice, drawing) {
@@ -597,11 +598,15 @@ function valuePart(node, point) {
   made.append(svg("line", { class: "axis", x1: 6, x2: width - 6, y1: height - bottom, y2: height - bottom }), svg("text", { x: 6, y: height - 8 }, digits(low)), svg("text", { x: width - 6, y: height - 8, "text-anchor": "end" }, digits(high)));
   if (low < 0 && high > 0 && at(0) > 60 && at(0) < width - 60) made.append(svg("text", { x: at(0), y: height - 8, "text-anchor": "middle" }, "0"));
   for (const each of limits) for (const end of [each.low, each.high]) if (end > low && end < high) made.append(svg("line", { class: "limit", x1: at(end), x2: at(end), y1: 4, y2: height - bottom }));
-  const rows = limits.map((each) => [each.edges.length > 2 ? `${each.edges[0]} and ${each.edges.length - 1} more` : each.edges.join(", "), each.bits, `${digits(each.low)} to ${digits(each.high)}`, each.clipped === null ? NONE : percent(each.clipped, 3)]);
+  const beyond = (each) => {
+    const most = Math.max(each.high > 0 ? high / each.high : 0, each.low < 0 ? low / each.low : 0);
+    return most > 1 ? `${digits(most, 3)}× the end` : "none";
+  };
+  const rows = limits.map((each) => [each.edges.length > 2 ? `${each.edges[0]} and ${each.edges.length - 1} more` : each.edges.join(", "), each.bits, `${digits(each.low)} to ${digits(each.high)}`, each.clipped === null ? NONE : percent(each.clipped, 3), beyond(each)]);
   const bins = counts.map((count, i) => [`${digits(low + i * step, 3)} to ${digits(low + (i + 1) * step, 3)}`, count]);
   return [element("h4", {}, "Its values in the float model"), element("figure", { class: "chart" }, made),
     element("p", { class: "soft" }, limits.length ? "Heights are logarithms of counts. Dashed lines are the ends of the range that its integers reach, where values lie beyond; red bins are clipped." : "Heights are logarithms of counts. Readers take the values as the node emits them, so nothing is clipped here."),
-    ...(limits.length ? [table(["quantized on", ">bits", ">range", ">clipped"], rows)] : []),
+    ...(limits.length ? [table(["quantized on", ">bits", ">range", ">clipped", ">farthest beyond"], rows)] : []),
     element("details", {}, element("summary", {}, "Counts as a table"), table(["values", ">count"], bins))];
 }
 function accumulatorPart(node) {

@@ -41,8 +41,8 @@ WORDS: Final[Mapping[str, str]] = {
     "point": "A choice of bits, with its thresholds: a strategy that was given, or a trial of the search.",
     "front": "The trials that no other beats in both the measure and the cost.",
     "strategy": "Bits, thresholds and corrections of a network on one hardware: all that its integer model is made of.",
-    "edge group": "The inputs of nodes that share one choice of bits. The bits of a group are those of the integers that "
-    "are read there; sums that one node hands to another may have far more than 8, such as 23.",
+    "edge group": "The inputs of nodes that share one choice of bits. Its bits are those of the integers that are read "
+    "there: sums that one node hands to another may have far more than 8, such as 23.",
     "SQNR": "Signal to quantization noise ratio: the power of the float outputs over that of their error, in dB. 6 dB "
     "more are half the error.",
     "agreement": "The share of samples on which the largest output is the same as in the float model.",

@@ -51,7 +51,7 @@ def named_trials(search: SearchStory | None) -> list[int]:
 
 def answers(point: Point, told: Told) -> tuple[InShort, ...]:
     """The answers for one point; that on one shot first, where one shot is surely better."""
-    one_shot, is_worse = _against_one_shot(point.verdicts, told.trials)
+    one_shot, is_worse = _against_one_shot(point, told)
     against = InShort("Is it better than one shot?", one_shot, alarm=is_worse)
     asked = (
         *((against,) if is_worse else ()),
@@ -108,8 +108,8 @@ def interval_text(paired: PairedFigure) -> str:
         return difference
     if paired.low == paired.high == 0.0:
         return "the same on every sample"
-    chance = "" if paired.better else ", which may be chance"
-    return f"{difference}, with 95 % confidence {factor * paired.low:+.2f} to {factor * paired.high:+.2f}{unit}{chance}"
+    chance = "" if paired.better else ", may be chance"
+    return f"{difference}, 95 %: {factor * paired.low:+.2f} to {factor * paired.high:+.2f}{chance}"
 
 
 def _ends(measure: str, ends: Sequence[float]) -> str:
@@ -117,20 +117,21 @@ def _ends(measure: str, ends: Sequence[float]) -> str:
     return f"{low.partition(' ')[0]} to {high}"
 
 
-def _against_one_shot(verdicts: Sequence[Verdict], trials: int) -> tuple[str, bool]:
+def _against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
     """The answer, and whether one shot is surely better in the first measure in which it is compared."""
-    if not verdicts:
+    if not point.verdicts:
         return "", False
-    verdict = verdicts[-1]
+    verdict = point.verdicts[-1]
     found = {d.measure: d for d in verdict.differences if d.first == "one shot"}
     if not found:
         return "", False
     first = found.get("sim_acc") or found.get("agreement") or next(iter(found.values()))
     worse = [d for d in found.values() if d.better == "one shot"]
     better = [d for d in found.values() if d.better == "simulated"]
-    texts = "; ".join(f"{_MEASURES.get(d.measure, d.measure)} {interval_text(d)}" for d in found.values())
+    texts = ", ".join(f"{_MEASURES.get(d.measure, d.measure)} ({interval_text(d)})" for d in found.values())
     where = f"Against {ONE_SHOT} on the {verdict.data}, sample by sample: {texts}"
-    one_of = f" This point is one of {counted(trials, 'trial')}." if trials > 1 else ""
+    one_of = f"{_size_of_one_shot(point, told.hardware)}"
+    one_of += f" This point is one of {counted(told.trials, 'trial')}." if told.trials > 1 else ""
     if worse and not better:
         return f"No, one shot is surely better. {where}.{one_of}", True
     if first.better == "one shot":
@@ -146,6 +147,18 @@ def _against_one_shot(verdicts: Sequence[Verdict], trials: int) -> tuple[str, bo
         f"Surely{only} in {names_text([_MEASURES.get(d.measure, d.measure) for d in better])}. {where}.{one_of}",
         False,
     )
+
+
+def _size_of_one_shot(point: Point, hardware: str) -> str:
+    """What the point saves against one shot."""
+    texts = []
+    for name, words in (("weight_bytes", "packed"), (STORED, f"as {hardware} stores them")):
+        own, other = point.costs.get(name), point.one_shot_costs.get(name)
+        if own is None or other is None:
+            return ""
+        now, before = _in_one_unit(name, own, other)
+        texts.append(f"{now} {words}, {'as one shot' if now == before else f'instead of {before}'}")
+    return f" Its weights take {'; and '.join(texts)}."
 
 
 _MEASURES: Final = {"sim_acc": "accuracy", "sqnr": "SQNR"}
@@ -200,12 +213,13 @@ def _saved(at: FewerBits, most: FewerBits, told: Told) -> Iterator[str]:
     changes = []
     names = [name for name in ("latency", "cycles", "bops", told.cost) if at.costs.get(name) is not None]
     for name in dict.fromkeys(names):
-        now, before = at.costs[name], most.costs.get(name)
-        if name in ("weight_bytes", STORED, "effective_bits") or now is None or not before:
+        after, whole = at.costs[name], most.costs.get(name)
+        if name in ("weight_bytes", STORED, "effective_bits") or after is None or not whole:
             continue
         title = {"bops": "bit operations"}.get(name, name.replace("_", " "))
-        share = 100 * (now / before - 1)
-        changes.append(f"{title} {'stay the same' if now == before else f'change by {share:+.1f} %'}")
+        share = 100 * (after / whole - 1)
+        verb = "stays" if name == "latency" else "stay"
+        changes.append(f"{title} {f'{verb} the same' if after == whole else f'{share:+.1f} %'}")
     if changes:
         text = ", ".join(changes)
         yield f"{text[0].upper()}{text[1:]}."
@@ -217,11 +231,11 @@ def _measured(at: FewerBits, most: FewerBits, corrected: str) -> Iterator[str]:
         return
     names = [(at, f"trial {at.trial}"), (most, f"trial {most.trial}")]
     texts = [
-        f"{measure_text('sim_acc', each.figures['sim_acc'])} for {name} (against float: {interval_text(each.to_float)})"
+        f"{measure_text('sim_acc', each.figures['sim_acc'])} for {name} ({interval_text(each.to_float)})"
         for each, name in names
         if each.to_float is not None
     ]
-    yield f"On the {at.data}{corrected}, accuracy is {'; '.join(texts)}."
+    yield f"On the {at.data}{corrected}, accuracy is {' and '.join(texts)}; differences are to float."
 
 
 def _in_one_unit(name: str, now: float, before: float) -> tuple[str, str]:
@@ -265,7 +279,7 @@ def _kept(worst: NodeDetail, gain: float | None) -> str:
     if gain is None:
         return ""
     verb = "gains" if gain >= 0.0 else "loses"
-    return f" Keeping {worst.name} float {verb} {abs(gain):.1f} dB there: blame is an estimate, and errors add up unevenly."
+    return f" Keeping {worst.name} float {verb} {abs(gain):.1f} dB there, since blame is an estimate."
 
 
 def _floats(point: Point) -> str:
@@ -277,7 +291,7 @@ def _floats(point: Point) -> str:
     named = names_text([f"{count} {op}" for op, count in ops.most_common(5)])
     text = f"No: {len(floats)} of {counted(len(computed), 'node')} stay float ({named})"
     reasons = Counter(node.reason for node in floats if node.reason).most_common(1)
-    text += f", mostly since {_first_small(reasons[0][0])}." if reasons else "."
+    text += f"; the most frequent reason is: {reasons[0][0]}." if reasons else "."
     bits = point.costs.get("effective_bits")
     if bits is None or bits <= _MANY_BITS:
         return text
@@ -292,10 +306,6 @@ def _floats(point: Point) -> str:
     return (
         f"{text} A weight has {bits:.1f} bits on average, above {_MANY_BITS:.0f}, since float weights count 32: {part}."
     )
-
-
-def _first_small(text: str) -> str:
-    return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
 def _overflow(nodes: Sequence[NodeDetail]) -> str:
