@@ -44,17 +44,20 @@ const digits = (value, count = 4) => value === null || value === undefined ? NON
   : value === 0 ? "0" : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(count - 1).replace(/\.?0+e/, "e") : String(Number(value.toPrecision(count)));
 const percent = (value, places = 1) => value === null || value === undefined ? NONE
   : value && Math.abs(value) < 10 ** -(places + 2) ? `< ${(10 ** -places).toFixed(places)} %` : `${value < 0 ? MINUS : ""}${Math.abs(100 * value).toFixed(places)} %`;
-function scaled(value, units) {
+function scaled(value, units, count = 4) {
   const [size, name] = units.find(([least]) => Math.abs(value) >= least) || units[units.length - 1];
-  return `${Number((value / size).toPrecision(4))} ${name}`;
+  return `${Number((value / size).toPrecision(count))} ${name}`;
 }
 function amount(figure, value) {
   if (value === null || value === undefined) return NONE;
-  if (figure.unit === "B") return scaled(value, [[1024 ** 3, "GiB"], [1024 ** 2, "MiB"], [1024, "KiB"], [1, "B"]]);
+  if (figure.unit === "B") {
+    const [size, name] = [[1024 ** 3, "GiB"], [1024 ** 2, "MiB"], [1024, "KiB"]].find(([least]) => value >= least) || [1, "B"];
+    return `${(value / size).toFixed(size === 1 ? 0 : value >= 10 * size ? 1 : 2)} ${name}`;
+  }
   if (figure.unit === "s") return scaled(value, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]);
   if (figure.unit === "J") return scaled(value, [[1, "J"], [1e-3, "mJ"], [1e-6, "uJ"], [1e-9, "nJ"]]);
   if (figure.unit === "bits") return `${Number(value.toPrecision(4))} bits`;
-  return value >= 1000 ? scaled(value, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]).replace(" ", "") : digits(value);
+  return value >= 1000 ? scaled(value, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]], 3).replace(" ", "") : digits(value);
 }
 function measured(value) {
   if (value === null || value === undefined) return NONE;
@@ -84,7 +87,7 @@ function costTicks(figure, low, high, count) {
 }
 const byteUnit = (high) => high >= 2 * 1024 ** 2 ? 1024 ** 2 : high >= 2048 ? 1024 : 1;
 function tickText(figure, value, high) {
-  if (figure.unit !== "B") return amount(figure, value);
+  if (figure.unit !== "B") return figure.unit === "" || figure.unit === "cycles" ? value >= 1000 ? scaled(value, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]).replace(" ", "") : digits(value) : amount(figure, value);
   const unit = byteUnit(high);
   return `${Number((value / unit).toPrecision(6))} ${{ 1: "B", 1024: "KiB", 1048576: "MiB" }[unit]}`;
 }
@@ -360,13 +363,17 @@ function renderComparison() {
     const sign = turned ? -1 : 1;
     const rows = pairs.flatMap((pair) => pair.figures.map((figure) => {
       const ends = [figure.low, figure.high].map((end) => end === null ? null : sign * end).sort((x, y) => x - y);
-      const better = figure.better === "" ? "neither: it may be chance" : figure.better === String(i) ? "A" : "B";
+      const better = figure.better === "" ? "neither: may be chance" : figure.better === String(i) ? "A" : "B";
       const name = { sim_acc: "accuracy", sqnr: "SQNR" }[figure.measure] || figure.measure;
       const [of_a, of_b] = [figureOf(state.a, pair.data, figure.measure), figureOf(state.b, pair.data, figure.measure)];
       const equal = figure.difference === 0 && figure.low === 0 && figure.high === 0;
-      return [name, pair.data, of_a, of_b, shift(figure.difference === null ? null : sign * figure.difference, figure.measure), ends[0] === null ? NONE : `${shift(ends[0], figure.measure).split(" ")[0]} to ${shift(ends[1], figure.measure)}`, equal ? "equal" : better];
+      return [name, pair.data, equal ? "equal" : better, of_a, of_b, shift(figure.difference === null ? null : sign * figure.difference, figure.measure), ends[0] === null ? NONE : `${shift(ends[0], figure.measure).split(" ")[0]} to ${shift(ends[1], figure.measure)}`];
     }));
-    if (rows.length) body.push(table(["measure", "on", ">A", ">B", ">B − A", ">95 % interval", "surely better"], rows, "Measured on the same samples, paired sample by sample"));
+    if (rows.length) body.push(table(["measure", "on", "surely better", ">A", ">B", ">B − A", ">95 % interval"], rows, "Measured on the same samples, paired sample by sample"));
+    if (rows.length && uncorrected(state.a) !== uncorrected(state.b)) {
+      const [with_, without, trial] = uncorrected(state.a) ? ["B", "A", trialOf(state.b)] : ["A", "B", trialOf(state.a)];
+      body.push(element("p", { class: "note" }, `Layers of ${with_} were corrected and those of ${without} were not, so the difference is not of bits alone.${trial === null ? "" : ` Choose trial ${trial} in place of ${with_} to compare bits.`}`));
+    }
   } else {
     const [x, y] = [trialOf(state.a), trialOf(state.b)];
     if (T && x !== null && y !== null) body.push(table(["measure", ">A", ">B", ">B − A"], [[`${R.measure.title}${SEARCHED}: trials ${x} and ${y}`, measured(T.value[x]), measured(T.value[y]), shift(T.value[y] - T.value[x], R.measure.name)]]));

@@ -25,10 +25,10 @@ from typing import Any, Final
 from hago.cost import METRICS
 from hago.errors import HagoError
 from hago.report.document import Report
-from hago.report.trials import cost_text
+from hago.report.trials import cost_figure, cost_text
 from hago.serialization.json_text import replace_file
 from hago.serialization.summary import measure_name, measure_text
-from hago.serialization.text_table import bytes_text, count, counted
+from hago.serialization.text_table import count, counted
 
 #: The characters of JSON that HTML, or JavaScript before 2019, reads otherwise, as JSON writes them escaped.
 _ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -36,6 +36,9 @@ _ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\
 RELOAD_SECONDS: Final = 10
 #: The most trials that the table of trials lists.
 MOST_ROWS: Final = 2000
+_SIZES: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+#: The number below which all digits of a count are shown.
+_ALL_DIGITS: Final = 100_000
 #: What words of the page mean.
 WORDS: Final[Mapping[str, str]] = {
     "point": "A choice of bits, with its thresholds: a strategy that was given, or a trial of the search.",
@@ -102,8 +105,8 @@ def page_template() -> Any:
     environment.filters |= {
         "amount": _amount,
         "bits_of": bits_counted,
-        "bytes": lambda value: NONE if value is None else bytes_text(value),
-        "count": lambda value: count(round(value)),
+        "bytes": lambda value: NONE if value is None else _bytes(value),
+        "count": _count,
         "counted": counted,
         "figure": lambda value, name: NONE if value is None else measure_text(name, value),
         "interval": _interval,
@@ -155,7 +158,20 @@ def _amount(value: float | None, name: str) -> str:
         return NONE
     if name in METRICS and value >= 1e12 and METRICS[name].unit in ("", "cycles"):
         return f"{value / 1e12:.3g}T"
-    return cost_text(name, value).removesuffix(f" {name}")
+    return _bytes(value) if cost_figure(name).unit == "B" else cost_text(name, value).removesuffix(f" {name}")
+
+
+def _bytes(value: float) -> str:
+    """Bytes with as many places in every cell of a column: 950 B, 231.0 KiB, 1.03 MiB."""
+    size, unit = next((each for each in _SIZES if value >= each[0]), _SIZES[-1])
+    places = 0 if size == 1 else 1 if value >= 10 * size else 2
+    return f"{value / size:.{places}f} {unit}"
+
+
+def _count(value: float) -> str:
+    """A number of things: all digits, or of a large one three."""
+    whole = round(value)
+    return f"{whole:,}".replace(",", "\u202f") if whole < _ALL_DIGITS else count(whole)
 
 
 def _percent(value: float | None, places: int = 1) -> str:
@@ -189,8 +205,9 @@ def _minus(text: str) -> str:
 
 
 def _signs(text: str) -> str:
-    """A text whose numbers below zero have a minus as long as a plus."""
-    return re.sub(r"(?<![\w.-])-(?=\d)", "\u2212", text)
+    """A text whose numbers below zero have a minus as long as a plus, and stay on the line of their units."""
+    text = re.sub(r"(?<![\w.-])-(?=\d)", "\u2212", text)
+    return re.sub(r"(?<=\d) (?=(?:%|dB|[KMG]?i?B|points|bits)(?!\w))", "\u00a0", text)
 
 
 def _span(ends: Sequence[float], name: str) -> str:

@@ -20,6 +20,8 @@ ASKED_BITS: Final = 6
 MEAN_OF: Final = {"weights": "over all weights", "edges": "over the edges whose bits the search varied"}
 #: What one shot is, in words.
 ONE_SHOT: Final = "one shot ('hago quantize': the most bits everywhere, without a search)"
+#: What is said of figures of trials where layers of the strategy were corrected.
+BEFORE: Final = ", before layers were corrected"
 #: Mean bits above which the answers say why they are so many.
 _MANY_BITS: Final = 8.0
 
@@ -55,7 +57,7 @@ def answers(point: Point, told: Told) -> tuple[InShort, ...]:
     against = InShort("Is it better than one shot?", one_shot, alarm=is_worse)
     asked = (
         *((against,) if is_worse else ()),
-        InShort("What does it give, and what does it lose?", _lost(point, told.hardware)),
+        InShort("What does it give, and what does it lose?", _lost(point, told)),
         *(() if is_worse else (against,)),
         InShort(f"What does it cost to go to {ASKED_BITS} bits?", _fewer(told)),
         InShort("Which layer loses most, and why?", _worst(point)),
@@ -67,25 +69,32 @@ def answers(point: Point, told: Told) -> tuple[InShort, ...]:
 
 
 # ---------------------------------------------------------------- what it gives
-def _lost(point: Point, hardware: str) -> str:
+def _is_uncorrected(point: Point, search: SearchStory | None) -> bool:
+    """Whether a point is a trial, whose layers were not corrected as those of the strategy were that was found."""
+    return search is not None and search.uncorrected and point.kind != "strategy"
+
+
+def _lost(point: Point, told: Told) -> str:
     sentences = []
     if point.verdicts:
         verdict = point.verdicts[-1]  # held-out data where there is some
-        sentences.append(_on_data(verdict))
+        sentences.append(_on_data(verdict, BEFORE if _is_uncorrected(point, told.search) else ""))
     size, whole = point.costs.get("weight_bytes"), point.float_costs.get("weight_bytes")
     if size is not None and whole:
         now, before = _in_one_unit("weight_bytes", size, whole)
         part = f"{100 * size / whole:.0f} % of the float model's"
         stored = cost_text(STORED, point.stored_bytes)
-        sentences.append(f"Weights take {now} packed instead of {before}, {part}; {hardware} stores them in {stored}.")
+        sentences.append(
+            f"Weights take {now} packed instead of {before}, {part}; {told.hardware} stores them in {stored}."
+        )
     return " ".join(sentences)
 
 
-def _on_data(verdict: Verdict) -> str:
+def _on_data(verdict: Verdict, before_corrections: str) -> str:
     before, after = verdict.model("float").figures, verdict.model("simulated").figures
     paired = next((d for d in verdict.differences if d.first == "float" and d.measure == "sim_acc"), None)
     where = f"On the {verdict.data} ({counted(int(after['samples']), 'sample')})"
-    sqnr = f"the outputs have an SQNR of {measure_text('sqnr', after['sqnr'])}"
+    sqnr = f"the outputs have an SQNR of {measure_text('sqnr', after['sqnr'])}{before_corrections}"
     if "sim_acc" not in after or paired is None:
         if "agreement" not in after:
             return f"{where}, {sqnr}."
@@ -130,10 +139,13 @@ def _against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
     better = [d for d in found.values() if d.better == "simulated"]
     texts = ", ".join(f"{_MEASURES.get(d.measure, d.measure)} ({interval_text(d)})" for d in found.values())
     where = f"Against {ONE_SHOT} on the {verdict.data}, sample by sample: {texts}"
-    one_of = f"{_size_of_one_shot(point, told.hardware)}"
+    one_of = _size_of_one_shot(point, told.hardware)
+    if _is_uncorrected(point, told.search):
+        one_of += " Layers of one shot were corrected, and those of this trial were not."
     one_of += f" This point is one of {counted(told.trials, 'trial')}." if told.trials > 1 else ""
     if worse and not better:
-        return f"No, one shot is surely better. {where}.{one_of}", True
+        names = names_text([_MEASURES.get(d.measure, d.measure) for d in worse])
+        return f"No: one shot is surely better in {names}. {where}.{one_of}", True
     if first.better == "one shot":
         return (
             f"Not in {_MEASURES.get(first.measure, first.measure)}, where one shot is surely better. {where}.{one_of}",
@@ -185,7 +197,7 @@ def _fewer(told: Told) -> str:
     if at.value is None or most.value is None:
         return ""
     value, before = measure_text(told.measure.name, at.value), measure_text(told.measure.name, most.value)
-    corrected = ", before layers were corrected" if search.uncorrected else ""
+    corrected = BEFORE if search.uncorrected else ""
     sentences = [
         f"Trial {at.trial} has {at.mean:.2f} bits on average {of}, and trial {most.trial} has {most.mean:.2f}.",
         *_saved(at, most, told),
@@ -244,7 +256,7 @@ def _in_one_unit(name: str, now: float, before: float) -> tuple[str, str]:
     size = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.get(unit)
     if size is None:
         return cost_text(name, now), cost_text(name, before)
-    places = 0 if unit == "B" else 1 if min(now, before) >= 10 * size else 3
+    places = 0 if unit == "B" else 1 if min(now, before) >= 10 * size else 2
     return f"{now / size:.{places}f} {unit}", f"{before / size:.{places}f} {unit}"
 
 
