@@ -213,7 +213,7 @@ def gather_report(
     }
     given = _Given(graph, hardware, batches, evaluators)
     candidates = _candidates(records, given, base, options, steps, notes)
-    base = _with_stored(base, records, given, candidates)
+    base = _with_stored(base, records, given, candidates, steps)
     made = _Points(given, base, options, commands, steps)
     points = [made.point(candidate, is_first=i == 0) for i, candidate in enumerate(candidates)]
     story = None if base.search is None else _with_measures(base.search, records, given, points, steps)
@@ -496,7 +496,9 @@ def _trial_of(strategy: Strategy, trials: Trials | None) -> int | None:
 
 
 # ---------------------------------------------------------------- what is added to trials
-def _with_stored(base: Report, records: Records, given: _Given, candidates: Sequence[_Candidate]) -> Report:
+def _with_stored(
+    base: Report, records: Records, given: _Given, candidates: Sequence[_Candidate], steps: JobProgress
+) -> Report:
     """The report with the bytes that trials take as the chip stores them, which their Plans say.
 
     Thresholds do not change them, so the Plan of a trial is made with those of any strategy of the same search; a Plan
@@ -508,6 +510,8 @@ def _with_stored(base: Report, records: Records, given: _Given, candidates: Sequ
     strategies = [c.strategy for c in candidates] + [
         p.strategy for p in (records.front.points if records.front else ())
     ]
+    if strategies:
+        steps("computing what trials take as the hardware stores them")
     by_groups = {frozenset(strategy.bits): strategy for strategy in reversed(strategies)}
     resolvers: dict[frozenset[str], Resolver] = {}
     named = [each.trial for each in base.search.fewer]

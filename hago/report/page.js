@@ -55,7 +55,7 @@ function amount(figure, value) {
     return `${(value / size).toFixed(size === 1 ? 0 : value >= 10 * size ? 1 : 2)} ${name}`;
   }
   if (figure.unit === "s") return scaled(value, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]);
-  if (figure.unit === "J") return scaled(value, [[1, "J"], [1e-3, "mJ"], [1e-6, "uJ"], [1e-9, "nJ"]]);
+  if (figure.unit === "J") return scaled(value, [[1, "J"], [1e-3, "mJ"], [1e-6, "µJ"], [1e-9, "nJ"]]);
   if (figure.unit === "bits") return `${Number(value.toPrecision(4))} bits`;
   return value >= 1000 ? scaled(value, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]], 3).replace(" ", "") : digits(value);
 }

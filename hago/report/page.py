@@ -158,7 +158,10 @@ def _amount(value: float | None, name: str) -> str:
         return NONE
     if name in METRICS and value >= 1e12 and METRICS[name].unit in ("", "cycles"):
         return f"{value / 1e12:.3g}T"
-    return _bytes(value) if cost_figure(name).unit == "B" else cost_text(name, value).removesuffix(f" {name}")
+    if cost_figure(name).unit == "B":
+        return _bytes(value)
+    text = cost_text(name, value).removesuffix(f" {name}")
+    return re.sub(r" u(?=[sJ]$)", " \u00b5", text)
 
 
 def _bytes(value: float) -> str:
