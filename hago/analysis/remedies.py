@@ -250,6 +250,7 @@ class Remedies:
         overflow: the change that rules overflow out, whatever it gains, with the options of the strategy; None where
             none is possible or needed.
         command: the command that takes the options: `quantize`, or `search` for a strategy that was searched.
+        kept_float: by node, dB that keeping it float gains, also where that is less than `LEAST_GAIN`.
     """
 
     samples: int
@@ -261,6 +262,7 @@ class Remedies:
     given: bool = False
     overflow: OverflowRemedy | None = None
     command: str = "quantize"
+    kept_float: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -273,6 +275,7 @@ class Remedies:
             "impossible": {node: list(words) for node, words in self.impossible.items()},
             "overflow": None if self.overflow is None else self.overflow.to_json(),
             "for": self.command,
+            "kept_float": dict(self.kept_float),
         }
 
     def lines(self) -> Iterator[str]:
@@ -474,20 +477,26 @@ class _Trials:
     def run(self, suspects: Sequence[Suspect], overflowing: Sequence[str]) -> Remedies:
         found: list[Remedy] = []
         impossible: dict[str, tuple[str, ...]] = {}
+        kept: dict[str, float] = {}
         untried = set(self._missing_corrections())
         for suspect in suspects:
             cures = [name for name in CURES.get(suspect.cause, ()) if name in untried]
             untried -= {*cures}
-            found += self._best(suspect.node, [Change(corrections=self._with_correction(name)) for name in cures])
+            found += self._best_change(
+                suspect.node, [Change(corrections=self._with_correction(name)) for name in cures]
+            )
             if self.plan.hardware.float_descs(suspect.op):
-                found += self._best(suspect.node, [Change(keep_float=glob.escape(suspect.node))])
+                remedy = self._try(suspect.node, Change(keep_float=glob.escape(suspect.node)))
+                if remedy is not None:
+                    kept[suspect.node] = remedy.gain
+                found += self._best(suspect.node, [] if remedy is None else [remedy])
             changes = list(self._other_bits(suspect))
-            found += self._best(suspect.node, changes)
+            found += self._best_change(suspect.node, changes)
             if words := tuple(self._impossible(suspect, bool(changes))):
                 impossible[suspect.node] = words
         if suspects:
             others = [Change(estimator=e) for e in _TRIED_ESTIMATORS if e != self.estimator.partition(":")[0]]
-            found += self._best(None, others)
+            found += self._best_change(None, others)
         found.sort(key=lambda remedy: -remedy.gain)
         return Remedies(
             self.batches.samples,
@@ -499,6 +508,7 @@ class _Trials:
             overflow=self._without_overflow(overflowing),
             tried=self.tried,
             command="search" if "searcher" in self.strategy.made_by else "quantize",
+            kept_float=kept,
         )
 
     def _together(self, found: Sequence[Remedy]) -> Remedy | None:
@@ -531,9 +541,12 @@ class _Trials:
         plan = plan_of(self.plan.graph, self.plan.hardware, strategy)
         return all(plan.nodes[name].proved for name in nodes if name in plan.nodes)
 
-    def _best(self, node: str | None, changes: Sequence[Change]) -> list[Remedy]:
+    def _best_change(self, node: str | None, changes: Sequence[Change]) -> list[Remedy]:
         """The change with the largest gain, if there is one that helps."""
-        tried = [remedy for change in changes if (remedy := self._try(node, change)) is not None]
+        return self._best(node, [remedy for change in changes if (remedy := self._try(node, change)) is not None])
+
+    def _best(self, node: str | None, tried: Sequence[Remedy]) -> list[Remedy]:
+        """The remedy with the largest gain, if there is one that helps."""
         best = max(tried, key=lambda remedy: remedy.gain, default=None)
         if best is None or best.gain < LEAST_GAIN:
             return []

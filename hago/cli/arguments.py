@@ -115,6 +115,7 @@ This is the older name of 'hago evaluate'.""",
 example:
   hago realize zoo:net strategies/net-vta.json --data test.npz --samples 256 --json
   hago realize zoo:net strategies/net-vta.json --data test.npz --save net.safetensors
+  hago realize zoo:net strategies/net-vta.front.json --trial 27 --data test.npz
   hago realize zoo:net strategies/net-x86_vnni.json --data test.npz --explain
 
 Exit code 1 means that a value differs, which would be a defect of hago.""",
@@ -766,10 +767,17 @@ def _on_record(
     return parser
 
 
+def _trial(parser: argparse.ArgumentParser) -> None:
+    """Add the option that takes a strategy from the file of a front."""
+    text = "this trial of a front, whose file ('hago search --front') is given as STRATEGY"
+    parser.add_argument("--trial", type=int, metavar="N", help=text)
+
+
 def _realize(commands: Any) -> None:
     text = "build the integer model and check that it equals its simulation bit for bit"
     parser = _on_record(commands, "realize", text)
     _held_out(parser)
+    _trial(parser)
     parser.add_argument("--save", metavar="FILE", help="the integer model, for 'hago run' and other processes")
     parser.add_argument("--explain", action="store_true", help="show which kernel runs each node here, and why")
 
@@ -789,6 +797,7 @@ def _inspect(commands: Any) -> None:
     text = "compare float, simulated and integer values of every layer, and name the causes of errors"
     parser = _on_record(commands, "inspect", text)
     _held_out(parser)
+    _trial(parser)
     parser.add_argument("--csv", metavar="FILE", help="also write the table to this file")
     parser.add_argument("--values", action="store_true", help="also show ranges, means and deviations")
     tried = "try no changes (nodes kept float, other bits, estimators and corrections) on the first samples"

@@ -23,6 +23,7 @@ from hago.graph.model_source import load_model
 from hago.hardware import Hardware, available_hardware, hardware_hash, load_hardware
 from hago.ops import OPS, OpRule, Ops
 from hago.plan import Strategy
+from hago.search import load_front
 from hago.searchers import AUTO, SEARCHERS
 from hago.serialization.text_table import counted
 from hago.study import Log
@@ -281,8 +282,21 @@ def load_strategy(args: Namespace) -> tuple[Strategy, Hardware, Any]:
     Raises:
         HagoError: one of them cannot be loaded.
     """
-    strategy = Strategy.load(args.record)
+    trial = getattr(args, "trial", None)
+    strategy = Strategy.load(args.record) if trial is None else _of_front(args.record, trial)
     return strategy, hardware_of(args, strategy), load_model(args.model, args.weights)
+
+
+def _of_front(path: str, trial: int) -> Strategy:
+    """The strategy of a trial in the file of a front.
+
+    Raises:
+        HagoError: the file cannot be read, or the front has no such trial.
+    """
+    points = {point.trial: point.strategy for point in load_front(path)}
+    if trial not in points:
+        raise HagoError(f"--trial {trial}: the front {path} has trials {', '.join(map(str, sorted(points)))}")
+    return points[trial]
 
 
 def named(spec: str, what: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -165,13 +164,22 @@ def commands_for(args: Namespace, log: str, made_by: Sequence[str]) -> CommandsO
                 Command("The integer model, checked against its simulation bit for bit:", realize),
                 Command("The errors of all layers in a terminal:", inspect),
             ]
-        saved = Path(f"trial-{source.trial}.json")
-        script = f"import hago; hago.load_front({source.path!r})[{source.number}].strategy.save({str(saved)!r})"
-        line = f"python -c {shlex.quote(script)} && {check_command(given, saved, weights)}"
+        path, more = Path(source.path), ("--trial", str(source.trial))
         return [
             Command(
-                "The strategy of this point of the front in a file of its own, and its integer model, checked:", line
-            )
+                "The integer model of this trial of the front, checked against its simulation bit for bit:",
+                check_command(given, path, weights, *more),
+            ),
+            Command("The errors of all layers in a terminal:", strategy_command("inspect", given, path, weights, more)),
         ]
 
-    return commands
+    def plain(source: Source | None) -> list[Command]:
+        return [Command(each.what, _plain(each.line)) for each in commands(source)]
+
+    return plain
+
+
+def _plain(line: str) -> str:
+    """A command as it is entered where hago is installed, whatever the interpreter that made the page."""
+    own = command_line()
+    return f"hago{line.removeprefix(own)}" if line.startswith(f"{own} ") else line

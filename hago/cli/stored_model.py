@@ -39,7 +39,9 @@ def store_command(args: Namespace) -> str:
     """The command that stores the integer model of the strategy that a command was given."""
     strategy = Path(args.record)
     stored = strategy.with_name(f"{strategy.stem}-integers.safetensors")
-    return check_command(args, strategy, args.weights, "--save", str(stored))
+    trial = getattr(args, "trial", None)
+    more = [] if trial is None else ["--trial", str(trial)]
+    return check_command(args, strategy, args.weights, *more, "--save", str(stored))
 
 
 def stored_quantizer(args: Namespace) -> Quantizer:

@@ -73,6 +73,13 @@ class EdgeCost:
         """Whether the edge reads a weight that no edge before it counts."""
         return self.kind == "weight" and self.weight_bytes > 0
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the constant as the chip reads it, in the width of its dtype; 0 where `weight_bytes` is 0."""
+        if not self.weight_bytes or self.dtype not in DTYPES:
+            return self.weight_bytes
+        return packed_bytes(self.elements, DTYPES[self.dtype].bits) + self.group_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
@@ -144,11 +151,7 @@ class Cost(Summarized):
     def stored_bytes(self) -> int:
         """Bytes of the constants as the chip reads them, each in the width of its dtype. `weight_bytes` counts them
         packed to their bits."""
-        counted = (e for e in self.edges if e.weight_bytes)
-        return sum(
-            packed_bytes(e.elements, DTYPES[e.dtype].bits) + e.group_bytes if e.dtype in DTYPES else e.weight_bytes
-            for e in counted
-        )
+        return sum(edge.stored_bytes for edge in self.edges)
 
     @functools.cached_property
     def padded_widths(self) -> tuple[int, ...]:

@@ -94,7 +94,7 @@ class Trials:
         groups: the keys of the edge groups, in the order of `bits`.
         value: of the objective; None where it was not measured.
         low, high: the ends of the 95 % interval of the value.
-        costs: by name.
+        costs: by name; `stored_bytes`, of the constants as the chip stores them, of the trials that have a Plan.
         bits: the bits of every group, a digit of base 36 each; empty for trials left out of a long log.
         same_as: the earlier trial with the same Plan.
         why: the searcher's reasons, each once; `reason` has the index of that of a trial.
@@ -144,6 +144,27 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class PairedFigure:
+    """A measure of two models on the same samples.
+
+    Args:
+        measure: name of the figure.
+        first, second: which models, or which points.
+        difference: the second less the first.
+        low, high: the ends of its 95 % interval, paired by sample; None where a single sample leaves them open.
+        better: the model that is surely better; empty where the interval holds 0.
+    """
+
+    measure: str
+    first: str
+    second: str
+    difference: float | None
+    low: float | None
+    high: float | None
+    better: str
+
+
+@dataclass(frozen=True, slots=True)
 class FewerBits:
     """The best trial with at most so many bits on average.
 
@@ -152,6 +173,10 @@ class FewerBits:
         trial: the trial, which has `mean` bits on average.
         value, low, high: of the objective.
         costs: of the trial.
+        point: the point in full that is this trial; None where there is none.
+        data: the data that `figures` and `to_float` were measured on; empty where nothing was.
+        figures: of the simulated model.
+        to_float: the accuracy, less that of the float model; None without labels.
     """
 
     bits: int
@@ -161,6 +186,10 @@ class FewerBits:
     low: float | None
     high: float | None
     costs: Mapping[str, float | None]
+    point: int | None = None
+    data: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    to_float: PairedFigure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +204,8 @@ class SearchStory:
         fewer: what fewer bits cost, from many bits to few.
         fewer_of: what the mean of bits is over: "weights", each counted, or "edges": the groups of edges whose bits the
             search varied, where weights that stay float leave the mean of all weights above 8.
+        uncorrected: whether layers of the strategy were corrected after its trial, so that figures of trials, and of
+            points of the front, are of before.
         running: whether the search was running when the report was made.
     """
 
@@ -184,6 +215,7 @@ class SearchStory:
     passes: tuple[Mapping[str, Any], ...]
     fewer: tuple[FewerBits, ...]
     fewer_of: Literal["weights", "edges"]
+    uncorrected: bool = False
     running: bool = False
 
 
@@ -343,27 +375,6 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class PairedFigure:
-    """A measure of two models on the same samples.
-
-    Args:
-        measure: name of the figure.
-        first, second: which models, or which points.
-        difference: the second less the first.
-        low, high: the ends of its 95 % interval, paired by sample; None where a single sample leaves them open.
-        better: the model that is surely better; empty where the interval holds 0.
-    """
-
-    measure: str
-    first: str
-    second: str
-    difference: float | None
-    low: float | None
-    high: float | None
-    better: str
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """The models side by side on one data set.
 
@@ -382,13 +393,22 @@ class Verdict:
     differing: int
     overflows: Mapping[str, int]
 
+    def model(self, name: str) -> Model:
+        """One of the models, by its name."""
+        return next(model for model in self.models if model.name == name)
+
 
 @dataclass(frozen=True, slots=True)
 class InShort:
-    """A question of a reader and its answer."""
+    """A question of a reader and its answer.
+
+    Args:
+        alarm: whether it is one that a reader must not miss.
+    """
 
     question: str
     answer: str
+    alarm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +420,8 @@ class Point:
         kind: where it comes from.
         trial: its trial in the log; None where there is none, or where it is not known.
         bits: by edge group.
-        costs: all that the hardware file has figures for; `float_costs` those of the float model.
+        costs: all that the hardware file has figures for; `float_costs` those of the float model, `one_shot_costs`
+            those of one shot, empty where it was not made again.
         stored_bytes: bytes of the constants as the chip stores them.
         ram_bytes: bytes of values that are alive at the same time, at most, for one sample.
         thresholds_sha256: of its thresholds.
@@ -427,6 +448,7 @@ class Point:
     thresholds_sha256: str
     drawing: int
     nodes: tuple[NodeDetail, ...]
+    one_shot_costs: Mapping[str, float] = field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
     inside: tuple[int, int] = (0, 0)
     inside_samples: int = 0

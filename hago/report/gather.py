@@ -36,7 +36,7 @@ from hago.errors import HASH_DIGITS, HagoError, LogError, StrategyMismatch
 from hago.graph import Graph, ModelLike
 from hago.hardware import Hardware, hardware_hash
 from hago.importing import import_for_strategy
-from hago.plan import Plan, Strategy
+from hago.plan import Plan, Resolver, Strategy
 from hago.report.document import (
     Command,
     DataSet,
@@ -56,10 +56,19 @@ from hago.report.document import (
     rounded,
 )
 from hago.report.layout import draw_network
-from hago.report.nodes import Tables, describe_nodes, histograms_of, ram_bytes
+from hago.report.nodes import Tables, describe_nodes, histograms_of, ram_bytes, widest_edges
 from hago.report.records import Records
-from hago.report.short import answers
-from hago.report.trials import FRONT_COST, bits_text, columns_of, cost_figure, measure_figure, story_of
+from hago.report.short import Told, answers, named_trials
+from hago.report.trials import (
+    FRONT_COST,
+    STORED,
+    bits_text,
+    columns_of,
+    cost_figure,
+    measure_figure,
+    story_of,
+    with_stored_bytes,
+)
 from hago.runtime.native import named_engine
 from hago.search import (
     Evaluator,
@@ -71,6 +80,7 @@ from hago.search import (
     passes_of,
     stored_resolver,
     thresholds_sha256,
+    wilson_interval,
 )
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
 from hago.serialization.json_text import canonical
@@ -83,6 +93,12 @@ INSPECTED_OF_OTHERS: Final = 8_000_000
 MOST_SAMPLES, LEAST_SAMPLES = 64, 2
 #: The points that are shown in full unless more are asked for.
 POINTS: Final = 5
+#: The most trials whose bytes as stored are computed.
+STORED_TRIALS: Final = 100
+#: What a strategy says of its making that one shot with the same options shares.
+_ONE_SHOT_OPTIONS: Final = (
+    *("estimator", "refined", "estimated", "topology", "keep_float", "fix_bits", "data_hash", "corrections"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,22 +212,29 @@ def gather_report(
         for name, each in data.items()
     }
     given = _Given(graph, hardware, batches, evaluators)
-    candidates = _candidates(records, given, base.trials, options, steps, notes)
+    candidates = _candidates(records, given, base, options, steps, notes)
+    base = _with_stored(base, records, given, candidates, steps)
     made = _Points(given, base, options, commands, steps)
     points = [made.point(candidate, is_first=i == 0) for i, candidate in enumerate(candidates)]
+    story = None if base.search is None else _with_measures(base.search, records, given, points, steps)
+    pairs = tuple(made.pairs())
+    front = 0 if base.trials is None else len(base.trials.value)
+    told = Told(points, pairs, story, base.measure, made.cost, hardware.name, front)
+    points = [replace(point, short=answers(point, told)) for point in points]
     notes += _notes_on_points(records, points, is_measured=bool(evaluators))
     names = [cost.name for cost in base.costs]
-    names += [name for name in METRICS if name not in names and any(name in point.costs for point in points)]
+    names += [name for name in (*METRICS, STORED) if name not in names and any(name in p.costs for p in points)]
     names.sort(key=lambda name: name != made.cost)
     return replace(
         base,
         model=Identity(options.model_name, graph.model_hash),
         data=tuple(DataSet(name, each.samples, each.sha256, each.classed) for name, each in data.items()),
         notes=tuple(notes),
+        search=story,
         costs=tuple(cost_figure(name) for name in names),
         points=tuple(points),
         shown=0 if points else None,
-        pairs=tuple(made.pairs()),
+        pairs=pairs,
         drawings=tuple(made.drawings),
         histograms=tuple(made.tables.histograms),
         channels=tuple(made.tables.channels),
@@ -357,13 +380,15 @@ def _data_sets(records: Records, batches: Batches | None, held_out: Batches | No
 def _candidates(
     records: Records,
     given: _Given,
-    trials: Trials | None,
+    base: Report,
     options: ReportOptions,
     steps: JobProgress,
     notes: list[str],
 ) -> list[_Candidate]:
-    """The points that are shown in full: strategies that were given, then points of the front."""
-    found = []
+    """The points that are shown in full: strategies that were given, then the trials that the answers name, then points
+    of the front."""
+    found, trials = [], base.trials
+    named = named_trials(base.search)
     for path, strategy in records.strategies:
         trial = _trial_of(strategy, trials)
         name = path.rpartition("/")[2]
@@ -372,12 +397,14 @@ def _candidates(
     left = max(0, options.points - len(found))
     if records.front is not None:
         points = records.front.points
-        for number in spread(len(points), left, first=len(points) - 1):
+        order = spread(len(points), left, first=len(points) - 1)
+        wanted = [number for number, point in enumerate(points) if point.trial in named]
+        for number in _first_of(order, wanted, left):
             point = points[number]
             source = Source("front", records.front_path, number, point.trial)
             found.append(_Candidate(f"trial {point.trial} of the front", point.strategy, source))
     elif trials is not None and left:
-        found += _replayed(records, given, trials, left, options, steps, notes)
+        found += _replayed(records, given, trials, named, left, options, steps, notes)
     shown = sum(candidate.source.trial is not None for candidate in found)
     if trials is not None and trials.front and shown < len(trials.value):
         notes.append(
@@ -385,6 +412,11 @@ def _candidates(
             "bits and costs"
         )
     return found
+
+
+def _first_of(order: Sequence[int], wanted: Sequence[int], most: int) -> list[int]:
+    """At most so many numbers: the first of an order, those that are wanted, and then the others of the order."""
+    return list(dict.fromkeys([*order[:1], *wanted, *order]))[:most]
 
 
 def spread(count: int, most: int, first: int) -> list[int]:
@@ -402,6 +434,7 @@ def _replayed(
     records: Records,
     given: _Given,
     trials: Trials,
+    named: Sequence[int],
     most: int,
     options: ReportOptions,
     steps: JobProgress,
@@ -413,6 +446,7 @@ def _replayed(
     chosen = [trials.front[i] for i in spread(len(trials.front), most, first=len(trials.front) - 1)]
     if trials.best is not None and trials.best not in chosen:
         chosen = [trials.best, *chosen][:most]
+    chosen = _first_of(chosen, named, most)
     if batches is None or not chosen:
         notes.append("trials are shown with bits and costs alone: thresholds need the data of the search, or its front")
         return []
@@ -440,9 +474,10 @@ def _replayed(
         **({"refined": True} if log.header.settings.get("refined") else {}),
         **({"corrections": list(prepared.correction_names)} if prepared.correction_names else {}),
     }
+    kinds: dict[int | None, str] = {**dict.fromkeys(trials.front, " of the front"), trials.best: ", the best"}
     return [
         _Candidate(
-            f"trial {index}{', the best' if index == trials.best else ' of the front'}",
+            f"trial {index}{kinds.get(index, '')}",
             make_strategy(prepared, prepared.resolver(log.trials[index].bits), log.trials[index].bits, made_by),
             Source("trial", records.log_path, trial=index),
         )
@@ -458,6 +493,80 @@ def _trial_of(strategy: Strategy, trials: Trials | None) -> int | None:
         return None
     wanted = bits_text(strategy.bits, trials.groups)
     return next((i for i, bits in enumerate(trials.bits) if bits == wanted), None)
+
+
+# ---------------------------------------------------------------- what is added to trials
+def _with_stored(
+    base: Report, records: Records, given: _Given, candidates: Sequence[_Candidate], steps: JobProgress
+) -> Report:
+    """The report with the bytes that trials take as the chip stores them, which their Plans say.
+
+    Thresholds do not change them, so the Plan of a trial is made with those of any strategy of the same search; a Plan
+    whose packed size is not that of the log is of another network, and left out. Of many trials, those that the report
+    names, those of the front and the first are taken.
+    """
+    if base.trials is None or base.search is None or records.log is None:
+        return base
+    strategies = [c.strategy for c in candidates] + [
+        p.strategy for p in (records.front.points if records.front else ())
+    ]
+    if strategies:
+        steps("computing what trials take as the hardware stores them")
+    by_groups = {frozenset(strategy.bits): strategy for strategy in reversed(strategies)}
+    resolvers: dict[frozenset[str], Resolver] = {}
+    named = [each.trial for each in base.search.fewer]
+    stored: dict[int, float] = {}
+    for index in list(dict.fromkeys([*named, *base.trials.front, *range(len(records.log.trials))]))[:STORED_TRIALS]:
+        trial = records.log.trials[index]
+        groups, packed = frozenset(trial.bits), trial.score.costs.get("weight_bytes")
+        if groups not in by_groups or packed is None:
+            continue
+        try:
+            if groups not in resolvers:
+                resolvers[groups] = stored_resolver(given.graph, given.hardware, by_groups[groups])
+            cost = plan_cost(resolvers[groups](trial.bits))
+        except HagoError:
+            continue
+        if cost["weight_bytes"] == packed:
+            stored[index] = cost.stored_bytes
+    trials = with_stored_bytes(base.trials, stored)
+    fewer = tuple(
+        replace(each, costs={name: column[each.trial] for name, column in trials.costs.items()})
+        for each in base.search.fewer
+    )
+    costs = tuple(cost_figure(name) for name in trials.costs)
+    return replace(base, trials=trials, search=replace(base.search, fewer=fewer), costs=costs)
+
+
+def _with_measures(
+    story: SearchStory, records: Records, given: _Given, points: Sequence[Point], steps: JobProgress
+) -> SearchStory:
+    """The course of a search with measures of what fewer bits cost: on held-out data where there is some."""
+    if not given.evaluators:
+        return story
+    name, evaluator = list(given.evaluators.items())[-1]
+    strategies = {point.trial: point.strategy for point in (records.front.points if records.front else ())}
+    fewer = []
+    for each in story.fewer:
+        numbers = [i for i, p in enumerate(points) if p.trial == each.trial and p.kind != "strategy"]
+        point = numbers[0] if numbers else None
+        figures: Mapping[str, Any] = {}
+        to_float: PairedFigure | None = None
+        if point is not None:
+            verdict = points[point].verdicts[-1]
+            figures = verdict.model("simulated").figures
+            to_float = next((d for d in verdict.differences if d.first == "float"), None)
+        elif each.trial in strategies:
+            steps(f"measuring trial {each.trial} on the {name}")
+            strategy = strategies[each.trial]
+            plan = stored_resolver(given.graph, given.hardware, strategy)(strategy.bits)
+            measured, whole = evaluator.measure(plan).contributions, evaluator.float_contributions()
+            figures = _figures(evaluator, measured)
+            if "accuracy" in measured:
+                objective = _objective(evaluator, "accuracy")
+                to_float = _paired(objective, "float", "simulated", whole["accuracy"], measured["accuracy"])
+        fewer.append(replace(each, point=point, data=name if figures else "", figures=figures, to_float=to_float))
+    return replace(story, fewer=tuple(fewer))
 
 
 # ---------------------------------------------------------------- points in full
@@ -477,10 +586,11 @@ class _Points:
         self, given: _Given, base: Report, options: ReportOptions, commands: CommandsOf, steps: JobProgress
     ) -> None:
         self.given, self.options, self.commands, self.steps = given, options, commands, steps
-        self.story, self.measure, self.cost = base.search, base.measure, base.front_cost
+        self.cost = base.front_cost
         self.tables, self.drawings = Tables(), dict[Drawing, int]()
         self._measured: list[Mapping[str, Mapping[str, Tensor]]] = []
         self._histograms: dict[str, Mapping[str, Histogram]] = {}
+        self._one_shots: dict[str, Plan | None] = {}
 
     def point(self, candidate: _Candidate, *, is_first: bool) -> Point:
         """A point in full.
@@ -493,7 +603,7 @@ class _Points:
         resolver = stored_resolver(given.graph, given.hardware, strategy)
         plan = resolver(strategy.bits)
         cost, whole = plan_cost(plan), float_cost(plan)
-        one_shot = self._one_shot(strategy) if is_first else None
+        one_shot = self._one_shot(strategy, is_first=is_first)
         verdicts, peaks = self._verdicts(candidate, plan, one_shot)
         statistic, histograms, remedies = None, None, None
         if given.batches is not None:
@@ -505,10 +615,14 @@ class _Points:
             self.steps("trying remedies for the nodes with the largest errors")
             found = find_remedies(plan, strategy, given.batches, statistic.suspects, statistic.overflowing)
             remedies = found.to_json()
-        nodes = describe_nodes(plan, resolver.topology, cost, self.tables, statistic, peaks, histograms)
-        commands, told = tuple(self.commands(candidate.source)), (self.story, self.measure, self.cost)
-        figures, floats = (
-            {name: rounded(value) or 0.0 for name, value in each.figures.items()} for each in (cost, whole)
+        full = widest_edges(resolver.space, strategy.bits)
+        nodes = describe_nodes(plan, resolver.topology, cost, self.tables, statistic, peaks, histograms, full)
+        once = None if one_shot is None else plan_cost(one_shot)
+        figures, floats, of_one_shot = (
+            {}
+            if each is None
+            else {name: rounded(value) or 0.0 for name, value in {**each.figures, STORED: each.stored_bytes}.items()}
+            for each in (cost, whole, once)
         )
         return Point(
             title=candidate.title,
@@ -517,6 +631,7 @@ class _Points:
             bits=strategy.bits,
             costs=figures,
             float_costs=floats,
+            one_shot_costs=of_one_shot,
             stored_bytes=cost.stored_bytes,
             ram_bytes=ram_bytes(plan.graph, cost),
             plan_key=plan.key,
@@ -526,10 +641,9 @@ class _Points:
             verdicts=verdicts,
             inside=_inside(statistic),
             inside_samples=0 if statistic is None else statistic.samples,
-            short=answers(verdicts, figures, floats, nodes, remedies, *told, commands or self.commands(None)),
             remedies=remedies,
             corrected=str(strategy.corrections),
-            commands=commands,
+            commands=tuple(self.commands(candidate.source)),
         )
 
     def pairs(self) -> list[Pair]:
@@ -544,14 +658,23 @@ class _Points:
                 made.append(Pair(i, j, name, figures))
         return made
 
-    def _one_shot(self, strategy: Strategy) -> Plan | None:
-        """The Plan of one shot with the options of a strategy; None where the strategy is one, or none can be made."""
+    def _one_shot(self, strategy: Strategy, *, is_first: bool) -> Plan | None:
+        """The Plan of one shot with the options of a strategy; None where the strategy is one, or none can be made.
+
+        Args:
+            is_first: whether it is of the first point. Of others, one shot is that of the first, or None where their
+                options are others.
+        """
         given = self.given
         if given.batches is None or is_one_shot(strategy):
             return None
-        self.steps("quantizing in one shot")
-        made = one_shot_plan(given.graph, given.hardware, strategy, given.batches, self.steps)
-        return None if isinstance(made, str) else made
+        options = {key: strategy.made_by.get(key) for key in _ONE_SHOT_OPTIONS}
+        key = canonical({**options, "corrected": replace(strategy.corrections, offsets={}).to_json()})
+        if is_first and key not in self._one_shots:
+            self.steps("quantizing in one shot")
+            made = one_shot_plan(given.graph, given.hardware, strategy, given.batches, self.steps)
+            self._one_shots[key] = None if isinstance(made, str) else made
+        return self._one_shots.get(key)
 
     def _verdicts(
         self, candidate: _Candidate, plan: Plan, one_shot: Plan | None
@@ -598,12 +721,20 @@ def _verdict(name: str, evaluator: Evaluator, plan: Plan, one_shot: Plan | None)
         _paired(_objective(evaluator, key), other, "simulated", contributions[other][key], measured.contributions[key])
         for other in ("float", "one shot")
         for key in judged
-        if other in contributions and not (other == "float" and key != judged[0])
+        # no model is closer to the float model than itself, so it is compared by what labels say alone
+        if other in contributions and (key == "accuracy" or other != "float")
     ]
-    models = tuple(
-        Model(each, {k: _figure(v) for k, v in evaluator.summary(c).items()}) for each, c in contributions.items()
-    )
+    models = tuple(Model(each, _figures(evaluator, of_each)) for each, of_each in contributions.items())
     return Verdict(name, models, tuple(differences), compared, differing, dict(measured.extremes.overflows)), measured
+
+
+def _figures(evaluator: Evaluator, contributions: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The measures of a model, that of agreement with its interval where every sample agrees or does not."""
+    figures = {name: _figure(value) for name, value in evaluator.summary(contributions).items()}
+    agreed = contributions.get("agreement")
+    if agreed is not None and bool(((agreed == 0) | (agreed == 1)).all()):
+        figures["agreement_interval"] = [rounded(end) for end in wilson_interval(float(agreed.sum()), len(agreed))]
+    return figures
 
 
 def _figure(value: Any) -> Any:

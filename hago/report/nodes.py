@@ -7,7 +7,7 @@ them, so they stand in tables and nodes name them by index.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from hago.analysis import GraphStatistic, NodeStatistic, cause_in_words
 from hago.arithmetic.types import Edge, QParams
-from hago.cost import METRICS, Cost, Row
+from hago.cost import METRICS, Cost, EdgeCost, Row
 from hago.data import Batch
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node, run_real
 from hago.ops import Ops
-from hago.plan import Plan, Topology, bits_of
+from hago.plan import Bits, Plan, Space, Topology, bits_of
 from hago.report.document import Channels, EdgeDetail, EdgeKind, Histogram, NodeDetail, rounded
+from hago.report.trials import STORED
 
 #: Bins of a histogram.
 BINS: Final = 48
@@ -51,6 +52,29 @@ class Tables:
         return self.channels.setdefault(value, len(self.channels))
 
 
+# ---------------------------------------------------------------- advice
+def widest_edges(space: Space, bits: Bits) -> set[str]:
+    """The edges whose groups have the most bits that the hardware takes."""
+    groups = {key: group for key, group in space.groups.items() if key in bits and bits[key] == max(group.choices)}
+    return {str(edge) for group in groups.values() for edge in group.edges}
+
+
+def possible_help(helps: str, full: Sequence[str], *, is_per_channel: bool) -> str:
+    """Advice of `cause_in_words` without what the hardware refuses; empty if nothing is left.
+
+    Args:
+        full: the edges of the node that have the most bits.
+        is_per_channel: whether the hardware has a scale per channel.
+    """
+    for edge in full:
+        helps = helps.removeprefix(f"more bits on {edge}, or ")
+    if not is_per_channel:
+        helps = helps.removeprefix("a scale per channel if the hardware has it, ")
+    if any(edge.endswith(":1") for edge in full):  # the weight
+        helps = helps.removesuffix("or more bits").removesuffix(", ")
+    return helps
+
+
 # ---------------------------------------------------------------- what the Plan says
 def describe_nodes(
     plan: Plan,
@@ -60,6 +84,7 @@ def describe_nodes(
     statistic: GraphStatistic | None = None,
     peaks: Mapping[str, float] | None = None,
     histograms: Mapping[str, Histogram] | None = None,
+    full: Collection[str] = (),
 ) -> tuple[NodeDetail, ...]:
     """Describe every node but constants.
 
@@ -69,7 +94,9 @@ def describe_nodes(
         statistic: of an inspection of the same Plan.
         peaks: the largest accumulators seen, over the maximum of their registers.
         histograms: of the float values, by node.
+        full: of `widest_edges`.
     """
+    is_per_channel = plan.hardware.weight.granularity == "per_channel"
     rows = {} if statistic is None else {row.name: row for row in statistic.rows}
     blame = {} if statistic is None else statistic.blame
     tried = set() if statistic is None else {name for each in statistic.passes for name in each.names}
@@ -83,6 +110,9 @@ def describe_nodes(
         weights = channels_of(plan, node)
         histogram = (histograms or {}).get(node.name)
         more = {} if row is None else _measured(row, blame.get(node.name, 0.0), tried)
+        if more.get("helps"):
+            edges = [edge for edge in map(str, node.edges) if edge in full]
+            more["helps"] = possible_help(more["helps"], edges, is_per_channel=is_per_channel)
         details.append(
             NodeDetail(
                 **plain,
@@ -195,6 +225,9 @@ def _costs_by_node(graph: Graph, cost: Cost) -> dict[str, dict[str, float]]:
             part = metric.part(row, cost)
             if part and node in found:
                 found[node][name] = found[node].get(name, 0.0) + part
+    for node, row in rows:
+        if isinstance(row, EdgeCost) and row.stored_bytes and node in found:
+            found[node][STORED] = found[node].get(STORED, 0.0) + row.stored_bytes
     return {node: {name: rounded(value) or 0.0 for name, value in own.items()} for node, own in found.items()}
 
 

@@ -6,6 +6,7 @@ const R = JSON.parse(document.getElementById("report").textContent);
 const $ = (id) => document.getElementById(id);
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 const NONE = "–";
+const MINUS = "−";
 const T = R.trials;
 
 // ---------------------------------------------------------------- elements
@@ -39,21 +40,24 @@ function facts(pairs) {
 }
 
 // ---------------------------------------------------------------- numbers
-const digits = (value, count = 4) => value === null || value === undefined ? NONE
+const digits = (value, count = 4) => value === null || value === undefined ? NONE : value < 0 ? MINUS + digits(-value, count)
   : value === 0 ? "0" : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(count - 1).replace(/\.?0+e/, "e") : String(Number(value.toPrecision(count)));
 const percent = (value, places = 1) => value === null || value === undefined ? NONE
-  : value && Math.abs(value) < 10 ** -(places + 2) ? `< ${(10 ** -places).toFixed(places)} %` : `${(100 * value).toFixed(places)} %`;
-function scaled(value, units) {
+  : value && Math.abs(value) < 10 ** -(places + 2) ? `< ${(10 ** -places).toFixed(places)} %` : `${value < 0 ? MINUS : ""}${Math.abs(100 * value).toFixed(places)} %`;
+function scaled(value, units, count = 4) {
   const [size, name] = units.find(([least]) => Math.abs(value) >= least) || units[units.length - 1];
-  return `${Number((value / size).toPrecision(4))} ${name}`;
+  return `${Number((value / size).toPrecision(count))} ${name}`;
 }
 function amount(figure, value) {
   if (value === null || value === undefined) return NONE;
-  if (figure.unit === "B") return scaled(value, [[1024 ** 3, "GiB"], [1024 ** 2, "MiB"], [1024, "KiB"], [1, "B"]]);
-  if (figure.unit === "s") return scaled(value, [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]]);
-  if (figure.unit === "J") return scaled(value, [[1, "J"], [1e-3, "mJ"], [1e-6, "uJ"], [1e-9, "nJ"]]);
+  if (figure.unit === "B") {
+    const [size, name] = [[1024 ** 3, "GiB"], [1024 ** 2, "MiB"], [1024, "KiB"]].find(([least]) => value >= least) || [1, "B"];
+    return `${(value / size).toFixed(size === 1 ? 0 : value >= 10 * size ? 1 : 2)} ${name}`;
+  }
+  if (figure.unit === "s") return scaled(value, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]);
+  if (figure.unit === "J") return scaled(value, [[1, "J"], [1e-3, "mJ"], [1e-6, "µJ"], [1e-9, "nJ"]]);
   if (figure.unit === "bits") return `${Number(value.toPrecision(4))} bits`;
-  return value >= 1000 ? scaled(value, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]).replace(" ", "") : digits(value);
+  return value >= 1000 ? scaled(value, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]], 3).replace(" ", "") : digits(value);
 }
 function measured(value) {
   if (value === null || value === undefined) return NONE;
@@ -83,7 +87,7 @@ function costTicks(figure, low, high, count) {
 }
 const byteUnit = (high) => high >= 2 * 1024 ** 2 ? 1024 ** 2 : high >= 2048 ? 1024 : 1;
 function tickText(figure, value, high) {
-  if (figure.unit !== "B") return amount(figure, value);
+  if (figure.unit !== "B") return figure.unit === "" || figure.unit === "cycles" ? value >= 1000 ? scaled(value, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]).replace(" ", "") : digits(value) : amount(figure, value);
   const unit = byteUnit(high);
   return `${Number((value / unit).toPrecision(6))} ${{ 1: "B", 1024: "KiB", 1048576: "MiB" }[unit]}`;
 }
@@ -125,9 +129,9 @@ const drawingOf = (choice) => pointOf(choice) ? pointOf(choice).drawing : 0;
 function options(select, chosen, empty) {
   select.replaceChildren();
   if (empty) select.append(element("option", { value: "" }, empty));
-  if (R.points.length) select.append(element("optgroup", { label: "shown in full" }, R.points.map((point, i) => element("option", { value: `p${i}` }, point.title))));
+  if (R.points.length) select.append(element("optgroup", { label: "full details" }, R.points.map((point, i) => element("option", { value: `p${i}` }, point.title))));
   const rest = T ? T.value.map((_, i) => i).filter((i) => !("point" in choiceOfTrial(i))) : [];
-  if (rest.length) select.append(element("optgroup", { label: "bits and costs" }, rest.map((i) => element("option", { value: `t${i}` }, `trial ${i}${T.front.includes(i) ? " (front)" : ""}`))));
+  if (rest.length) select.append(element("optgroup", { label: "bits and costs alone" }, rest.map((i) => element("option", { value: `t${i}` }, `trial ${i}${T.front.includes(i) ? " (front)" : ""}`))));
   select.value = key(chosen);
 }
 function choose(choice) {
@@ -141,7 +145,14 @@ function compareWith(choice) {
   render();
 }
 
+// what the reader works with stays where it is on the screen while parts above it grow or shrink
 function render() {
+  const held = document.activeElement && $("main").contains(document.activeElement) ? document.activeElement : null;
+  const before = held && held.getBoundingClientRect().top;
+  renderAll();
+  if (held && held.isConnected) scrollBy({ top: held.getBoundingClientRect().top - before, behavior: "instant" });
+}
+function renderAll() {
   const point = pointOf(state.a);
   for (const each of all("[data-point]")) each.hidden = !("point" in (state.a || {})) || Number(each.dataset.point) !== state.a.point;
   for (const each of all("[data-no-detail]")) {
@@ -161,7 +172,7 @@ function renderTrialOnly() {
   const i = state.a.trial, bits = bitsOf(state.a);
   place.replaceChildren(
     element("p", { class: "note" }, `Trial ${i} is shown with its bits and costs. What needs its thresholds (errors, scales, overflow) is there for the points that are shown in full.`),
-    facts([[R.measure.title, `${measured(T.value[i])}${T.low[i] === null ? "" : ` (95 %: ${measured(T.low[i])} to ${measured(T.high[i])})`}`],
+    facts([[R.measure.title + SEARCHED, `${measured(T.value[i])}${T.low[i] === null ? "" : ` (95 %: ${measured(T.low[i])} to ${measured(T.high[i])})`}`],
       ...R.costs.filter((cost) => cost.name in T.costs).map((cost) => [cost.title, amount(cost, T.costs[cost.name][i])]),
       ["bits", Object.keys(bits).length ? bitsText(bits) : "left out of this page, since the log is long"],
       ["state", T.rejected[i] || (T.front.includes(i) ? "on the front" : "")], ["asked because", T.why[T.reason[i]]]]));
@@ -172,6 +183,7 @@ const FRAME = { left: 62, right: 18, top: 16, bottom: 44 };
 function frame(width, height, xs, ys, xText, yText, xTitle, yTitle) {
   const made = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0 });
   for (const [at, value] of ys) made.append(svg("line", { class: "grid", x1: FRAME.left, x2: width - FRAME.right, y1: at, y2: at }), svg("text", { x: FRAME.left - 8, y: at + 4, "text-anchor": "end" }, yText(value)));
+  for (const [at] of xs) made.append(svg("line", { class: "grid", x1: at, x2: at, y1: FRAME.top, y2: height - FRAME.bottom }));
   for (const [at, value] of xs) made.append(svg("line", { class: "axis", x1: at, x2: at, y1: height - FRAME.bottom, y2: height - FRAME.bottom + 5 }), svg("text", { x: at, y: height - FRAME.bottom + 19, "text-anchor": "middle" }, xText(value)));
   made.append(svg("line", { class: "axis", x1: FRAME.left, x2: width - FRAME.right, y1: height - FRAME.bottom, y2: height - FRAME.bottom }),
     svg("text", { class: "title", x: width - FRAME.right, y: height - 6, "text-anchor": "end" }, xTitle), svg("text", { class: "title", x: 4, y: 11 }, yTitle));
@@ -191,6 +203,8 @@ const unitText = R.measure.unit === "share" ? "%" : R.measure.unit;
 const axisTitle = unitText ? `${R.measure.title} in ${unitText}` : R.measure.title;
 
 const plots = {};
+// what the measures of trials are of
+const SEARCHED = ` on the calibration data${R.search && R.search.uncorrected ? ", before layers were corrected" : ""}`;
 // the objective of a strategy that was given, measured on the data of the search; corrections may set it off its trial
 function strategyValue(point) {
   const verdict = point.kind === "strategy" && point.verdicts.find((each) => each.data === "calibration data");
@@ -217,7 +231,7 @@ function drawFront() {
   const order = [...shown].sort((i, j) => T.front.includes(i) - T.front.includes(j));
   for (const i of order) {
     const kind = T.rejected[i] ? "dot rejected" : T.front.includes(i) ? "dot front" : "dot";
-    const dot = svg("circle", { class: full.has(i) ? `${kind} full` : kind, cx: x.at(column[i]), cy: y.at(drawn(T.value[i])), r: full.has(i) ? 6 : T.front.includes(i) ? 4.5 : 3.5, "data-trial": i });
+    const dot = svg("circle", { class: `${kind} ${full.has(i) ? "full" : "hollow"}`, cx: x.at(column[i]), cy: y.at(drawn(T.value[i])), r: full.has(i) ? 6 : T.front.includes(i) ? 4.5 : 3.5, "data-trial": i });
     made.append(dot);
   }
   const strategies = {};
@@ -228,6 +242,9 @@ function drawFront() {
     diamond.addEventListener("click", (event) => { event.stopPropagation(); choose({ point: i }); });
     made.append(diamond);
   }
+  const spread = Math.max(...shown.map((i) => column[i])) - Math.min(...shown.map((i) => column[i]));
+  $("front-equal").hidden = spread > 0;
+  $("front-equal").textContent = `${cost.title[0].toUpperCase()}${cost.title.slice(1)} is ${amount(cost, column[shown[0]])} for all ${shown.length} trials: bits do not change it on ${R.hardware.name}.`;
   place.replaceChildren(made);
   plots.front = { made, strategies, at: (i) => column[i] === null || T.value[i] === null ? null : [x.at(column[i]), y.at(drawn(T.value[i]))], order: [...shown].sort((i, j) => column[i] - column[j] || i - j), readout: $("front-readout") };
   follow(plots.front);
@@ -272,13 +289,15 @@ function follow(plot) {
   };
   plot.made.addEventListener("mousemove", (event) => { const i = nearest(event); plot.made.style.cursor = i === null ? "" : "pointer"; if (i !== null) tell(plot, i); });
   plot.made.addEventListener("mouseleave", () => tellChoice(plot, state.a));
+  plot.made.addEventListener("blur", () => { for (const each of all(".cursor", plot.made)) each.remove(); });
   plot.made.addEventListener("click", (event) => { const i = nearest(event); if (i !== null) choose(choiceOfTrial(i)); });
   plot.made.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (step) {
       const here = plot.order.indexOf(plot.told);
       tell(plot, plot.order[Math.min(plot.order.length - 1, Math.max(0, here + step))]);
-      mark(plot, "ring", plot.at(plot.told), "");
+      for (const each of all(".cursor", plot.made)) each.remove();
+      mark(plot, "ring cursor", plot.at(plot.told), `trial ${plot.told}: ${measured(T.value[plot.told])}`);
       event.preventDefault();
     } else if ((event.key === "Enter" || event.key === " ") && plot.told !== null && plot.told !== undefined) {
       choose(choiceOfTrial(plot.told));
@@ -291,8 +310,8 @@ function tell(plot, i) {
   if (i === null || i === undefined) { plot.readout.replaceChildren("Point at a dot to see its bits."); return; }
   const interval = T.low[i] === null ? "" : ` (95 %: ${measured(T.low[i])} to ${measured(T.high[i])})`;
   const costs = Object.keys(T.costs).filter((name) => name === state.front || name === T.front_cost || name === "effective_bits");
-  const bits = T.bits[i] ? `; bits of edges: ${bitsText(bitsOf({ trial: i }))}` : "";
-  plot.readout.replaceChildren(element("b", {}, `Trial ${i}`), `: ${R.measure.title} ${measured(T.value[i])}${interval}; ${costs.map((name) => `${costNamed(name).title} ${amount(costNamed(name), T.costs[name][i])}`).join(", ")}${bits}${T.rejected[i] ? `; ${T.rejected[i]}` : ""}. ${T.why[T.reason[i]]}`);
+  const bits = T.bits[i] ? `; bits of edges, as groups × bits: ${bitsText(bitsOf({ trial: i }))}` : "";
+  plot.readout.replaceChildren(element("b", {}, `Trial ${i}`), `: ${R.measure.title} ${measured(T.value[i])}${interval}${SEARCHED}; ${costs.map((name) => `${costNamed(name).title} ${amount(costNamed(name), T.costs[name][i])}`).join(", ")}${bits}${T.rejected[i] ? `; ${T.rejected[i]}` : ""}. ${T.why[T.reason[i]]}`);
 }
 function tellChoice(plot, choice) {
   tell(plot, trialOf(choice));
@@ -309,8 +328,9 @@ function placeOf(plot, choice) {
 function mark(plot, kind, at, label) {
   if (at === null) return;
   plot.made.append(svg("circle", { class: kind, cx: at[0], cy: at[1], r: 9 }));
-  const right = at[0] < plot.made.viewBox.baseVal.width - 60;
-  if (label) plot.made.append(svg("text", { class: `ring-label${kind === "ring b" ? " b" : ""}`, x: at[0] + (right ? 12 : -12), y: at[1] + 16, "text-anchor": right ? "start" : "end" }, label));
+  const cursor = kind === "ring cursor";
+  const wide = at[0] < plot.made.viewBox.baseVal.width - (cursor ? 150 : 60);
+  if (label) plot.made.append(svg("text", { class: `ring-label${kind === "ring b" ? " b" : cursor ? " cursor" : ""}`, x: at[0] + (wide ? 12 : -12), y: at[1] + (cursor ? -10 : 16), "text-anchor": wide ? "start" : "end" }, label));
 }
 function markPlots() {
   for (const plot of Object.values(plots)) {
@@ -334,7 +354,8 @@ function renderComparison() {
   place.hidden = state.b === null || state.a === null;
   $("to-compare").hidden = place.hidden;
   if (place.hidden) return;
-  const [a, b] = [titleOf(state.a), titleOf(state.b)];
+  const uncorrected = (choice) => R.search && R.search.uncorrected && !(pointOf(choice) && pointOf(choice).kind === "strategy");
+  const [a, b] = [state.a, state.b].map((choice) => `${titleOf(choice)}${uncorrected(choice) ? ", before layers were corrected" : ""}`);
   const body = [element("p", { class: "lead" }, element("b", {}, "A"), ` is ${a}, `, element("b", {}, "B"), ` is ${b}.`)];
   if (pointOf(state.a) && pointOf(state.b) && key(state.a) !== key(state.b)) {
     const [i, j] = [state.a.point, state.b.point], turned = i > j;
@@ -342,21 +363,29 @@ function renderComparison() {
     const sign = turned ? -1 : 1;
     const rows = pairs.flatMap((pair) => pair.figures.map((figure) => {
       const ends = [figure.low, figure.high].map((end) => end === null ? null : sign * end).sort((x, y) => x - y);
-      const better = figure.better === "" ? "neither: it may be chance" : figure.better === String(i) ? "A" : "B";
+      const better = figure.better === "" ? "neither: may be chance" : figure.better === String(i) ? "A" : "B";
       const name = { sim_acc: "accuracy", sqnr: "SQNR" }[figure.measure] || figure.measure;
       const [of_a, of_b] = [figureOf(state.a, pair.data, figure.measure), figureOf(state.b, pair.data, figure.measure)];
       const equal = figure.difference === 0 && figure.low === 0 && figure.high === 0;
-      return [name, pair.data, of_a, of_b, shift(figure.difference === null ? null : sign * figure.difference, figure.measure), ends[0] === null ? NONE : `${shift(ends[0], figure.measure).split(" ")[0]} to ${shift(ends[1], figure.measure)}`, equal ? "equal" : better];
+      return [name, pair.data, equal ? "equal" : better, of_a, of_b, shift(figure.difference === null ? null : sign * figure.difference, figure.measure), ends[0] === null ? NONE : `${shift(ends[0], figure.measure).split(" ")[0]} to ${shift(ends[1], figure.measure)}`];
     }));
-    if (rows.length) body.push(table(["measure", "on", ">A", ">B", ">B − A", ">95 % interval", "surely better"], rows, "Measured on the same samples, paired sample by sample"));
+    if (rows.length) body.push(table(["measure", "on", "surely better", ">A", ">B", ">B − A", ">95 % interval"], rows, "Measured on the same samples, paired sample by sample"));
+    if (rows.length && uncorrected(state.a) !== uncorrected(state.b)) {
+      const [with_, without, trial] = uncorrected(state.a) ? ["B", "A", trialOf(state.b)] : ["A", "B", trialOf(state.a)];
+      body.push(element("p", { class: "note" }, `Layers of ${with_} were corrected and those of ${without} were not, so the difference is not of bits alone.${trial === null ? "" : ` Choose trial ${trial} in place of ${with_} to compare bits.`}`));
+    }
   } else {
     const [x, y] = [trialOf(state.a), trialOf(state.b)];
-    if (T && x !== null && y !== null) body.push(table(["measure", ">A", ">B", ">B − A"], [[`${R.measure.title} in the search`, measured(T.value[x]), measured(T.value[y]), shift(T.value[y] - T.value[x], R.measure.name)]]));
+    if (T && x !== null && y !== null) body.push(table(["measure", ">A", ">B", ">B − A"], [[`${R.measure.title}${SEARCHED}: trials ${x} and ${y}`, measured(T.value[x]), measured(T.value[y]), shift(T.value[y] - T.value[x], R.measure.name)]]));
+    for (const [name, choice] of [["A", state.a], ["B", state.b]]) if (pointOf(choice) && strategyValue(pointOf(choice)) !== null && R.search && R.search.uncorrected)
+      body.push(element("p", { class: "soft" }, `${name} is a strategy whose layers were corrected: with them its ${R.measure.title} is ${measured(strategyValue(pointOf(choice)))} on the calibration data, which no trial compares with.`));
     body.push(element("p", { class: "note" }, "Paired intervals are there for two points that are shown in full."));
   }
   const [first, second] = [costsOf(state.a), costsOf(state.b)];
   const names = R.costs.filter((cost) => cost.name in first && cost.name in second);
   const costs = element("div", {}, element("h3", {}, "Costs"), table(["cost", ">A", ">B", ">B / A"], names.map((cost) => [cost.title, amount(cost, first[cost.name]), amount(cost, second[cost.name]), first[cost.name] ? (second[cost.name] / first[cost.name]).toFixed(3) : NONE])));
+  const packed = "stored_bytes" in first && "stored_bytes" in second && first.stored_bytes !== null && first.stored_bytes === second.stored_bytes && first.weight_bytes !== second.weight_bytes;
+  if (packed) costs.append(element("p", { class: "soft" }, `${R.hardware.name} stores the weights of both in the same ${amount(costNamed("stored_bytes"), first.stored_bytes)}: fewer bits save nothing that is stored.`));
   const [ours, theirs] = [bitsOf(state.a), bitsOf(state.b)];
   const groups = [...new Set([...Object.keys(ours), ...Object.keys(theirs)])];
   const differ = groups.filter((group) => ours[group] !== theirs[group]);
@@ -378,6 +407,7 @@ const BITS = [[3, "#c1292e", "3 or fewer"], [4, "#e2711d", "4"], [5, "#d9a514", 
 const CAUSES = { inherited: "#8795a1", rounding: "#2f6fb7", constants: "#8e5bb5", saturation: "#e2711d", overflow: "#c1292e" };
 const GREY = "#9aa5ae";
 const bitsColour = (bits) => bits === null || bits === undefined ? GREY : BITS.find(([most]) => bits <= most)[1];
+const LEGIBLE = 0.7;
 let zoom = null;
 
 function nodeBits(choice, drawing) {
@@ -473,7 +503,8 @@ function legend(most, cost) {
 function fit(whole) {
   const canvas = $("canvas"), drawing = R.drawings[drawingOf(state.a)];
   const across = (canvas.clientWidth - 2) / drawing.width;
-  zoom = whole ? Math.min(across, (canvas.clientHeight - 2) / drawing.height, 1) : Math.max(0.8, Math.min(1, across));
+  // names can be read at LEGIBLE and above; a larger network is scrolled
+  zoom = whole ? Math.max(LEGIBLE, Math.min(across, (canvas.clientHeight - 2) / drawing.height, 1)) : Math.max(0.8, Math.min(1, across));
 }
 function resize() {
   const drawing = R.drawings[drawingOf(state.a)], picture = $("canvas").querySelector(`svg[data-drawing="${drawingOf(state.a)}"]`);
@@ -489,6 +520,7 @@ function zoomBy(factor) {
 }
 function showNode(name, move) {
   state.node = name || null;
+  if (move && state.node && zoom !== null && zoom < LEGIBLE) zoom = 0.8;
   renderNetwork();
   const drawing = R.drawings[drawingOf(state.a)], node = drawing.nodes.find((each) => each.name === state.node);
   if (node && move) $("canvas").scrollTo({ left: node.x * zoom - $("canvas").clientWidth / 2, top: node.y * zoom - $("canvas").clientHeight / 2 });
@@ -516,7 +548,7 @@ function overview(point) {
   const floats = point.nodes.filter((node) => node.runs === "float");
   const link = (node) => element("button", { type: "button", class: "link", onclick: () => showNode(node.name, true) }, node.name);
   const body = [element("h3", {}, "Where to look")];
-  if (blamed.length) body.push(element("h4", {}, "Most of the outputs' error comes from"), table(["node", ">blame", "main cause"], blamed.map((node) => [link(node), percent(node.blame), node.cause || ""])));
+  if (blamed.length) body.push(element("h4", {}, `Most of the outputs' error comes from (estimated on ${point.inside_samples} samples)`), table(["node", ">blame", "main cause"], blamed.map((node) => [link(node), percent(node.blame), node.cause || ""])));
   body.push(element("h4", {}, "Overflow"));
   body.push(risky.length ? table(["may overflow", ">largest sum", "register"], risky.map((node) => [link(node), node.share === null ? NONE : `${digits(node.share, 3)}× its maximum`, node.register || ""])) : element("p", {}, "It is proved absent at every integer node."));
   if (floats.length) body.push(element("h4", {}, `${floats.length} ${floats.length === 1 ? "node stays" : "nodes stay"} float`), table(["node", "why"], floats.slice(0, 12).map((node) => [link(node), node.reason])));
@@ -528,7 +560,7 @@ function errorPart(node) {
   const made = [element("h4", {}, "Error")];
   if (node.sqnr === null) { made.push(element("p", { class: "soft" }, "Not measured.")); return [...made, facts([["runs in", node.runs], ["because", node.reason]])]; }
   made.push(facts([["SQNR", node.sqnr >= 200 ? "exact" : `${node.sqnr.toFixed(1)} dB`], ["own error alone", node.own_sqnr === null || node.own_sqnr >= 200 ? "none" : `${node.own_sqnr.toFixed(1)} dB`],
-    ["blame", node.blame ? `${percent(node.blame)} of the outputs' error` : "none"], ["runs in", node.runs], ["because", node.reason],
+    ["blame", node.blame ? `${percent(node.blame)} of the outputs' error, estimated on ${pointOf(state.a).inside_samples} samples` : "none"], ["runs in", node.runs], ["because", node.reason],
     ["integers", node.runs === "integer" ? `${node.differing} of ${amount({ unit: "" }, node.compared)} values differ from the simulation` : ""]]));
   const causes = Object.entries(node.causes).sort((x, y) => y[1] - x[1]);
   if (causes.length) made.push(element("h4", {}, "What the node's own error comes from"), table(["cause", ">share", ""], causes.map(([name, share]) => {
@@ -537,6 +569,7 @@ function errorPart(node) {
     bar.style.background = CAUSES[name];
     return [name, percent(share), bar];
   })));
+  if (causes.some(([, share]) => share < 0 || share > 1)) made.push(element("p", { class: "soft" }, "A share below zero means that this part of the error cancels others; those then add up to more than 100 %."));
   if (node.words) made.push(element("p", {}, `Mainly ${node.cause}: ${node.words}.`));
   const tried = pointOf(state.a).remedies, own = tried ? tried.found.filter((each) => each.node === node.name) : [];
   const impossible = tried && tried.impossible[node.name];
@@ -572,11 +605,15 @@ function valuePart(node, point) {
   made.append(svg("line", { class: "axis", x1: 6, x2: width - 6, y1: height - bottom, y2: height - bottom }), svg("text", { x: 6, y: height - 8 }, digits(low)), svg("text", { x: width - 6, y: height - 8, "text-anchor": "end" }, digits(high)));
   if (low < 0 && high > 0 && at(0) > 60 && at(0) < width - 60) made.append(svg("text", { x: at(0), y: height - 8, "text-anchor": "middle" }, "0"));
   for (const each of limits) for (const end of [each.low, each.high]) if (end > low && end < high) made.append(svg("line", { class: "limit", x1: at(end), x2: at(end), y1: 4, y2: height - bottom }));
-  const rows = limits.map((each) => [each.edges.length > 2 ? `${each.edges[0]} and ${each.edges.length - 1} more` : each.edges.join(", "), each.bits, `${digits(each.low)} to ${digits(each.high)}`, each.clipped === null ? NONE : percent(each.clipped, 3)]);
+  const beyond = (each) => {
+    const most = Math.max(each.high > 0 ? high / each.high : 0, each.low < 0 ? low / each.low : 0);
+    return most > 1 ? `${digits(most, 3)}× the end` : "none";
+  };
+  const rows = limits.map((each) => [each.edges.length > 2 ? `${each.edges[0]} and ${each.edges.length - 1} more` : each.edges.join(", "), each.bits, `${digits(each.low)} to ${digits(each.high)}`, each.clipped === null ? NONE : percent(each.clipped, 3), beyond(each)]);
   const bins = counts.map((count, i) => [`${digits(low + i * step, 3)} to ${digits(low + (i + 1) * step, 3)}`, count]);
   return [element("h4", {}, "Its values in the float model"), element("figure", { class: "chart" }, made),
     element("p", { class: "soft" }, limits.length ? "Heights are logarithms of counts. Dashed lines are the ends of the range that its integers reach, where values lie beyond; red bins are clipped." : "Heights are logarithms of counts. Readers take the values as the node emits them, so nothing is clipped here."),
-    ...(limits.length ? [table(["quantized on", ">bits", ">range", ">clipped"], rows)] : []),
+    ...(limits.length ? [table(["quantized on", ">bits", ">range", ">clipped", ">farthest beyond"], rows)] : []),
     element("details", {}, element("summary", {}, "Counts as a table"), table(["values", ">count"], bins))];
 }
 function accumulatorPart(node) {
@@ -669,7 +706,7 @@ function wireNetwork() {
   $("pick-node").addEventListener("change", (event) => showNode(event.target.value, true));
   $("zoom-in").addEventListener("click", () => zoomBy(1.25));
   $("zoom-out").addEventListener("click", () => zoomBy(0.8));
-  $("zoom-fit").addEventListener("click", () => { fit(true); resize(); });
+  $("zoom-fit").addEventListener("click", () => { fit(true); showNode(state.node, true); });
   $("canvas").addEventListener("click", (event) => {
     const group = event.target.closest("g.node");
     if (group) showNode(R.drawings[drawingOf(state.a)].nodes[Number(group.dataset.node)].name, false);

@@ -15,18 +15,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from hago.cost import METRICS, amount_text
+from hago.cost import METRICS
 from hago.errors import HagoError
 from hago.report.document import Report
+from hago.report.trials import cost_figure, cost_text
 from hago.serialization.json_text import replace_file
 from hago.serialization.summary import measure_name, measure_text
-from hago.serialization.text_table import bytes_text, count, counted
+from hago.serialization.text_table import count, counted
 
 #: The characters of JSON that HTML, or JavaScript before 2019, reads otherwise, as JSON writes them escaped.
 _ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -34,6 +36,28 @@ _ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\
 RELOAD_SECONDS: Final = 10
 #: The most trials that the table of trials lists.
 MOST_ROWS: Final = 2000
+_SIZES: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+#: The number below which all digits of a count are shown.
+_ALL_DIGITS: Final = 100_000
+#: What words of the page mean.
+WORDS: Final[Mapping[str, str]] = {
+    "point": "A choice of bits, with its thresholds: a strategy that was given, or a trial of the search.",
+    "front": "The trials that no other beats in both the measure and the cost.",
+    "strategy": "Bits, thresholds and corrections of a network on one hardware: all that its integer model is made of.",
+    "edge group": "The inputs of nodes that share one choice of bits. Its bits are those of the integers that are read "
+    "there: sums that one node hands to another may have far more than 8, such as 23.",
+    "SQNR": "Signal to quantization noise ratio: the power of the float outputs over that of their error, in dB. 6 dB "
+    "more are half the error.",
+    "agreement": "The share of samples on which the largest output is the same as in the float model.",
+    "one shot": "What 'hago quantize' makes: the most bits that the hardware takes, calibrated and corrected, without "
+    "a search.",
+    "blame": "The part of the outputs' error that a node adds, estimated from the error that it adds itself and from "
+    "how strongly the outputs follow its value. What is gained by keeping it float may be more or less.",
+    "requantized": "Converted from integers with one scale to integers with another, mostly from sums to 8 bits.",
+    "equalized": "Channels were scaled up or down in one layer and back in the next, which leaves the float network as "
+    "it is and makes ranges of channels alike.",
+    "constants": "Weights, biases and other tensors that are known before the network runs.",
+}
 #: The columns of a figure without a value.
 NONE: Final = "\u2013"
 
@@ -54,6 +78,7 @@ def page_of(document: Mapping[str, Any], template: Any = None) -> str:
     script = _file("page.js")
     page: str = template.render(
         r=document,
+        words=WORDS,
         style=Markup(_file("page.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -80,8 +105,8 @@ def page_template() -> Any:
     environment.filters |= {
         "amount": _amount,
         "bits_of": bits_counted,
-        "bytes": lambda value: NONE if value is None else bytes_text(value),
-        "count": lambda value: count(round(value)),
+        "bytes": lambda value: NONE if value is None else _bytes(value),
+        "count": _count,
         "counted": counted,
         "figure": lambda value, name: NONE if value is None else measure_text(name, value),
         "interval": _interval,
@@ -93,6 +118,7 @@ def page_template() -> Any:
         "percent": _percent,
         "seconds": lambda value: f"{value:.1f} s",
         "shift": _shift,
+        "signs": _signs,
         "span": _span,
     }
     return environment.from_string(_file("page.html"))
@@ -130,11 +156,25 @@ def _amount(value: float | None, name: str) -> str:
     """A cost with its unit."""
     if value is None:
         return NONE
-    if name not in METRICS:
-        return f"{value:.6g}"
-    if value >= 1e12 and METRICS[name].unit in ("", "cycles"):
+    if name in METRICS and value >= 1e12 and METRICS[name].unit in ("", "cycles"):
         return f"{value / 1e12:.3g}T"
-    return amount_text(name, value).removesuffix(f" {name}")
+    if cost_figure(name).unit == "B":
+        return _bytes(value)
+    text = cost_text(name, value).removesuffix(f" {name}")
+    return re.sub(r" u(?=[sJ]$)", " \u00b5", text)
+
+
+def _bytes(value: float) -> str:
+    """Bytes with as many places in every cell of a column: 950 B, 231.0 KiB, 1.03 MiB."""
+    size, unit = next((each for each in _SIZES if value >= each[0]), _SIZES[-1])
+    places = 0 if size == 1 else 1 if value >= 10 * size else 2
+    return f"{value / size:.{places}f} {unit}"
+
+
+def _count(value: float) -> str:
+    """A number of things: all digits, or of a large one three."""
+    whole = round(value)
+    return f"{whole:,}".replace(",", "\u202f") if whole < _ALL_DIGITS else count(whole)
 
 
 def _percent(value: float | None, places: int = 1) -> str:
@@ -165,6 +205,12 @@ def _shift(value: float | None, name: str) -> str:
 def _minus(text: str) -> str:
     """A number with a minus as long as a plus."""
     return text.replace("-", "\u2212", 1)
+
+
+def _signs(text: str) -> str:
+    """A text whose numbers below zero have a minus as long as a plus, and stay on the line of their units."""
+    text = re.sub(r"(?<![\w.-])-(?=\d)", "\u2212", text)
+    return re.sub(r"(?<=\d) (?=(?:%|dB|[KMG]?i?B|points|bits)(?!\w))", "\u00a0", text)
 
 
 def _span(ends: Sequence[float], name: str) -> str:

@@ -1,13 +1,16 @@
-"""The answers to what readers of a report ask first: what was lost, what fewer bits cost, which layer hurts, whether
-anything can overflow, and how it is done again."""
+"""The answers to what readers of a report ask first: what was lost, whether one shot would do, what fewer bits cost,
+which layer hurts, what stays float, whether anything can overflow, and how it is done again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from hago.cost import METRICS, amount_text
-from hago.report.document import Command, Figure, InShort, NodeDetail, PairedFigure, SearchStory, Verdict
+from hago.report.document import FewerBits, Figure, InShort, NodeDetail, Pair, PairedFigure, Point, SearchStory, Verdict
+from hago.report.trials import STORED, cost_text
 from hago.serialization.summary import measure_text, names_text
 from hago.serialization.text_table import counted
 
@@ -15,56 +18,89 @@ from hago.serialization.text_table import counted
 ASKED_BITS: Final = 6
 #: What means of bits are over, in words.
 MEAN_OF: Final = {"weights": "over all weights", "edges": "over the edges whose bits the search varied"}
+#: What one shot is, in words.
+ONE_SHOT: Final = "one shot ('hago quantize': the most bits everywhere, without a search)"
+#: What is said of figures of trials where layers of the strategy were corrected.
+BEFORE: Final = ", before layers were corrected"
+#: Mean bits above which the answers say why they are so many.
+_MANY_BITS: Final = 8.0
 
 
-def answers(
-    verdicts: Sequence[Verdict],
-    costs: Mapping[str, float],
-    float_costs: Mapping[str, float],
-    nodes: Sequence[NodeDetail],
-    remedies: Mapping[str, Any] | None,
-    search: SearchStory | None,
-    measure: Figure,
-    cost: str,
-    commands: Sequence[Command],
-) -> tuple[InShort, ...]:
-    """The answers for one point.
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the answers for all points are read from; `gather_report` makes it.
 
     Args:
         cost: the cost of the front.
+        hardware: its name.
+        trials: number of trials; 0 without a log.
     """
+
+    points: Sequence[Point]
+    pairs: Sequence[Pair]
+    search: SearchStory | None
+    measure: Figure
+    cost: str
+    hardware: str
+    trials: int
+
+
+def named_trials(search: SearchStory | None) -> list[int]:
+    """The trials that the answers name: that with few bits, and that with the most."""
+    asked = _asked(search)
+    return [] if search is None or asked is None else list(dict.fromkeys([asked.trial, search.fewer[0].trial]))
+
+
+def answers(point: Point, told: Told) -> tuple[InShort, ...]:
+    """The answers for one point; that on one shot first, where one shot is surely better."""
+    one_shot, is_worse = _against_one_shot(point, told)
+    against = InShort("Is it better than one shot?", one_shot, alarm=is_worse)
     asked = (
-        ("What does it give, and what does it lose?", _lost(verdicts, costs, float_costs)),
-        (f"What does it cost to go to {ASKED_BITS} bits?", _fewer(search, measure, cost)),
-        ("Which layer loses most, and why?", _worst(nodes, remedies)),
-        ("Can anything overflow?", _overflow(nodes)),
-        ("How is it done again?", commands[0].line if commands else ""),
+        *((against,) if is_worse else ()),
+        InShort("What does it give, and what does it lose?", _lost(point, told)),
+        *(() if is_worse else (against,)),
+        InShort(f"What does it cost to go to {ASKED_BITS} bits?", _fewer(told)),
+        InShort("Which layer loses most, and why?", _worst(point)),
+        InShort("Does all of it run in integers?", _floats(point)),
+        InShort("Can anything overflow?", _overflow(point.nodes)),
+        InShort("How is it done again?", point.commands[0].line if point.commands else ""),
     )
-    return tuple(InShort(question, answer) for question, answer in asked if answer)
+    return tuple(each for each in asked if each.answer)
 
 
-def _lost(verdicts: Sequence[Verdict], costs: Mapping[str, float], float_costs: Mapping[str, float]) -> str:
+# ---------------------------------------------------------------- what it gives
+def _is_uncorrected(point: Point, search: SearchStory | None) -> bool:
+    """Whether a point is a trial, whose layers were not corrected as those of the strategy were that was found."""
+    return search is not None and search.uncorrected and point.kind != "strategy"
+
+
+def _lost(point: Point, told: Told) -> str:
     sentences = []
-    if verdicts:
-        verdict = verdicts[-1]  # held-out data where there is some
-        sentences.append(_on_data(verdict))
-    size, whole = costs.get("weight_bytes"), float_costs.get("weight_bytes")
+    if point.verdicts:
+        verdict = point.verdicts[-1]  # held-out data where there is some
+        sentences.append(_on_data(verdict, BEFORE if _is_uncorrected(point, told.search) else ""))
+    size, whole = point.costs.get("weight_bytes"), point.float_costs.get("weight_bytes")
     if size is not None and whole:
-        texts = amount_text("weight_bytes", size), amount_text("weight_bytes", whole)
+        now, before = _in_one_unit("weight_bytes", size, whole)
         part = f"{100 * size / whole:.0f} % of the float model's"
-        sentences.append(f"Weights take {texts[0]} instead of {texts[1]}, {part}.")
+        stored = cost_text(STORED, point.stored_bytes)
+        sentences.append(
+            f"Weights take {now} packed instead of {before}, {part}; {told.hardware} stores them in {stored}."
+        )
     return " ".join(sentences)
 
 
-def _on_data(verdict: Verdict) -> str:
-    figures = {model.name: model.figures for model in verdict.models}
-    before, after = figures["float"], figures["simulated"]
+def _on_data(verdict: Verdict, before_corrections: str) -> str:
+    before, after = verdict.model("float").figures, verdict.model("simulated").figures
     paired = next((d for d in verdict.differences if d.first == "float" and d.measure == "sim_acc"), None)
     where = f"On the {verdict.data} ({counted(int(after['samples']), 'sample')})"
-    sqnr = f"the outputs have an SQNR of {measure_text('sqnr', after['sqnr'])}"
+    sqnr = f"the outputs have an SQNR of {measure_text('sqnr', after['sqnr'])}{before_corrections}"
     if "sim_acc" not in after or paired is None:
-        agreement = f", and {100 * after['agreement']:.2f} % of the decisions agree" if "agreement" in after else ""
-        return f"{where}, {sqnr}{agreement}."
+        if "agreement" not in after:
+            return f"{where}, {sqnr}."
+        ends = after.get("agreement_interval")
+        sure = f" (95 % interval: {_ends('agreement', ends)})" if ends and None not in ends else ""
+        return f"{where}, {sqnr}, and {100 * after['agreement']:.2f} % of the decisions agree with float{sure}."
     return (
         f"{where}, accuracy is {measure_text('sim_acc', after['sim_acc'])} instead of "
         f"{measure_text('sim_acc', before['sim_acc'])} in float ({interval_text(paired)}); {sqnr}."
@@ -72,65 +108,216 @@ def _on_data(verdict: Verdict) -> str:
 
 
 def interval_text(paired: PairedFigure) -> str:
-    """The difference of a share with its interval, in points."""
+    """The difference of a measure with its interval; of a share in points."""
     if paired.difference is None:
         return "not measured"
+    unit, factor = (" dB", 1.0) if paired.measure == "sqnr" else (" points", 100.0)
+    difference = f"{factor * paired.difference:+.2f}{unit}"
     if paired.low is None or paired.high is None:
-        return f"{100 * paired.difference:+.2f} points"
+        return difference
     if paired.low == paired.high == 0.0:
         return "the same on every sample"
-    chance = "" if paired.better else ", which may be chance"
-    low, high = 100 * paired.low, 100 * paired.high
-    return f"{100 * paired.difference:+.2f} points, with 95 % confidence {low:+.2f} to {high:+.2f}{chance}"
+    chance = "" if paired.better else ", may be chance"
+    return f"{difference}, 95 %: {factor * paired.low:+.2f} to {factor * paired.high:+.2f}{chance}"
 
 
-def _fewer(search: SearchStory | None, measure: Figure, cost: str) -> str:
+def _ends(measure: str, ends: Sequence[float]) -> str:
+    low, high = (measure_text(measure, end) for end in ends)
+    return f"{low.partition(' ')[0]} to {high}"
+
+
+def _against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
+    """The answer, and whether one shot is surely better in the first measure in which it is compared."""
+    if not point.verdicts:
+        return "", False
+    verdict = point.verdicts[-1]
+    found = {d.measure: d for d in verdict.differences if d.first == "one shot"}
+    if not found:
+        return "", False
+    first = found.get("sim_acc") or found.get("agreement") or next(iter(found.values()))
+    worse = [d for d in found.values() if d.better == "one shot"]
+    better = [d for d in found.values() if d.better == "simulated"]
+    texts = ", ".join(f"{_MEASURES.get(d.measure, d.measure)} ({interval_text(d)})" for d in found.values())
+    where = f"Against {ONE_SHOT} on the {verdict.data}, sample by sample: {texts}"
+    one_of = _size_of_one_shot(point, told.hardware)
+    if _is_uncorrected(point, told.search):
+        one_of += " Layers of one shot were corrected, and those of this trial were not."
+    one_of += f" This point is one of {counted(told.trials, 'trial')}." if told.trials > 1 else ""
+    if worse and not better:
+        names = names_text([_MEASURES.get(d.measure, d.measure) for d in worse])
+        return f"No: one shot is surely better in {names}. {where}.{one_of}", True
+    if first.better == "one shot":
+        return (
+            f"Not in {_MEASURES.get(first.measure, first.measure)}, where one shot is surely better. {where}.{one_of}",
+            True,
+        )
+    if not better:
+        same = all(d.low == d.high == 0.0 for d in found.values())
+        return f"{'It is the same' if same else 'Not surely: it may be chance'}. {where}.{one_of}", False
+    only = "" if first in better else " only"
+    return (
+        f"Surely{only} in {names_text([_MEASURES.get(d.measure, d.measure) for d in better])}. {where}.{one_of}",
+        False,
+    )
+
+
+def _size_of_one_shot(point: Point, hardware: str) -> str:
+    """What the point saves against one shot."""
+    texts = []
+    for name, words in (("weight_bytes", "packed"), (STORED, f"as {hardware} stores them")):
+        own, other = point.costs.get(name), point.one_shot_costs.get(name)
+        if own is None or other is None:
+            return ""
+        now, before = _in_one_unit(name, own, other)
+        texts.append(f"{now} {words}, {'as one shot' if now == before else f'instead of {before}'}")
+    return f" Its weights take {'; and '.join(texts)}."
+
+
+_MEASURES: Final = {"sim_acc": "accuracy", "sqnr": "SQNR"}
+
+
+# ---------------------------------------------------------------- what fewer bits cost
+def _asked(search: SearchStory | None) -> FewerBits | None:
+    """The trial with at most ASKED_BITS bits; None where there is none."""
+    return None if search is None else next((each for each in search.fewer if each.bits == ASKED_BITS), None)
+
+
+def _fewer(told: Told) -> str:
+    search, at = told.search, _asked(told.search)
     if search is None or not search.fewer:
         return ""
     most, of = search.fewer[0], MEAN_OF[search.fewer_of]
-    at = next((each for each in search.fewer if each.bits == ASKED_BITS), None)
     if at is None:
         least = search.fewer[-1]
         return (
             f"No trial has {ASKED_BITS} bits or fewer on average {of}; the fewest that were tried are {least.mean:.2f}."
         )
+    if at is most:
+        return f"Every trial has at most {ASKED_BITS} bits on average {of}."
     if at.value is None or most.value is None:
         return ""
-    value, before = measure_text(measure.name, at.value), measure_text(measure.name, most.value)
-    paid = _amounts(cost, at.costs.get(cost), most.costs.get(cost))
-    return (
-        f"With at most {ASKED_BITS} bits on average {of}, {measure.title} is {value} instead of {before} with "
-        f"{most.mean:.1f} bits{f', and {paid}' if paid else ''}: trial {at.trial}, on the calibration data."
-    )
+    value, before = measure_text(told.measure.name, at.value), measure_text(told.measure.name, most.value)
+    corrected = BEFORE if search.uncorrected else ""
+    sentences = [
+        f"Trial {at.trial} has {at.mean:.2f} bits on average {of}, and trial {most.trial} has {most.mean:.2f}.",
+        *_saved(at, most, told),
+        f"{told.measure.title} is {value} instead of {before} on the calibration data{corrected}.",
+        *_measured(at, most, corrected),
+    ]
+    return " ".join(sentences)
 
 
-def _amounts(cost: str, now: float | None, before: float | None) -> str:
-    if now is None or not before or cost not in METRICS:
-        return ""
-    words = cost.replace("_", " ").replace("weight bytes", "the weights take")
-    verb = words if words.endswith("take") else f"{words} are"
-    return f"{verb} {amount_text(cost, now)} instead of {amount_text(cost, before)}"
+def _saved(at: FewerBits, most: FewerBits, told: Told) -> Iterator[str]:
+    """What fewer bits save, each in a sentence: packed, as stored, time, and the others that differ."""
+    packed, stored = (tuple(each.costs.get(name) for each in (at, most)) for name in ("weight_bytes", STORED))
+    if packed[0] is not None and packed[1] is not None:
+        now, before = _in_one_unit("weight_bytes", packed[0], packed[1])
+        text = f"Packed to their bits, weights take {now} instead of {before}"
+        if stored[0] is not None and stored[1] is not None:
+            now, before = _in_one_unit(STORED, stored[0], stored[1])
+            if stored[0] == stored[1]:
+                text += (
+                    f", but nothing that is stored is saved on {told.hardware}, which keeps them in {now} both times"
+                )
+            else:
+                text += f"; as {told.hardware} stores them, {now} instead of {before}"
+        yield f"{text}."
+    changes = []
+    names = [name for name in ("latency", "cycles", "bops", told.cost) if at.costs.get(name) is not None]
+    for name in dict.fromkeys(names):
+        after, whole = at.costs[name], most.costs.get(name)
+        if name in ("weight_bytes", STORED, "effective_bits") or after is None or not whole:
+            continue
+        title = {"bops": "bit operations"}.get(name, name.replace("_", " "))
+        share = 100 * (after / whole - 1)
+        verb = "stays" if name == "latency" else "stay"
+        changes.append(f"{title} {f'{verb} the same' if after == whole else f'{share:+.1f} %'}")
+    if changes:
+        text = ", ".join(changes)
+        yield f"{text[0].upper()}{text[1:]}."
 
 
-def _worst(nodes: Sequence[NodeDetail], remedies: Mapping[str, Any] | None) -> str:
-    blamed = sorted((n for n in nodes if n.blame), key=lambda n: -(n.blame or 0.0))
+def _measured(at: FewerBits, most: FewerBits, corrected: str) -> Iterator[str]:
+    """The measure on held-out data of both, where it was measured."""
+    if at.to_float is None or not at.data:
+        return
+    names = [(at, f"trial {at.trial}"), (most, f"trial {most.trial}")]
+    texts = [
+        f"{measure_text('sim_acc', each.figures['sim_acc'])} for {name} ({interval_text(each.to_float)})"
+        for each, name in names
+        if each.to_float is not None
+    ]
+    yield f"On the {at.data}{corrected}, accuracy is {' and '.join(texts)}; differences are to float."
+
+
+def _in_one_unit(name: str, now: float, before: float) -> tuple[str, str]:
+    """Two amounts of bytes in the unit of the smaller."""
+    unit = cost_text(name, min(now, before)).rpartition(" ")[2]
+    size = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.get(unit)
+    if size is None:
+        return cost_text(name, now), cost_text(name, before)
+    places = 0 if unit == "B" else 1 if min(now, before) >= 10 * size else 2
+    return f"{now / size:.{places}f} {unit}", f"{before / size:.{places}f} {unit}"
+
+
+# ---------------------------------------------------------------- layers
+def _worst(point: Point) -> str:
+    blamed = sorted((n for n in point.nodes if n.blame), key=lambda n: -(n.blame or 0.0))
     if not blamed:
         return ""
     worst = blamed[0]
     why = f": {worst.cause}, since {worst.words}" if worst.words else ""
     others = names_text([f"{n.name} {100 * (n.blame or 0.0):.0f} %" for n in blamed[1:4]])
     then = f" Then come {others}." if others else ""
-    adds = f"{worst.name} ({worst.op}) adds {100 * (worst.blame or 0.0):.0f} % of the outputs' error{why}."
-    return f"{adds}{then}{_help(worst, remedies)}"
+    where = f"estimated on {counted(point.inside_samples, 'sample')}"
+    adds = f"{worst.name} ({worst.op}) adds {100 * (worst.blame or 0.0):.0f} % of the outputs' error, {where}{why}."
+    return f"{adds}{then}{_help(worst, point.remedies)}"
 
 
 def _help(worst: NodeDetail, remedies: Mapping[str, Any] | None) -> str:
     if remedies is None:
         return f" What may help: {worst.helps}." if worst.helps else ""
+    on = f"on {counted(remedies['samples'], 'sample')}, whose outputs have {remedies['sqnr']:.1f} dB"
+    kept = remedies.get("kept_float", {}).get(worst.name)
     if not remedies["found"]:
-        return f" None of {counted(remedies['tried'], 'change')} that were tried helps."
+        return f" None of {counted(remedies['tried'], 'change')} that were tried {on} helps.{_kept(worst, kept)}"
     best = remedies["together"] or remedies["found"][0]
-    return f" What helps, as tried: {best['command']} (gains {best['gain_db']:.1f} dB)."
+    own = "" if worst.name in best["command"] else _kept(worst, kept)
+    return f" What helps, as tried {on}: {best['command']} (gains {best['gain_db']:.1f} dB).{own}"
+
+
+def _kept(worst: NodeDetail, gain: float | None) -> str:
+    """What the worst layer gains when it is kept float, which its blame only estimates."""
+    if gain is None:
+        return ""
+    verb = "gains" if gain >= 0.0 else "loses"
+    return f" Keeping {worst.name} float {verb} {abs(gain):.1f} dB there, since blame is an estimate."
+
+
+def _floats(point: Point) -> str:
+    computed = [node for node in point.nodes if node.runs != "input"]
+    floats = [node for node in computed if node.runs == "float"]
+    if not floats:
+        return f"Yes, all {counted(len(computed), 'node')}." if computed else ""
+    ops = Counter(node.op for node in floats)
+    named = names_text([f"{count} {op}" for op, count in ops.most_common(5)])
+    text = f"No: {len(floats)} of {counted(len(computed), 'node')} stay float ({named})"
+    reasons = Counter(node.reason for node in floats if node.reason).most_common(1)
+    text += f"; the most frequent reason is: {reasons[0][0]}." if reasons else "."
+    bits = point.costs.get("effective_bits")
+    if bits is None or bits <= _MANY_BITS:
+        return text
+    sizes = {node.name: node.costs.get("weight_bytes", 0.0) for node in floats}
+    most = max(sizes, key=lambda name: sizes[name])
+    whole = point.costs.get("weight_bytes") or math.inf
+    if not sizes[most]:
+        return text
+    part = (
+        f"{most} alone takes {cost_text('weight_bytes', sizes[most])}, {100 * sizes[most] / whole:.0f} % of the weights"
+    )
+    return (
+        f"{text} A weight has {bits:.1f} bits on average, above {_MANY_BITS:.0f}, since float weights count 32: {part}."
+    )
 
 
 def _overflow(nodes: Sequence[NodeDetail]) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal
 
-from hago.cost import METRICS
+from hago.cost import METRICS, amount_text
 from hago.report.document import FewerBits, Figure, Move, SearchStory, Trials, rounded
 from hago.search.objective import OBJECTIVES
 from hago.serialization.summary import measure_name
+from hago.serialization.text_table import bytes_text
 from hago.study import Header, Trial, TrialFront
 
 #: The most digits of bits that a report holds; of longer logs, only trials of the front keep their bits.
@@ -21,10 +23,15 @@ MOST_MOVES: Final = 40
 MOST_MEAN: Final = 8
 #: The cost of the front where the search has none of its own.
 FRONT_COST: Final = "weight_bytes"
+#: The bytes of constants as the chip stores them, each in its dtype: a cost of points, and of trials with a Plan.
+STORED: Final = "stored_bytes"
+#: The corrections that are made of the strategy that was found, after all trials.
+_OF_LAYERS: Final = frozenset(("rounding", "bias", "reconstruction"))
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 #: What each cost is called on the page.
 COST_TITLES: Final[Mapping[str, str]] = {
-    "weight_bytes": "size of weights",
+    "weight_bytes": "size of weights, packed",
+    STORED: "weights as stored",
     "activation_bytes": "bytes of activations",
     "bytes_moved": "bytes moved",
     "macs": "multiply-accumulates",
@@ -39,7 +46,26 @@ COST_TITLES: Final[Mapping[str, str]] = {
 
 def cost_figure(name: str) -> Figure:
     """A cost, with its title and unit."""
-    return Figure(name, COST_TITLES.get(name, name), METRICS[name].unit if name in METRICS else "")
+    unit = "B" if name == STORED else METRICS[name].unit if name in METRICS else ""
+    return Figure(name, COST_TITLES.get(name, name), unit)
+
+
+def cost_text(name: str, value: float) -> str:
+    """A cost with its unit, in three or four digits."""
+    if name == STORED:
+        return bytes_text(value)
+    return amount_text(name, value) if name in METRICS else f"{value:.6g}"
+
+
+def with_stored_bytes(columns: Trials, stored: Mapping[int, float]) -> Trials:
+    """The columns with the bytes that some trials take as stored; the same columns where no trial has them."""
+    if not stored:
+        return columns
+    column = tuple(rounded(stored.get(i)) for i in range(len(columns.value)))
+    names = list(columns.costs)
+    names.insert(names.index("weight_bytes") + 1 if "weight_bytes" in names else len(names), STORED)
+    costs = {**columns.costs, STORED: column}
+    return replace(columns, costs={name: costs[name] for name in names})
 
 
 def measure_figure(name: str) -> Figure:
@@ -127,11 +153,18 @@ def story_of(
         passes=tuple(passes or logged),
         fewer=_fewer_bits(trials, columns, means),
         fewer_of=of,
+        uncorrected=any(_corrects_layers(each) for each in passes or logged),
         running=running,
     )
 
 
 # ---------------------------------------------------------------- parts
+def _corrects_layers(made: Mapping[str, Any]) -> bool:
+    """Whether a pass of corrections was made of the strategy that was found, after all trials, and kept."""
+    names = (str(name).partition(":")[0] for name in made.get("names", ()))
+    return bool(made.get("kept")) and not _OF_LAYERS.isdisjoint(names)
+
+
 def _is_taken(trial: Trial) -> bool:
     return trial.score.accepted and not trial.score.dropped and trial.same_as is None
 

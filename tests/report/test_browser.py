@@ -187,6 +187,32 @@ def test_keys_are_enough(browser: Any, page_path: Path) -> None:
         assert tab.locator("#colour input[value=blame]").is_checked()
 
 
+def test_the_plot_stays_where_it_is_when_a_key_chooses_a_point(browser: Any, page_path: Path) -> None:
+    with opened(browser, page_path) as tab:
+        plot = tab.locator("#front-plot svg")
+        tab.select_option("#pick-a", "p1")
+        plot.scroll_into_view_if_needed()
+        plot.focus()
+        for key in ("ArrowLeft", "ArrowRight", "ArrowLeft"):
+            tab.keyboard.press(key)
+        assert plot.locator("circle.cursor").count() == 1
+        assert plot.locator("text.cursor").text_content().startswith("trial ")
+        chosen = tab.locator("#pick-a").input_value()
+        before = plot.bounding_box()["y"]
+        tab.keyboard.press("Enter")
+        assert tab.locator("#pick-a").input_value() != chosen
+        assert abs(plot.bounding_box()["y"] - before) < 2
+        assert plot.locator("circle.ring").count() == 1
+
+
+def test_a_copy_button_does_not_move_the_command(browser: Any, page_path: Path) -> None:
+    with opened(browser, page_path) as tab:
+        button = tab.locator("#short [data-copy]:visible")
+        before = button.bounding_box()
+        button.evaluate("each => { each.textContent = 'Copied'; }")
+        assert button.bounding_box() == before
+
+
 def test_without_scripts_the_tables_are_there(browser: Any, page_path: Path) -> None:
     with opened(browser, page_path, java_script_enabled=False) as tab:
         assert "Scripts are off" in tab.locator("main").inner_text()

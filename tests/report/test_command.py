@@ -67,10 +67,14 @@ def test_the_commands_of_a_page_work(hago: Run) -> None:
     replay = next(c["line"] for c in document["commands"] if " replay " in c["line"])
     assert hago(*replay.partition(" replay ")[1].split(), *replay.partition(" replay ")[2].split()).code == 0
     point = next(p for p in document["points"] if p["kind"] == "front")
-    python, _, realize = point["commands"][0]["line"].partition(" && ")
-    script = python.partition(" -c ")[2].strip("'\"").replace("'\"'\"'", "'")
-    exec(script, {})
-    assert hago("realize", *realize.partition(" realize ")[2].split()).code == 0
+    realize = next(c["line"] for c in point["commands"] if c["line"].startswith("hago realize "))
+    assert f"--trial {point['trial']}" in realize
+    run = hago(*realize.split()[1:])
+    assert run.code == 0 and f"--trial {point['trial']}" in run.out
+    wrong = hago(*realize.replace(f"--trial {point['trial']}", "--trial 999").split()[1:])
+    assert wrong.code == 2 and "has trials" in wrong.err
+    texts = [c["line"] for c in [*document["commands"], *(c for p in document["points"] for c in p["commands"])]]
+    assert all(text.startswith("hago ") for text in texts)
 
 
 def test_a_page_is_written_while_a_search_runs_and_after_an_interrupt(

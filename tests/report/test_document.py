@@ -15,10 +15,12 @@ import torch
 import hago
 from hago.api import evaluate_strategy, inspect_graph_statistic, make_report
 from hago.errors import HagoError, LogError, StrategyMismatch
-from hago.report import Report, read_records
+from hago.report import Report, page_of, read_records
+from hago.report.document import PairedFigure
 from hago.report.gather import spread
 from hago.report.layout import NODE_HEIGHT, NODE_WIDTH, draw_network
-from hago.report.nodes import histograms_of, ram_bytes
+from hago.report.nodes import histograms_of, possible_help, ram_bytes
+from hago.report.short import Told, answers, named_trials
 from hago.report.trials import columns_of, story_of
 from hago.study import TrialFront, read_log
 
@@ -39,7 +41,8 @@ def test_trials_are_those_of_the_log(full_report: Report, search_folder: Path) -
         front.add(trial)
         assert trials.value[i] == pytest.approx(trial.results["sqnr"], rel=1e-5)
         assert {g: int(b, 36) for g, b in zip(trials.groups, trials.bits[i], strict=True)} == trial.bits
-        assert all(column[i] == pytest.approx(trial.score.costs[name]) for name, column in trials.costs.items())
+        logged = {name: column[i] for name, column in trials.costs.items() if name != "stored_bytes"}
+        assert logged == pytest.approx(dict(trial.score.costs))
         assert trials.why[trials.reason[i]] == trial.why
     assert trials.front == tuple(trial.index for trial in front.trials)
     assert trials.best == max(range(len(log.trials)), key=lambda i: (log.trials[i].score.rank, -i))
@@ -127,6 +130,107 @@ def test_costs_of_nodes_add_up_to_those_of_the_point(full_report: Report) -> Non
         for name, whole in point.costs.items():
             if name != "effective_bits":  # a mean
                 assert sum(node.costs.get(name, 0.0) for node in point.nodes) == pytest.approx(whole, rel=1e-4), name
+
+
+def test_bytes_as_stored_are_those_of_the_plans(full_report: Report, search_folder: Path) -> None:
+    trials, search = full_report.trials, full_report.search
+    assert trials is not None and search is not None
+    stored = trials.costs["stored_bytes"]
+    assert all(value is not None for value in stored)
+    front = hago.load_front(search_folder / "net.front.json")
+    for point in front:
+        assert stored[point.trial] == hago.estimate_cost(network(), CHIP, point.strategy).stored_bytes
+    for each in search.fewer:
+        assert each.costs["stored_bytes"] == stored[each.trial]
+    # vta keeps integers of few bits in bytes, so that what is packed less is stored the same
+    assert len(set(stored)) < len(set(trials.costs["weight_bytes"]))
+    assert "nothing that is stored is saved on vta" in _answer(full_report, "6 bits")
+
+
+def test_trials_that_answers_name_are_shown_in_full_and_measured(full_report: Report) -> None:
+    search = full_report.search
+    assert search is not None
+    named = named_trials(search)
+    assert len(named) == 2 and all(f"trial {trial}" in _answer(full_report, "6 bits").lower() for trial in named)
+    assert set(named) <= {point.trial for point in full_report.points if point.kind == "front"}
+    for each in search.fewer:
+        if each.point is None:
+            continue
+        verdict = full_report.points[each.point].verdicts[-1]
+        assert each.data == verdict.data == "held-out data"
+        assert each.figures == verdict.model("simulated").figures
+        assert each.to_float == next(d for d in verdict.differences if d.first == "float")
+    assert all(each.data and each.to_float is not None for each in search.fewer if each.trial in named)
+
+
+def _answer(report: Report, words: str) -> str:
+    return next(each.answer for each in report.points[0].short if words in each.question)
+
+
+@pytest.mark.parametrize(
+    ("better", "says", "alarm"),
+    [
+        ("one shot", "one shot is surely better", True),
+        ("simulated", "Surely in accuracy", False),
+        ("", "chance", False),
+    ],
+)
+def test_one_shot_comes_first_where_it_is_surely_better(
+    full_report: Report, better: str, says: str, alarm: bool
+) -> None:
+    point = full_report.points[0]
+    verdict = point.verdicts[-1]
+    paired = PairedFigure("sim_acc", "one shot", "simulated", -0.25, -0.5, -0.01, better)
+    judged = replace(point, verdicts=(replace(verdict, differences=(paired,)),))
+    told = Told(full_report.points, (), full_report.search, full_report.measure, "weight_bytes", CHIP, 10)
+    made = answers(judged, told)
+    against = next(each for each in made if "one shot" in each.question)
+    assert says in against.answer and "one of 10 trials" in against.answer and against.alarm == alarm
+    assert (made[0] is against) == alarm and "weights take" in against.answer
+    shown = replace(full_report, points=(replace(judged, short=made),), pairs=())
+    page = page_of(shown.to_json())
+    assert ('class="callout"' in page) == alarm
+
+
+def test_float_nodes_are_counted_and_explain_mean_bits(full_report: Report) -> None:
+    point = full_report.points[0]
+    told = Told(full_report.points, (), None, full_report.measure, "weight_bytes", CHIP, 0)
+    nodes = [n for n in point.nodes if n.runs == "integer"]
+    kept = max(nodes, key=lambda node: node.costs.get("weight_bytes", 0.0))
+    changed = tuple(replace(n, runs="float", reason="kept float") if n is kept else n for n in point.nodes)
+    costs = {**point.costs, "effective_bits": 20.0}
+    answer = next(
+        a.answer for a in answers(replace(point, nodes=changed, costs=costs), told) if "integers?" in a.question
+    )
+    assert answer.startswith("No: 2 of") and "20.0 bits on average" in answer and kept.name in answer
+
+
+def test_what_the_worst_layer_gains_in_float_is_said(full_report: Report) -> None:
+    point = full_report.points[0]
+    told = Told(full_report.points, (), None, full_report.measure, "weight_bytes", CHIP, 0)
+    worst, *others = sorted(point.nodes, key=lambda n: -(n.blame or 0.0))
+    found = {"command": f"--keep-float {others[0].name}", "gain_db": 2.0}
+    remedies = {"samples": 16, "sqnr": 30.0, "found": [found], "together": None, "tried": 3}
+    remedies["kept_float"] = {worst.name: -0.5}
+    made = answers(replace(point, remedies=remedies), told)
+    answer = next(each.answer for each in made if "loses most" in each.question)
+    assert f"Keeping {worst.name} float loses 0.5 dB" in answer and "16 samples, whose outputs have 30.0 dB" in answer
+
+
+def test_advice_that_the_hardware_refuses_is_left_out() -> None:
+    assert (
+        possible_help("more bits on a:0, or a tighter threshold", ["a:0"], is_per_channel=True) == "a tighter threshold"
+    )
+    whole = "a scale per channel if the hardware has it, the correction equalization, or more bits"
+    assert possible_help(whole, [], is_per_channel=True) == whole
+    assert possible_help(whole, ["a:1"], is_per_channel=False) == "the correction equalization"
+
+
+def test_no_model_is_compared_with_float_on_agreement(full_report: Report) -> None:
+    for verdict in full_report.points[0].verdicts:
+        assert not [d for d in verdict.differences if d.first == "float" and d.measure != "sim_acc"]
+        low, high = verdict.model("simulated").figures["agreement_interval"]
+        assert low <= verdict.model("simulated").figures["agreement"] <= high
 
 
 def test_points_of_a_log_alone_are_those_of_its_front(search_folder: Path) -> None:
