@@ -101,6 +101,10 @@ CASES: dict[str, tuple[str, Callable[[nn.Module, Path, str, Any], Any]]] = {
     "quantize.keep_float": ("fc*", lambda m, _, a, v: hago.quantize(m, CHIP, DATA, **{a: v}).strategy.to_json()),
     "quantize.corrections": ("bias", lambda m, _, a, v: hago.quantize(m, CHIP, DATA, **{a: v}).strategy.to_json()),
     "search_quantize_strategy.corrections": ("bias", lambda m, f, a, v: searched(m, f, **{a: v})),
+    "make_report.records": (
+        "LOG",
+        lambda m, _, a, v: {**hago.make_report(m, CHIP, v, progress=False, remedies=False).to_json(), "at": ""},
+    ),
     "explain.keep_float": ("fc*", lambda m, _, a, v: str(hago.explain(m, CHIP, (DATA[0][0],), **{a: v}))),
     "measure_sensitivity.corrections": (
         "none",
@@ -147,6 +151,9 @@ def test_a_string_is_one_entry(case: str, model: nn.Module, tmp_path: Path) -> N
         (tmp_path / "reused").mkdir()
         searched(model, tmp_path / "reused")
         value = str(tmp_path / "reused" / "log")
+    if value == "LOG":
+        value = str(tmp_path / "log.jsonl")
+        hago.search_quantize_strategy(model, CHIP, DATA, log=value, progress=False, budget=2)
     made = []
     for index, given in enumerate((value, [value], (value,))):
         folder = tmp_path / str(index)
