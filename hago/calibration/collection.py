@@ -9,8 +9,9 @@ of a fixed size; nothing grows with the number of batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -83,28 +84,22 @@ def collect(
         DataError: an observed node has values that are not finite in float32, or no float values; names the node.
     """
     observers = {n: Observer(name=n) for n in observed if graph[n].op != CONST}
-    # by the node that a softmax reads, the node whose statistics its values are, and the softmax
-    before_softmax: dict[str, tuple[str, Node]] = {}
-    for name in observers if softmax_span is not None else ():
-        if (found := _read_by_softmax(graph, name)) is not None:
-            before_softmax[found[0]] = name, found[1]
-    delayed = {name for name, _ in before_softmax.values()}
-    masks = {name for name in observers if softmax_span is not None and _is_added_before_softmax(graph, name)}
+    cut_values = {} if softmax_span is None else _cut_values(graph, observers, softmax_span)
+    cut_nodes = {name for name, _ in cut_values.values()}
     ranges: dict[str, tuple[float, float]] = {}
     cut: set[str] = set()
 
     def observe(node: Node, value: Any) -> None:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
             return
-        low, high = (float(end) for end in extremes(value))
-        if node.name in observers and node.name not in delayed:
-            counted = value.clamp_min(LOWEST_MASK) if node.name in masks and math.isfinite(low) else value
-            if float(observers[node.name].update(counted)[0]) > low:
-                cut.add(node.name)
-        if node.name in before_softmax and softmax_span is not None:
-            name, softmax = before_softmax[node.name]
-            counted = _as_softmax_sees(value, softmax, softmax_span) if math.isfinite(low) else value
-            if float(observers[name].update(counted)[0]) > low:
+        if node.name in observers and node.name not in cut_nodes:
+            low, high = (float(end) for end in observers[node.name].update(value))
+        else:
+            low, high = extremes(value)
+        if node.name in cut_values:
+            name, as_counted = cut_values[node.name]
+            # infinite values are refused by the observer
+            if float(observers[name].update(as_counted(value) if math.isfinite(low) else value)[0]) > low:
                 cut.add(name)
         before = ranges.get(node.name, (low, high))
         ranges[node.name] = (min(before[0], low), max(before[1], high))
@@ -118,13 +113,27 @@ def collect(
     return Calibration(statistics, ranges, softmax_span=softmax_span, cut=frozenset(cut))
 
 
-def _read_by_softmax(graph: Graph, name: str) -> tuple[str, Node] | None:
+def _cut_values(
+    graph: Graph, observed: Collection[str], span: float
+) -> dict[str, tuple[str, Callable[[Tensor], Tensor]]]:
+    """By the node whose values are seen: the observed node that has the same values, and as what they count."""
+    found: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {}
+    for name in observed:
+        if (before := _before_softmax(graph, name)) is not None:
+            seen, softmax = before
+            found[seen] = name, partial(_as_softmax_sees, softmax=softmax, span=span)
+        elif _is_added_before_softmax(graph, name):
+            found[name] = name, partial(torch.clamp_min, min=LOWEST_MASK)
+    return found
+
+
+def _before_softmax(graph: Graph, name: str) -> tuple[str, Node] | None:
     """The node with the values of another, at most reshaped, that a softmax reads, and that softmax; None if anything
     else reads the values."""
     while len(edges := graph.out_edges[name]) == 1 and edges[0].dst != OUTPUT:
         node = graph[edges[0].dst]
         if node.op == "softmax":
-            return name, node
+            return (name, node) if node.attrs.get("scale", 1.0) > 0.0 else None
         if node.op != "reshape":
             return None
         name = node.name
@@ -135,10 +144,10 @@ def _is_added_before_softmax(graph: Graph, name: str) -> bool:
     """Whether all that is done with the values of a node is to add them to inputs of a softmax."""
     edges = graph.out_edges[name]
     adds = [edge.dst for edge in edges if edge.dst != OUTPUT and graph[edge.dst].op == "add"]
-    return 0 < len(adds) == len(edges) and all(_read_by_softmax(graph, add) is not None for add in adds)
+    return 0 < len(adds) == len(edges) and all(_before_softmax(graph, add) is not None for add in adds)
 
 
 def _as_softmax_sees(value: Tensor, softmax: Node, span: float) -> Tensor:
     """The values, none of which lies more than a span below the largest of its row."""
-    span /= abs(float(softmax.attrs.get("scale", 1.0))) or 1.0
-    return torch.maximum(value, value.amax(softmax.attrs["axis"], keepdim=True) - span)
+    largest = value.amax(softmax.attrs["axis"], keepdim=True)
+    return torch.maximum(value, largest - span / softmax.attrs.get("scale", 1.0))

@@ -55,6 +55,14 @@ class Batch:
         labels = None if self.labels is None else self.labels[start:stop]
         return Batch(tuple(t[start:stop] for t in self.inputs), labels)
 
+    @staticmethod
+    def joined(batches: Iterable[Batch]) -> Batch:
+        """The samples of several batches as one, in memory of its own."""
+        parts = list(batches)
+        inputs = tuple(torch.cat(tensors) for tensors in zip(*(part.inputs for part in parts), strict=True))
+        labels = [part.labels for part in parts if part.labels is not None]
+        return Batch(inputs, torch.cat(labels) if labels else None)
+
     def copy(self) -> Batch:
         """The same values in memory of their own."""
         return Batch(tuple(t.clone() for t in self.inputs), None if self.labels is None else self.labels.clone())

@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from hago.calibration import dorefa_of
 from hago.correction import CorrectionPass, Corrections, OffsetConstants, Splits, name_apart, passes_from_json
+from hago.data import Batch
 from hago.errors import HagoError, InfeasibleBits, as_strings, check_choice
 from hago.graph import takes_any_batch
 from hago.plan import Plan
@@ -318,8 +318,7 @@ def _first_inputs(evaluator: Evaluator, most: int) -> list[Tensor]:
     """The inputs that corrections are found on: at most `most` samples, and a quarter at least is left."""
     samples = evaluator.batches.samples
     # in a race, samples have another order than in `Prepared`
-    first = [batch.inputs for batch in evaluator.batches.first(max(1, min(most, samples - samples // 4)))]
-    return [torch.cat(parts) for parts in zip(*first, strict=True)]
+    return list(Batch.joined(evaluator.batches.first(max(1, min(most, samples - samples // 4)))).inputs)
 
 
 def _moved(

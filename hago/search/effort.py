@@ -82,7 +82,7 @@ class Effort:
         once = sum(CORRECTION_FORWARDS.get(name, LONG_FORWARDS) for name in names)
         again = sum(CORRECTION_FORWARDS[name] for name in ("rounding", "bias") if name in names)
         more = (self.turns > 1) * MORE_A_TURN * again
-        return once + more + searches * (SEARCH_FORWARDS + once - again + more)
+        return once + more + searches * SEARCH_FORWARDS
 
     def announced(self, names: Sequence[str], forward_seconds: float, *, searches: bool) -> str:
         """What an effort without an end takes, in words for the line of progress; empty for the others.

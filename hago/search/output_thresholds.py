@@ -18,7 +18,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -124,7 +124,7 @@ class OutputThresholds:
         least_squares = with_least_squares(prepared, prepared.calibration)
         in_turn = len(folds) > 1
         ends = [(fold.first, fold.last) for fold in folds] if in_turn else [(0, folds[0].first)]
-        samples = joined(batches.first(ends[-1][1]))
+        samples = Batch.joined(batches.first(ends[-1][1]))
         parts = [samples.rows(first, last) for first, last in ends]
         scales, chunk, probes = None, GRADIENT_CHUNK, WeightGradients(len(parts), (), len(parts))
         if of_weights:
@@ -160,14 +160,6 @@ class OutputThresholds:
     def _parts(self, without: int | None) -> list[int]:
         aside = without if self.is_in_turn else None
         return [i for i in range(len(self.by_part)) if i != aside]
-
-
-def joined(batches: Iterable[Batch]) -> Batch:
-    """Batches as one."""
-    parts = list(batches)
-    inputs = tuple(torch.cat(tensors) for tensors in zip(*(part.inputs for part in parts), strict=True))
-    labels = [part.labels for part in parts if part.labels is not None]
-    return Batch(inputs, torch.cat(labels) if labels else None)
 
 
 # ---------------------------------------------------------------- the choice
@@ -213,18 +205,9 @@ def choose_thresholds(
         point.prepared, objective, evaluator.batches, folds, of_weights=of_weights, losses=losses, seed=seed
     )
 
-    def measured(prepared: Prepared) -> MeasuredPoint | None:
-        try:
-            return first_point(prepared, evaluator)
-        except InfeasibleBits:
-            return None
-
-    candidates = [[measured(made.proposal(index)) for index in range(len(folds))]]
-    if made.changes_estimator:
-        candidates.append([measured(made.prepared)] * len(folds))
-    tried = [[p for p in by_fold if p is not None] for by_fold in candidates if None not in by_fold]
     before, judging = [point] * len(folds), Confirmation(tuple(sizes), folds)
     simulated = len(folds) + made.changes_estimator
+    tried = _measured_proposals(made, evaluator, len(folds))
     if not tried:
         record = pass_record(("thresholds",), _decibels_aside(before, folds), -math.inf, judging.count, kept=False)
         return ChosenThresholds(point.with_passes(record), made.gradients(), simulated=simulated)
@@ -244,7 +227,8 @@ def choose_thresholds(
     sure = [by_fold for candidates, by_fold in enumerate(tried, 1) if is_sure(by_fold, candidates)]
     best = max(sure or tried, key=lambda by_fold: gain_of(by_fold).part)
     # of several folds, the thresholds are chosen once more from all samples
-    final = best[0] if len(folds) == 1 or best[0].prepared is made.prepared else measured(made.proposal())
+    is_final = len(folds) == 1 or best[0].prepared is made.prepared
+    final = best[0] if is_final else _measured(made.proposal(), evaluator)
     record = pass_record(
         ("thresholds",),
         _decibels_aside(before, folds),
@@ -258,6 +242,22 @@ def choose_thresholds(
     figures = figures_of(gain_of(best), _clipped_share(final), clipped_before)
     confirmed = {"samples": judging.count, **figures}
     return ChosenThresholds(final.with_passes(record), made.gradients(), confirmed, simulated)
+
+
+def _measured_proposals(made: OutputThresholds, evaluator: Evaluator, folds: int) -> list[list[MeasuredPoint]]:
+    """The proposals that do not overflow, the chosen thresholds first: of each, the points of all folds."""
+    found = [[_measured(made.proposal(index), evaluator) for index in range(folds)]]
+    if made.changes_estimator:
+        found.append([_measured(made.prepared, evaluator)] * folds)
+    return [[p for p in by_fold if p is not None] for by_fold in found if None not in by_fold]
+
+
+def _measured(prepared: Prepared, evaluator: Evaluator) -> MeasuredPoint | None:
+    """The first point of a proposal; None where its accumulators overflow at every width."""
+    try:
+        return first_point(prepared, evaluator)
+    except InfeasibleBits:
+        return None
 
 
 def _clipped_share(point: MeasuredPoint) -> float:

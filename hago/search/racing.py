@@ -120,15 +120,10 @@ def shuffled(batches: Batches, seed: int, first: int, names: Sequence[str]) -> B
     if any(t.ndim == 0 for b in kept for t in b.inputs):
         raise DataError("racing draws the order of samples; an input without a batch axis has none")
     order = torch.randperm(batches.samples, generator=torch.Generator().manual_seed(seed))
-    inputs = [torch.cat(parts)[order] for parts in zip(*(b.inputs for b in kept), strict=True)]
-    labelled = [b.labels for b in kept if b.labels is not None]
-    labels = torch.cat(labelled)[order] if batches.labelled else None
+    samples = Batch.joined(kept)
+    drawn = Batch(tuple(x[order] for x in samples.inputs), None if samples.labels is None else samples.labels[order])
     ends = _ends(batches.samples, first, max(b.size for b in kept))
-    in_order = [
-        Batch(tuple(x[a:b] for x in inputs), None if labels is None else labels[a:b])
-        for a, b in zip([0, *ends], ends, strict=False)
-    ]
-    return Batches(in_order, names)
+    return Batches([drawn.rows(a, b) for a, b in zip([0, *ends], ends, strict=False)], names)
 
 
 def _ends(samples: int, first: int, largest: int) -> list[int]:
