@@ -249,7 +249,7 @@ def test_limits_on_costs_are_kept_with_every_effort(effort: str, tmp_path: Path)
     strategy, _ = hago.search_quantize_strategy(model, "x86_vnni", DATA, effort=effort, **goal)
     most = hago.quantize(model, "x86_vnni", DATA).strategy
     before, after = (hago.estimate_cost(model, "x86_vnni", s)["weight_bytes"] for s in (most, strategy))
-    assert after <= 0.7 * before and "taken" not in strategy.made_by
+    assert after <= 0.7 * before
     header = read_log(log).header
     assert header is not None
     assert header.searcher["name"] == parse_searcher(EFFORTS[effort].limited_searcher)[0]
