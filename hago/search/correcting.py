@@ -49,6 +49,8 @@ DEFAULT_CORRECTIONS: Final = CORRECTIONS[:-1]
 
 #: Those that change the graph, before bits are chosen.
 OF_GRAPH: Final = ("splitting", "equalization")
+#: Those that change integers of layers, once bits are chosen, and take seconds.
+OF_LAYERS: Final = ("rounding", "bias")
 #: Those whose strategies can be trained: the weights of a model's own modules can hold what they change.
 TRAINABLE: Final = tuple(name for name in DEFAULT_CORRECTIONS if name != "splitting")
 
@@ -259,15 +261,20 @@ def correct_in_turns(
     return reconstruct_point(best, evaluator, report)
 
 
-def correct_point(point: MeasuredPoint, evaluator: Evaluator, multiple: int = 1) -> MeasuredPoint:
+def correct_point(
+    point: MeasuredPoint, evaluator: Evaluator, multiple: int = 1, together: Sequence[str] | None = None
+) -> MeasuredPoint:
     """Correct the layers of a point: its first samples give the corrections, the others tell whether they help.
 
     Args:
         evaluator: what measured the point.
         multiple: how many times as many samples, and windows of layers, are seen as by default.
+        together: the corrections that are made together; by default, that is tried.
     """
     prepared, names = point.prepared, point.prepared.correction_names
     attempts = _attempts([n for n in names if n != "bias" or point.plan.nodes])  # biases of float layers are floats
+    if together is not None:
+        attempts = [("rounding" in together, "bias" in together)]
     if not attempts:
         return point
     inputs = _first_inputs(evaluator, most_samples(prepared.graph, multiple))

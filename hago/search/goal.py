@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from hago.cost import METRICS, Cost, amount_text
@@ -280,17 +280,25 @@ class Goal:
         objective: the measure that is maximized, or that breaks ties where a cost is minimized.
         minimize: the cost that is minimized; None where the objective is maximized.
         limits: the limits that every accepted point keeps.
+        expected_gains: by figure of a limit on a measure, how much it is expected to gain once the layers of a point
+            are corrected. Points are measured before that, so they may miss the limit by so much.
     """
 
     objective: Objective
     minimize: str | None = None
     limits: tuple[Limit, ...] = ()
+    expected_gains: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def costs(self) -> tuple[str, ...]:
         """The costs in use, the one that breaks ties first; empty where costs do not matter."""
         named = [self.minimize] if self.minimize else []
         return tuple(dict.fromkeys([*named, *(x.figure for x in self.limits if x.is_cost)]))
+
+    @property
+    def asked(self) -> Goal:
+        """The goal as the user gave it, for points whose layers are corrected."""
+        return replace(self, expected_gains={})
 
     @property
     def of_costs(self) -> Goal:
@@ -315,13 +323,24 @@ class Goal:
             figures: costs by name.
         """
         costs = {name: float(value) for name, value in figures.items()}
-        values: dict[str, Any] = {**score.results, **costs}
-        shortfall = math.fsum(limit.shortfall(float(values[limit.figure])) for limit in self.limits)
+        shortfall = self.shortfall({**score.results, **costs})
         if self.minimize is not None:
             value, tie = -costs[self.minimize], score.value
         else:
             value, tie = score.value, -costs[self.costs[0]] if self.costs else 0.0
         return replace(score, value=value, tie=tie if math.isfinite(tie) else 0.0, shortfall=shortfall, costs=costs)
+
+    def shortfall(self, values: Mapping[str, Any]) -> float:
+        """By how much limits are violated, each relative to the limit, summed.
+
+        Args:
+            values: costs and measures by figure.
+        """
+        return math.fsum(self.missed(limit, float(values[limit.figure])) for limit in self.limits)
+
+    def missed(self, limit: Limit, value: float) -> float:
+        """By how much a value violates a limit, relative to the limit, with what corrections are expected to gain."""
+        return limit.shortfall(value + self.expected_gains.get(limit.figure, 0.0))
 
     def check(self, cost: Cost) -> None:
         """Check that the hardware file has the figures for the costs in use.
@@ -337,6 +356,7 @@ class Goal:
         parts: dict[str, Any] = {"minimize": self.minimize, "limits": [x.text for x in self.limits]}
         if any(x.given for x in self.limits):
             parts["limits_given"] = [x.given or x.text for x in self.limits]
+        parts["expected_gains"] = dict(self.expected_gains)
         return {k: v for k, v in parts.items() if v}
 
 

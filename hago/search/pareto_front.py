@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +52,7 @@ from hago.serialization.summary import (
     number_values,
 )
 from hago.serialization.text_table import counted, table
-from hago.study import Trial, TrialFront
+from hago.study import Score, Trial, TrialFront
 
 FRONT_VERSION: Final = 2
 
@@ -90,6 +90,18 @@ class FrontPoint(Summarized):
         )
 
 
+def front_point(measure: str, trial: int, strategy: Strategy, score: Score) -> FrontPoint:
+    """The point of a trial.
+
+    Args:
+        measure: of the front.
+        trial: its index.
+        score: of the strategy.
+    """
+    ends = (score.interval[0], score.interval[1]) if score.interval else None
+    return FrontPoint(trial, strategy, float(score.results[measure]), ends, score.costs, score.results)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class ParetoFront(Summarized):
     """The points of a front, the cheapest first; iterates over them and prints as a table.
@@ -114,6 +126,16 @@ class ParetoFront(Summarized):
 
     def __getitem__(self, index: int) -> FrontPoint:
         return self.points[index]
+
+    def with_point(self, point: FrontPoint) -> ParetoFront:
+        """The front with a point in place of the one of the same trial, and without the points that it beats; the same
+        front if another point beats it."""
+        others = [p for p in self if p.trial != point.trial]
+        cost = point.costs[self.cost]
+        if any(p.score >= point.score and p.costs[self.cost] <= cost for p in others):
+            return replace(self, points=tuple(others))
+        left = [p for p in others if p.score > point.score or p.costs[self.cost] < cost]
+        return replace(self, points=tuple(sorted([*left, point], key=lambda p: p.costs[self.cost])))
 
     def summary(self) -> Summary:
         """Its ends, which are the cheapest and the best point."""
@@ -341,10 +363,7 @@ class FrontWriter:
             self._is_written = True
 
     def _point(self, trial: Trial) -> FrontPoint:
-        score = trial.score
-        ends = (score.interval[0], score.interval[1]) if score.interval else None
-        value = self._front.value_of(trial)
-        return FrontPoint(trial.index, self._strategy_of(trial), value, ends, score.costs, score.results)
+        return front_point(self._front.measure, trial.index, self._strategy_of(trial), trial.score)
 
     def _figures(self, best: Trial | None) -> list[str]:
         shown = []

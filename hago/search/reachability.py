@@ -4,6 +4,7 @@ warning about a cost that is minimized without any limit on the loss."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 from hago.cost import METRICS, plan_cost
@@ -18,7 +19,7 @@ from hago.search.safe_bits import safe_bits
 from hago.search.scoring import GoalScorer
 from hago.searchers import parse_searcher
 from hago.serialization.text_table import counted
-from hago.study import StudyResult
+from hago.study import Score, Trial
 
 #: The part of the squared error, or of another loss, that a point of fewer bits keeps. Seen: down to 1/35 of KL
 #: divergence over 16 samples.
@@ -99,7 +100,8 @@ def check_measures_reachable(goal: Goal, prepared: Prepared, start: Bits, scorer
         return
     for limit in limits:
         reached = float(first.results[limit.figure])
-        if limit.shortfall(_by_chance(goal.measure_of(limit.figure), reached, int(first.results["samples"]))):
+        by_chance = _by_chance(goal.measure_of(limit.figure), reached, int(first.results["samples"]))
+        if goal.missed(limit, by_chance):
             raise InfeasibleBits(
                 f"{limit.quoted} cannot be met: at the most bits {limit.figure} is {limit.amount(reached)}, the "
                 "nearest known; ask for less, keep sensitive nodes float (keep_float), or try another estimator"
@@ -123,13 +125,17 @@ def _by_chance(measure: Objective, reached: float, samples: int) -> float:
     return 1.0 - (1.0 - reached) * _CANCELLED if measure.unit == "share" else math.inf
 
 
-def explain_missed_limits(goal: Goal, result: StudyResult) -> str:
-    """Why a search failed whose trials all miss a limit, with the trial that comes nearest."""
-    best = result.best
-    figures = {**best.score.results, **best.score.costs}
-    limits = [limit for limit in goal.limits if limit.shortfall(figures[limit.figure])]
+def explain_missed_limits(goal: Goal, trials: Sequence[Trial], nearest: Trial, score: Score) -> str:
+    """Why a search failed whose trials all miss a limit.
+
+    Args:
+        nearest: the trial that comes nearest.
+        score: its score, with its layers corrected where they are.
+    """
+    figures = {**score.results, **score.costs}
+    limits = [limit for limit in goal.limits if goal.missed(limit, float(figures[limit.figure]))]
     missed = "; ".join(f"{limit.quoted} is missed with {limit.amount(figures[limit.figure])}" for limit in limits)
     return (
-        f"of {counted(len(result.trials), 'point')} tried, none keeps every limit; nearest is trial {best.index}: "
+        f"of {counted(len(trials), 'point')} tried, none keeps every limit; nearest is trial {nearest.index}: "
         f"{missed}. Ask for less, or give the search more trials"
     )

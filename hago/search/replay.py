@@ -16,6 +16,7 @@ from hago.hardware import hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.search.confirmation import Confirmation
 from hago.search.continuation import logged_channel_bins, logged_softmax_span
+from hago.search.corrected_trials import logged_gains
 from hago.search.correcting import correct, logged_corrections
 from hago.search.goal import Goal, parse_limits
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
@@ -213,7 +214,8 @@ def _goal_and_race(settings: Mapping[str, Any], measure: Objective) -> tuple[Goa
         TypeError: a value is of another type than hago writes; so do ValueError, LookupError and their like.
     """
     race = settings.get("race")
-    goal = Goal(measure, settings.get("minimize"), parse_limits(settings.get("limits"), measure))
+    limits, gains = parse_limits(settings.get("limits"), measure), logged_gains(settings)
+    goal = Goal(measure, settings.get("minimize"), limits, gains)
     return goal, None if race is None else RaceOptions(**race)
 
 

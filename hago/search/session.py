@@ -13,7 +13,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from hago.data import Batches, JobProgress
@@ -24,6 +23,14 @@ from hago.importing import HardwareLike, as_hardware
 from hago.plan import Strategy
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.continuation import check_same_options, logged_channel_bins, logged_softmax_span, with_limits_as_logged
+from hago.search.corrected_trials import (
+    FRONT_POINTS,
+    CorrectedTrial,
+    CorrectedTrials,
+    expected_gains,
+    logged_gains,
+    start_at_limits,
+)
 from hago.search.correcting import (
     TRAINABLE,
     correct,
@@ -36,9 +43,8 @@ from hago.search.earlier_logs import LogPath, hashes_of, known_scores
 from hago.search.effort import Effort, logged_effort, named_effort
 from hago.search.evaluate import Evaluator, held_out_figures
 from hago.search.goal import GoalOptions, make_goal
-from hago.search.measured_point import MeasuredPoint
 from hago.search.output_thresholds import chooses_thresholds
-from hago.search.pareto_front import FrontWriter, ParetoFront
+from hago.search.pareto_front import FrontWriter, ParetoFront, front_point
 from hago.search.preparation import (
     Prepared,
     QuantizationOptions,
@@ -48,6 +54,7 @@ from hago.search.preparation import (
 )
 from hago.search.racing import RaceOptions, as_race
 from hago.search.reachability import (
+    FRONT_SEARCHERS,
     check_costs_reachable,
     check_measures_reachable,
     explain_missed_limits,
@@ -344,6 +351,12 @@ def run_search(
         if logged is not None:  # what was measured then, in the digits of that machine
             start = replace(start, prepared=replace(start.prepared, passes=logged_passes(logged)))
         scorer = scorer.with_prepared(start.prepared)
+        steps("correcting the layers of a point at the limits")
+        if logged is None or "expected_gains" in logged.settings:
+            start = start_at_limits(start, scorer)
+        gains = expected_gains(start, scorer) if logged is None else logged_gains(logged.settings)
+        goal = replace(goal, expected_gains=gains)
+        scorer = scorer.with_goal(goal)
         check_measures_reachable(goal, start.prepared, start.most_bits, scorer)
         searcher = build_searcher(searcher, start, options.seed)
     calibrated, scorer = calibrated.unobserved(), scorer.unobserved()
@@ -483,23 +496,27 @@ class Search:
         if self.scorer.race is not None:
             check_racing(self.searcher.name)
         searched, front = self.run_trials()
-        result = self.confirm_best(searched)
-        if result.score.shortfall:
-            raise InfeasibleBits(explain_missed_limits(self.scorer.goal, result))
-        strategy, score = self.corrected(result)
-        strategy = self.measure_held_out(strategy)
-        forwards = self.gradient_forwards + self.scorer.evaluator.reuse.spent.passes
+        confirmed, trials = self.confirm_best(searched), searched.trials
+        if confirmed.score.shortfall:
+            raise InfeasibleBits(explain_missed_limits(self.scorer.goal, trials, confirmed.best, confirmed.score))
+        with interruptible_job("search", self.options.run.progress) as steps:
+            corrected = CorrectedTrials(self.scorer, steps)
+            best = self.corrected_best(corrected, confirmed, steps)
+            if best.score.shortfall:
+                raise InfeasibleBits(explain_missed_limits(self.scorer.goal.asked, trials, best.trial, best.score))
+            strategy = self.measure_held_out(self.strategy_of_corrected(best), steps)
+            front = self.corrected_front(corrected, front, trials)
         return SearchOutcome(
             strategy,
-            self.figure_of(score),
-            result,
+            self.figure_of(best.score),
+            replace(searched, best=best.trial),
             front,
-            forwards=forwards,
+            forwards=self.gradient_forwards + self.scorer.evaluator.reuse.spent.passes,
             before=self.before,
             prepared=self.calibrated,
             held_out=self.held_out,
             unconfirmed=None
-            if result.best is searched.best or self.confirmation is None
+            if confirmed.best is searched.best or self.confirmation is None
             else Unconfirmed(searched.best, self.value_text(searched.best), self.confirmation.count),
         )
 
@@ -543,7 +560,7 @@ class Search:
                     resume=run.resume,
                     progress=run.progress,
                     value_text=self.value_text,
-                    on_best=lambda trial: self.save(self.strategy_of(trial)),
+                    on_best=self.save_trial,
                     on_trial=on_trial,
                     on_new_trial=on_new_trial if run.callbacks else None,
                     plan_key=lambda bits: resolver(bits).key,
@@ -572,16 +589,15 @@ class Search:
             return result
         return replace(result, best=first)
 
-    def measure_held_out(self, strategy: Strategy) -> Strategy:
+    def measure_held_out(self, strategy: Strategy, steps: JobProgress) -> Strategy:
         """Save the best strategy, with its figures on held-out data where there is some."""
         self.save(strategy)
         if self.held_out is None:
             return strategy
         graph, hardware = self.prepared.graph, self.prepared.hardware
         plan, batches = plan_and_batches(graph, hardware, strategy, self.held_out)
-        with interruptible_job("search", self.options.run.progress) as steps:
-            steps("measuring the best on the held-out data")
-            held_out = held_out_figures(plan, batches.observed(steps.on_batch), self.scorer.goal.objective)
+        steps("measuring the best on the held-out data")
+        held_out = held_out_figures(plan, batches.observed(steps.on_batch), self.scorer.goal.objective)
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": held_out})
         self.save(strategy)
         return strategy
@@ -591,35 +607,50 @@ class Search:
         figures = score.results
         return float(figures.get("sim_acc", figures.get(self.scorer.goal.objective.name, score.value)))
 
-    def corrected(self, result: StudyResult) -> tuple[Strategy, Score]:
-        """The strategy of the best trial, with the corrections of layers that improve it, and its score."""
-        scorer, best = self.scorer, result.best
-        if not self.prepared.correction_names:
-            return self.strategy_of(best), best.score
-        point = MeasuredPoint(self.prepared, best.bits, scorer.evaluator.measure(self.prepared.resolver(best.bits)))
-        with interruptible_job("search", self.options.run.progress) as steps:
-            steps("correcting the layers of the best")
-            corrected = correct_in_turns(point, scorer.evaluator, self.effort.turns, steps)
-        plan, passes = corrected.plan, passes_record(corrected.prepared)
-        score = scorer.under_goal(plan, scorer.evaluator.concluded(plan, corrected.bits, corrected.measured))
-        if score.rank <= best.score.rank:
-            return self.strategy_of(best, passes), best.score
-        how = {**self.description, **passes, **_figures(score)}
-        return make_strategy(corrected.prepared, plan, corrected.bits, how), score
+    def corrected_best(self, corrected: CorrectedTrials, result: StudyResult, steps: JobProgress) -> CorrectedTrial:
+        """The best trial, its layers corrected."""
+        best = corrected.best_within_limits(result.best, result.trials)
+        steps("correcting the layers of the best")
+        turns, evaluator = self.effort.turns, self.scorer.evaluator
+        if turns == 1 and not any(name.startswith("reconstruction") for name in self.prepared.correction_names):
+            return corrected.of(best)
+        return corrected.by(lambda point: correct_in_turns(point, evaluator, turns, steps), best)
+
+    def corrected_front(self, corrected: CorrectedTrials, front: ParetoFront, trials: Sequence[Trial]) -> ParetoFront:
+        """The front with the layers of its points corrected, of all with an effort of several turns and else of
+        FRONT_POINTS, where the front is what is searched for; as it is elsewhere. Its file is written after each."""
+        path = self.options.run.front
+        if self.searcher.name not in FRONT_SEARCHERS or not self.prepared.correction_names:
+            return front
+        on_front = [trials[point.trial] for point in front]
+        for made in corrected.spread(on_front, FRONT_POINTS if self.effort.turns == 1 else None):
+            front = front.with_point(
+                front_point(front.measure, made.trial.index, self.strategy_of_corrected(made), made.score)
+            )
+            if path is not None:
+                front.save(path)
+        return front
+
+    def strategy_of_corrected(self, made: CorrectedTrial) -> Strategy:
+        """The strategy of a trial whose layers are corrected."""
+        prepared, bits = made.prepared, made.trial.bits
+        how = {**self.description, **passes_record(prepared), **_figures(made.score)}
+        return make_strategy(prepared, prepared.resolver(bits), bits, how)
 
     def value_text(self, trial: Trial) -> str:
         """The objective of a trial, in words."""
         objective = self.scorer.goal.objective
         return objective.text(float(trial.score.results.get(objective.figure, trial.score.value)))
 
-    def strategy_of(self, trial: Trial, further: Mapping[str, Any] = MappingProxyType({})) -> Strategy:
-        """The strategy of a trial.
-
-        Args:
-            further: entries of its `made_by`.
-        """
+    def strategy_of(self, trial: Trial) -> Strategy:
+        """The strategy of a trial, its layers not corrected."""
         plan = self.prepared.resolver(trial.bits)
-        return make_strategy(self.prepared, plan, trial.bits, {**self.description, **_figures(trial.score), **further})
+        return make_strategy(self.prepared, plan, trial.bits, {**self.description, **_figures(trial.score)})
+
+    def save_trial(self, trial: Trial) -> None:
+        """Write the strategy of the best trial so far, unless it misses a limit before its layers are corrected."""
+        if not self.scorer.goal.asked.shortfall({**trial.results, **trial.score.costs}):
+            self.save(self.strategy_of(trial))
 
     def save(self, strategy: Strategy) -> None:
         """Write the best strategy to the path that the user gave."""

@@ -1,0 +1,201 @@
+"""Limits and fronts once layers are corrected: limits hold in what is returned, and points of a front are corrected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from networks import ResNet, Small, Uneven, images, randomized
+from torch import Tensor, nn
+from toys import timeless
+
+import hago
+from hago.errors import InfeasibleBits, LogError
+from hago.search import corrected_trials, session
+from hago.search.corrected_trials import CorrectedTrials
+from hago.search.goal import GoalOptions, make_goal
+from hago.search.pareto_front import load_front
+from hago.search.replay import replay_log
+from hago.search.session import SearchOptions, run_search
+from hago.study import Score, Trial, read_log
+
+NETWORKS: dict[str, tuple[nn.Module, list[Tensor]]] = {
+    "uneven": (Uneven().eval(), [images(16, 3, 8, 8, seed=n) for n in range(6)]),
+    "small": (randomized(Small()), [images(16, 1, 6, 6, seed=n) for n in range(6)]),
+    "residual": (randomized(ResNet((4, 8), 1)), [images(16, 3, 12, 12, seed=n) for n in range(6)]),
+}
+CHIPS = ("x86_vnni", "vta", "tflite")
+
+
+def searched(name: str, chip: str, **options: Any) -> tuple[hago.Strategy, Any]:
+    model, data = NETWORKS[name]
+    return hago.search_quantize_strategy(model, chip, data, progress=False, **options)
+
+
+def measured(name: str, chip: str, strategy: hago.Strategy, data: Sequence[Tensor] | None = None) -> dict[str, Any]:
+    model, own = NETWORKS[name]
+    return hago.evaluate_strategy(model, chip, strategy, own if data is None else data).results
+
+
+# ---------------------------------------------------------------- limits
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("searcher, least", [("auto", 20), ("auto", 30), ("greedy", 30)])
+def test_a_limit_on_a_measure_holds_in_what_is_returned(
+    name: str, chip: str, searcher: str, least: int, tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"minimize": "weight_bytes", "keep": f"sqnr >= {least}", "searcher": searcher}
+    strategy, score = searched(name, chip, log=tmp_path / "log", **how)
+    data = NETWORKS[name][1]
+    everything, last = measured(name, chip, strategy), measured(name, chip, strategy, data[-2:])
+    assert everything["sqnr"] >= least and last["sqnr"] >= least  # the last third gives few corrections or none
+    assert everything["sqnr"] == strategy.made_by["results"]["sqnr"]
+    first = score.result.trials[0]  # the start
+    if first.results["sqnr"] >= least:
+        assert strategy.made_by["costs"]["weight_bytes"] <= first.score.costs["weight_bytes"]
+    header = read_log(tmp_path / "log").header
+    assert header is not None and header.settings["limits"] == [f"sqnr >= {least}"]
+
+
+def test_trials_go_below_a_limit_by_what_corrections_gain() -> None:
+    how: dict[str, Any] = {"minimize": "weight_bytes", "keep": "sqnr >= 30"}
+    strategy, score = searched("uneven", "vta", **how)
+    best = score.result.best
+    assert best.results["sqnr"] < 30 <= float(score)
+    assert strategy.made_by["goal"]["expected_gains"]["sqnr"] > 1
+    _, plain = searched("uneven", "vta", corrections="none", **how)
+    assert best.score.costs["weight_bytes"] < plain.result.best.score.costs["weight_bytes"]
+
+
+def test_a_limit_that_only_corrections_reach_is_not_refused() -> None:
+    name, chip = "uneven", "vta"
+    (_, plain), (_, corrected) = (
+        searched(name, chip, corrections=how, searcher="sensitivity") for how in ("none", ["rounding", "bias"])
+    )
+    assert corrected > plain + 1
+    between = (plain + corrected) / 2
+    how: dict[str, Any] = {"minimize": "weight_bytes", "keep": f"sqnr >= {between}", "searcher": "sensitivity"}
+    strategy, _ = searched(name, chip, corrections=["rounding", "bias"], **how)
+    assert strategy.made_by["results"]["sqnr"] >= between
+    with pytest.raises(InfeasibleBits, match="none keeps every limit"):
+        searched(name, chip, corrections="none", **how)
+
+
+def test_what_is_on_disk_while_the_search_runs_keeps_the_limits(tmp_path: Path) -> None:
+    saved = tmp_path / "best.json"
+    seen: list[float] = []
+
+    def look(search: hago.RunningSearch, trial: Trial) -> None:
+        if saved.exists():
+            seen.append(hago.Strategy.load(saved).made_by["results"]["sqnr"])
+
+    searched("residual", "vta", minimize="weight_bytes", keep="sqnr >= 30", save=saved, callbacks=[look])
+    assert seen and min(seen) >= 30
+
+
+def test_a_search_within_limits_goes_on_and_replays_as_it_began(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"minimize": "weight_bytes", "keep": "sqnr >= 30"}
+    whole, _ = searched("residual", "vta", log=tmp_path / "whole", **how)
+    searched("residual", "vta", log=tmp_path / "parts", budget=3, **how)
+    parts, _ = searched("residual", "vta", log=tmp_path / "parts", **how)
+    assert timeless((tmp_path / "whole").read_bytes()) == timeless((tmp_path / "parts").read_bytes())
+    assert whole.bits == parts.bits and whole.corrections == parts.corrections
+    model, data = NETWORKS["residual"]
+    assert replay_log(model, "vta", tmp_path / "whole", data, best_only=False).same
+    header = read_log(tmp_path / "whole").header
+    assert header is not None and header.settings["expected_gains"]["sqnr"] > 0
+    assert hago.replay(model, "vta", whole, data).same
+
+
+@pytest.mark.parametrize("gains", [{"sqnr": -1.0}, {"sqnr": "3"}, {"sqnr": True}, [3.0], None])
+def test_edited_gains_are_refused(gains: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    how: dict[str, Any] = {"minimize": "weight_bytes", "keep": "sqnr >= 30", "log": log, "budget": 1}
+    searched("small", "vta", **how)
+    first, *others = log.read_text("utf-8").splitlines()
+    header = json.loads(first)
+    header["settings"]["expected_gains"] = gains
+    log.write_text("\n".join([json.dumps(header), *others]) + "\n", "utf-8")
+    with pytest.raises(LogError, match="expected_gains"):
+        searched("small", "vta", **how)
+
+
+def made_up(values: Sequence[tuple[float, float]]) -> list[Trial]:
+    """Trials of these weight bytes and this SQNR."""
+    goal = replace(make_goal(GoalOptions(minimize="weight_bytes", keep="sqnr >= 20")), expected_gains={"sqnr": 5.0})
+    scores = [goal.applied(Score(q, {"sqnr": q, "samples": 8}), {"weight_bytes": c}) for c, q in values]
+    return [Trial(index, {"a": 8}, score) for index, score in enumerate(scores)]
+
+
+def test_the_cheapest_trial_that_keeps_the_limits_is_found_in_few_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = made_up([(100.0 - i, 30.0 - i) for i in range(40)])
+    goal = replace(make_goal(GoalOptions(minimize="weight_bytes", keep="sqnr >= 20")), expected_gains={"sqnr": 5.0})
+    for gain in (0.0, 2.0, 5.0, 8.0):
+        asked: list[int] = []
+
+        def of(self: Any, trial: Trial, gain: float = gain, asked: list[int] = asked) -> Any:
+            asked.append(trial.index)
+            left = goal.asked.shortfall({"sqnr": trial.results["sqnr"] + gain, "weight_bytes": 1.0})
+            return corrected_trials.CorrectedTrial(trial, None, replace(trial.score, shortfall=left))  # type: ignore[arg-type]
+
+        monkeypatch.setattr(CorrectedTrials, "of", of)
+        scorer = type("Scorer", (), {"goal": goal, "with_goal": lambda self, goal: self})()
+        made = CorrectedTrials(scorer, lambda text: None)
+        best = next(t for t in trials if t.results["sqnr"] == 15.0)
+        assert made.best_within_limits(best, trials).results["sqnr"] == 20.0 - gain
+        assert len(asked) <= 7
+
+
+# ---------------------------------------------------------------- fronts
+@pytest.fixture(scope="module", params=["x86_vnni", "vta"])
+def front_search(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    model, data = NETWORKS["residual"]
+    folder = tmp_path_factory.mktemp("front")
+    options = SearchOptions.of("pareto", front=folder / "front.json", log=folder / "log", progress=False)
+    return request.param, run_search(model, request.param, data, options), folder
+
+
+def test_points_of_a_front_are_corrected(front_search: Any) -> None:
+    chip, outcome, folder = front_search
+    front = outcome.front
+    assert load_front(folder / "front.json") == front
+    by_trial = [outcome.result.trials[p.trial] for p in front]
+    better = [p for p, trial in zip(front, by_trial, strict=True) if p.score > trial.results["sqnr"]]
+    assert len(better) >= 2 and all(p.strategy.corrections.offsets for p in better)
+    assert [p.score for p in front] == sorted({p.score for p in front})
+    assert [p.costs["weight_bytes"] for p in front] == sorted({p.costs["weight_bytes"] for p in front})
+    for point in front:
+        results = measured("residual", chip, point.strategy)
+        assert results["sqnr"] == point.score == point.strategy.made_by["results"]["sqnr"]
+
+
+def test_no_trial_is_above_a_corrected_front(front_search: Any) -> None:
+    _, outcome, _ = front_search
+    for trial in outcome.result.trials:
+        if trial.score.accepted:
+            cost, value = trial.score.costs["weight_bytes"], trial.results["sqnr"]
+            assert any(p.costs["weight_bytes"] <= cost and p.score >= value for p in outcome.front)
+
+
+def test_a_front_of_few_points_is_corrected_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "FRONT_POINTS", 2)
+    model, data = NETWORKS["residual"]
+    reports: list[str] = []
+    spread = CorrectedTrials.spread
+
+    def noted(self: CorrectedTrials, trials: Sequence[Trial], most: int | None) -> Any:
+        for made in spread(self, trials, most):
+            reports.append(str(made.trial.index))
+            yield made
+
+    monkeypatch.setattr(CorrectedTrials, "spread", noted)
+    outcome = run_search(model, "vta", data, SearchOptions.of("pareto:points=6,rounds=1", progress=False))
+    assert len(reports) == 2 and len(outcome.front) >= 1
+    plain = run_search(
+        model, "vta", data, SearchOptions.of("pareto:points=6,rounds=1", progress=False, corrections="none")
+    )
+    assert len(reports) == 2 and not any(p.strategy.corrections.offsets for p in plain.front)
