@@ -30,7 +30,7 @@ from hago.analysis.answer import one_shot_plan
 from hago.analysis.strategy_comparison import measure_difference
 from hago.arithmetic.equality import count_differing
 from hago.calibration import Estimator
-from hago.cost import METRICS, float_cost, plan_cost
+from hago.cost import METRICS, Cost, float_cost, plan_cost
 from hago.data import Batch, Batches, JobProgress
 from hago.errors import HASH_DIGITS, HagoError, LogError, StrategyMismatch
 from hago.graph import Graph, ModelLike
@@ -151,6 +151,14 @@ class _Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class _OneShot:
+    """What points are compared with: the Plan of one shot, and its costs."""
+
+    plan: Plan
+    costs: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class _Given:
     """What the points are measured on: the network and the data.
 
@@ -221,7 +229,7 @@ def gather_report(
     front = 0 if base.trials is None else len(base.trials.value)
     told = Told(points, pairs, story, base.measure, made.cost, hardware.name, front)
     points = [replace(point, short=answers(point, told)) for point in points]
-    notes += _notes_on_points(records, points, is_measured=bool(evaluators))
+    notes += [*made.notes, *_notes_on_points(records, points, is_measured=bool(evaluators))]
     names = [cost.name for cost in base.costs]
     names += [name for name in (*METRICS, STORED) if name not in names and any(name in p.costs for p in points)]
     names.sort(key=lambda name: name != made.cost)
@@ -580,6 +588,7 @@ class _Points:
         cost: the cost of the front.
         tables: the histograms and channels that the points share.
         drawings: the networks that were drawn, in the order of their indices.
+        notes: why one shot is missing, where it is.
     """
 
     def __init__(
@@ -590,7 +599,9 @@ class _Points:
         self.tables, self.drawings = Tables(), dict[Drawing, int]()
         self._measured: list[Mapping[str, Mapping[str, Tensor]]] = []
         self._histograms: dict[str, Mapping[str, Histogram]] = {}
-        self._one_shots: dict[str, Plan | None] = {}
+        self.notes: list[str] = []
+        self._one_shots: dict[str, _OneShot | None] = {}
+        self._contributions: dict[tuple[str, str], Mapping[str, Tensor]] = {}
 
     def point(self, candidate: _Candidate, *, is_first: bool) -> Point:
         """A point in full.
@@ -617,13 +628,7 @@ class _Points:
             remedies = found.to_json()
         full = widest_edges(resolver.space, strategy.bits)
         nodes = describe_nodes(plan, resolver.topology, cost, self.tables, statistic, peaks, histograms, full)
-        once = None if one_shot is None else plan_cost(one_shot)
-        figures, floats, of_one_shot = (
-            {}
-            if each is None
-            else {name: rounded(value) or 0.0 for name, value in {**each.figures, STORED: each.stored_bytes}.items()}
-            for each in (cost, whole, once)
-        )
+        figures, floats = _costs(cost), _costs(whole)
         return Point(
             title=candidate.title,
             kind=candidate.source.kind,
@@ -631,7 +636,7 @@ class _Points:
             bits=strategy.bits,
             costs=figures,
             float_costs=floats,
-            one_shot_costs=of_one_shot,
+            one_shot_costs={} if one_shot is None else one_shot.costs,
             stored_bytes=cost.stored_bytes,
             ram_bytes=ram_bytes(plan.graph, cost),
             plan_key=plan.key,
@@ -658,8 +663,8 @@ class _Points:
                 made.append(Pair(i, j, name, figures))
         return made
 
-    def _one_shot(self, strategy: Strategy, *, is_first: bool) -> Plan | None:
-        """The Plan of one shot with the options of a strategy; None where the strategy is one, or none can be made.
+    def _one_shot(self, strategy: Strategy, *, is_first: bool) -> _OneShot | None:
+        """One shot with the options of a strategy; None where the strategy is one, or none can be made.
 
         Args:
             is_first: whether it is of the first point. Of others, one shot is that of the first, or None where their
@@ -673,23 +678,38 @@ class _Points:
         if is_first and key not in self._one_shots:
             self.steps("quantizing in one shot")
             made = one_shot_plan(given.graph, given.hardware, strategy, given.batches, self.steps)
-            self._one_shots[key] = None if isinstance(made, str) else made
+            if isinstance(made, str):
+                self.notes.append(made)
+                self._one_shots[key] = None
+            else:
+                self._one_shots[key] = _OneShot(made, _costs(plan_cost(made)))
         return self._one_shots.get(key)
 
     def _verdicts(
-        self, candidate: _Candidate, plan: Plan, one_shot: Plan | None
+        self, candidate: _Candidate, plan: Plan, one_shot: _OneShot | None
     ) -> tuple[tuple[Verdict, ...], dict[str, float]]:
         """The models side by side on every data set, and the largest accumulators seen."""
         verdicts, peaks, kept = [], dict[str, float](), dict[str, Mapping[str, Tensor]]()
         for name, evaluator in self.given.evaluators.items():
             self.steps(f"running float model, simulation and integer model of {candidate.title} on the {name}")
-            verdict, measured = _verdict(name, evaluator, plan, one_shot)
-            kept[name] = measured.contributions
+            once = None if one_shot is None else self._measured_once(name, evaluator, one_shot.plan)
+            verdict, measured = _verdict(name, evaluator, plan, once)
+            kept[name] = self._contributions[plan.key, name] = measured.contributions
             for node, peak in measured.extremes.peaks.items():
                 peaks[node] = max(peak, peaks.get(node, 0.0))
             verdicts.append(verdict)
         self._measured.append(kept)
         return tuple(verdicts), peaks
+
+    def _measured_once(self, name: str, evaluator: Evaluator, plan: Plan) -> Mapping[str, Tensor]:
+        """What samples contribute to the measures of a Plan that several points are compared with.
+
+        Args:
+            name: of the data set.
+        """
+        if (plan.key, name) not in self._contributions:
+            self._contributions[plan.key, name] = evaluator.measure(plan).contributions
+        return self._contributions[plan.key, name]
 
     def _histograms_of(self, plan: Plan, strategy: Strategy) -> Mapping[str, Histogram]:
         """Histograms of the float values, made once for points with the same corrections of the network."""
@@ -700,8 +720,19 @@ class _Points:
         return self._histograms[key]
 
 
-def _verdict(name: str, evaluator: Evaluator, plan: Plan, one_shot: Plan | None) -> tuple[Verdict, Measurement]:
-    """The models side by side on one data set, and what was measured of the simulation."""
+def _costs(cost: Cost) -> dict[str, float]:
+    """All costs of a Plan by name, with the bytes of constants as stored."""
+    return {name: rounded(value) or 0.0 for name, value in {**cost.figures, STORED: cost.stored_bytes}.items()}
+
+
+def _verdict(
+    name: str, evaluator: Evaluator, plan: Plan, one_shot: Mapping[str, Tensor] | None
+) -> tuple[Verdict, Measurement]:
+    """The models side by side on one data set, and what was measured of the simulation.
+
+    Args:
+        one_shot: what samples contribute to the measures of one shot.
+    """
     outputs: list[Sequence[Any]] = []
     measured = evaluator.measure(plan, see=lambda values: outputs.append(list(values)))
     model = named_engine("auto")(plan)
@@ -714,7 +745,7 @@ def _verdict(name: str, evaluator: Evaluator, plan: Plan, one_shot: Plan | None)
             differing += count_differing(ours, theirs)
     contributions: dict[str, Mapping[str, Tensor]] = {"float": evaluator.float_contributions()}
     if one_shot is not None:
-        contributions["one shot"] = evaluator.measure(one_shot).contributions
+        contributions["one shot"] = one_shot
     contributions |= {"simulated": measured.contributions, "integer": evaluator.contributions(integers)}
     judged = [key for key in ("accuracy", "agreement", "sqnr") if key in measured.contributions]
     differences = [

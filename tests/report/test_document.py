@@ -22,6 +22,7 @@ from hago.report.layout import NODE_HEIGHT, NODE_WIDTH, draw_network
 from hago.report.nodes import histograms_of, possible_help, ram_bytes
 from hago.report.short import Told, answers, named_trials
 from hago.report.trials import columns_of, story_of
+from hago.search import Evaluator
 from hago.study import TrialFront, read_log
 
 from .searched import CHIP, data, network
@@ -224,6 +225,27 @@ def test_advice_that_the_hardware_refuses_is_left_out() -> None:
     whole = "a scale per channel if the hardware has it, the correction equalization, or more bits"
     assert possible_help(whole, [], is_per_channel=True) == whole
     assert possible_help(whole, ["a:1"], is_per_channel=False) == "the correction equalization"
+
+
+def test_one_shot_is_measured_once_on_each_data_set(search_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    class Counting(Evaluator):
+        def measure(self, plan: Any, *args: Any, **more: Any) -> Any:
+            measured.append(plan.key)
+            return super().measure(plan, *args, **more)
+
+    monkeypatch.setattr("hago.report.gather.Evaluator", Counting)
+    front = search_folder / "net.front.json"
+    report = make_report(network(), CHIP, front, data(), points=3, remedies=False, progress=False)
+    assert len(report.points) == 3 and all(point.one_shot_costs for point in report.points)
+    assert {point.plan_key for point in report.points} <= set(measured) and len(measured) <= 3 + 1
+
+
+def test_a_report_says_why_one_shot_is_missing(search_folder: Path) -> None:
+    report = make_report(network(), CHIP, search_folder / "net.json", data(7), remedies=False, progress=False)
+    assert not report.points[0].one_shot_costs
+    assert sum("one shot is not shown, since it needs the calibration data" in note for note in report.notes) == 1
 
 
 def test_no_model_is_compared_with_float_on_agreement(full_report: Report) -> None:
