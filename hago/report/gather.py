@@ -69,6 +69,7 @@ from hago.report.trials import (
     story_of,
     with_stored_bytes,
 )
+from hago.runtime import IntegerModel
 from hago.runtime.native import named_engine
 from hago.search import (
     Evaluator,
@@ -733,20 +734,12 @@ def _verdict(
     Args:
         one_shot: what samples contribute to the measures of one shot.
     """
-    outputs: list[Sequence[Any]] = []
-    measured = evaluator.measure(plan, see=lambda values: outputs.append(list(values)))
-    model = named_engine("auto")(plan)
-    compared = differing = 0
-    integers = []
-    for batch, simulated in zip(evaluator.batches, outputs, strict=True):
-        integers.append(model.run(batch.inputs))
-        for ours, theirs in zip(simulated, integers[-1], strict=True):
-            compared += theirs.numel()
-            differing += count_differing(ours, theirs)
+    beside = _Beside(evaluator, named_engine("auto")(plan))
+    measured = evaluator.measure(plan, see=beside)
     contributions: dict[str, Mapping[str, Tensor]] = {"float": evaluator.float_contributions()}
     if one_shot is not None:
         contributions["one shot"] = one_shot
-    contributions |= {"simulated": measured.contributions, "integer": evaluator.contributions(integers)}
+    contributions |= {"simulated": measured.contributions, "integer": beside.contributions}
     judged = [key for key in ("accuracy", "agreement", "sqnr") if key in measured.contributions]
     differences = [
         _paired(_objective(evaluator, key), other, "simulated", contributions[other][key], measured.contributions[key])
@@ -756,7 +749,34 @@ def _verdict(
         if other in contributions and (key == "accuracy" or other != "float")
     ]
     models = tuple(Model(each, _figures(evaluator, of_each)) for each, of_each in contributions.items())
-    return Verdict(name, models, tuple(differences), compared, differing, dict(measured.extremes.overflows)), measured
+    overflows = dict(measured.extremes.overflows)
+    return Verdict(name, models, tuple(differences), beside.compared, beside.differing, overflows), measured
+
+
+class _Beside:
+    """The integer model beside the simulation: run on the same batches, and compared batch by batch, so that no outputs
+    are kept. `_verdict` makes it, and `Evaluator.measure` calls it with every batch and what was simulated.
+
+    Attributes:
+        compared, differing: outputs that were compared so far, and that differ.
+    """
+
+    def __init__(self, evaluator: Evaluator, model: IntegerModel) -> None:
+        self.compared = self.differing = 0
+        self._evaluator, self._model = evaluator, model
+        self._parts: list[dict[str, Tensor]] = []
+
+    def __call__(self, batch: Batch, simulated: Sequence[Any]) -> None:
+        outputs = self._model.run(batch.inputs)
+        for ours, theirs in zip(simulated, outputs, strict=True):
+            self.compared += theirs.numel()
+            self.differing += count_differing(ours, theirs)
+        self._parts.append(self._evaluator.contributions_of(len(self._parts), batch, outputs))
+
+    @property
+    def contributions(self) -> dict[str, Tensor]:
+        """What samples contribute to the measures of the integer model."""
+        return {name: torch.cat([part[name] for part in self._parts]) for name in self._parts[0]}
 
 
 def _figures(evaluator: Evaluator, contributions: Mapping[str, Tensor]) -> dict[str, Any]:
