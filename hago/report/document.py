@@ -102,7 +102,8 @@ class Trials:
         gain: by how much the trial raised the best value so far; None where it did not.
         rejected: why a trial cannot be taken (overflow, a limit, no signature); empty for the others.
         front: the trials that no other beats in both the objective and `front_cost`.
-        best: the best trial.
+        best: the trial that the search gives, which with a tolerance may have a lower value than others; None where no
+            trial can be taken.
     """
 
     groups: tuple[str, ...]

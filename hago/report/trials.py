@@ -13,7 +13,7 @@ from hago.report.document import FewerBits, Figure, Move, SearchStory, Trials, r
 from hago.search.objective import OBJECTIVES
 from hago.serialization.summary import measure_name
 from hago.serialization.text_table import bytes_text
-from hago.study import Header, Trial, TrialFront
+from hago.study import Header, Trial, TrialFront, best_trial
 
 #: The most digits of bits that a report holds; of longer logs, only trials of the front keep their bits.
 MOST_BITS: Final = 1_000_000
@@ -94,14 +94,15 @@ def columns_of(header: Header, trials: Sequence[Trial]) -> Trials:
     measure, cost = measure_figure(str(header.objective)).name, front_cost_of(header, trials)
     front = TrialFront(measure, cost)
     gains: list[float | None] = []
-    best: Trial | None = None
+    highest: Trial | None = None
     for trial in trials:
         front.add(trial)
-        if _is_taken(trial) and (best is None or trial.score.rank > best.score.rank):
-            gains.append(rounded(_value(trial, measure) - _value(best, measure)) if best is not None else 0.0)
-            best = trial
+        if _is_taken(trial) and (highest is None or trial.score.rank > highest.score.rank):
+            gains.append(rounded(_value(trial, measure) - _value(highest, measure)) if highest is not None else 0.0)
+            highest = trial
         else:
             gains.append(None)
+    best = best_trial(trials, float(header.searcher.get("options", {}).get("tolerance") or 0.0))
     groups = tuple(trials[0].bits) if trials else ()
     on_front = {trial.index for trial in front.trials}
     is_long = len(trials) * len(groups) > MOST_BITS
@@ -125,7 +126,7 @@ def columns_of(header: Header, trials: Sequence[Trial]) -> Trials:
         rejected=tuple(_why_rejected(t) for t in trials),
         front=tuple(t.index for t in front.trials),
         front_cost=cost,
-        best=None if best is None else best.index,
+        best=best.index if best is not None and best.score.accepted else None,
     )
 
 

@@ -23,7 +23,7 @@ from hago.report.nodes import histograms_of, possible_help, ram_bytes
 from hago.report.short import Told, answers, named_trials
 from hago.report.trials import columns_of, story_of
 from hago.search import Evaluator
-from hago.study import TrialFront, read_log
+from hago.study import TrialFront, best_trial, read_log
 
 from .searched import CHIP, data, network
 
@@ -47,6 +47,17 @@ def test_trials_are_those_of_the_log(full_report: Report, search_folder: Path) -
         assert trials.why[trials.reason[i]] == trial.why
     assert trials.front == tuple(trial.index for trial in front.trials)
     assert trials.best == max(range(len(log.trials)), key=lambda i: (log.trials[i].score.rank, -i))
+
+
+def test_the_best_trial_is_that_of_the_search_with_its_tolerance(search_folder: Path) -> None:
+    log = read_log(search_folder / "net.jsonl")
+    assert log.header is not None
+    header = replace(log.header, searcher={"name": "greedy", "options": {"tolerance": 3.0}})
+    wanted = best_trial(log.trials, 3.0)
+    assert wanted is not None and columns_of(header, log.trials).best == wanted.index
+    assert wanted.index != columns_of(log.header, log.trials).best
+    limited = [replace(t, score=replace(t.score, shortfall=1.0)) for t in log.trials]
+    assert columns_of(header, limited).best is None
 
 
 def test_gains_lead_from_the_first_trial_to_the_best(full_report: Report) -> None:
