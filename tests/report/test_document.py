@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -194,7 +195,7 @@ def test_one_shot_comes_first_where_it_is_surely_better(
     verdict = point.verdicts[-1]
     paired = PairedFigure("sim_acc", "one shot", "simulated", -0.25, -0.5, -0.01, better)
     judged = replace(point, verdicts=(replace(verdict, differences=(paired,)),))
-    told = Told(full_report.points, (), full_report.search, full_report.measure, "weight_bytes", CHIP, 10)
+    told = Told(full_report.search, full_report.measure, "weight_bytes", CHIP, 10)
     made = answers(judged, told)
     against = next(each for each in made if "one shot" in each.question)
     assert says in against.answer and "one of 10 trials" in against.answer and against.alarm == alarm
@@ -204,9 +205,37 @@ def test_one_shot_comes_first_where_it_is_surely_better(
     assert ('class="callout"' in page) == alarm
 
 
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_answers_say_what_was_not_measured(full_report: Report, missing: float | None) -> None:
+    point, search = full_report.points[0], full_report.search
+    assert search is not None and point.remedies is not None
+    whole: dict[str, Any] = {"samples": 16, **dict.fromkeys(("sim_acc", "sqnr", "agreement"), missing)}
+    of_all: dict[str, Any] = {"low": missing, "high": missing, "difference": missing, "better": ""}
+    verdict = point.verdicts[-1]
+    models = tuple(replace(model, figures=whole) for model in verdict.models)
+    differences = tuple(replace(each, **of_all) for each in verdict.differences)
+    fewer = tuple(
+        replace(f, value=missing, figures=whole, to_float=f.to_float and replace(f.to_float, **of_all))
+        for f in search.fewer
+    )
+    remedy = {"command": "--keep-float x", "gain_db": missing}
+    remedies = {"samples": 16, "sqnr": missing, "found": [remedy], "together": None, "tried": 3, "kept_float": {}}
+    blank = replace(point, verdicts=(replace(verdict, models=models, differences=differences),), remedies=remedies)
+    told = Told(replace(search, fewer=fewer), full_report.measure, "weight_bytes", CHIP, 10)
+    made = {each.question: each.answer for each in answers(blank, told)}
+    assert not re.search(r"\b(nan|None|inf)\b", " ".join(made.values())), made
+    for words in ("lose?", "one shot?", "6 bits?"):
+        (answer,) = (text for question, text in made.items() if question.endswith(words))
+        assert "not measured" in answer and "chance" not in answer
+    unlabelled = {"samples": 16, "sqnr": missing, "agreement": 0.98994, "agreement_interval": [missing, 1.0]}
+    models = tuple(replace(model, figures=unlabelled) for model in verdict.models)
+    text = answers(replace(blank, verdicts=(replace(verdict, models=models, differences=()),)), told)[0].answer
+    assert "SQNR of the outputs is not measured" in text and "98.99 %" in text and "interval" not in text
+
+
 def test_float_nodes_are_counted_and_explain_mean_bits(full_report: Report) -> None:
     point = full_report.points[0]
-    told = Told(full_report.points, (), None, full_report.measure, "weight_bytes", CHIP, 0)
+    told = Told(None, full_report.measure, "weight_bytes", CHIP, 0)
     nodes = [n for n in point.nodes if n.runs == "integer"]
     kept = max(nodes, key=lambda node: node.costs.get("weight_bytes", 0.0))
     changed = tuple(replace(n, runs="float", reason="kept float") if n is kept else n for n in point.nodes)
@@ -219,7 +248,7 @@ def test_float_nodes_are_counted_and_explain_mean_bits(full_report: Report) -> N
 
 def test_what_the_worst_layer_gains_in_float_is_said(full_report: Report) -> None:
     point = full_report.points[0]
-    told = Told(full_report.points, (), None, full_report.measure, "weight_bytes", CHIP, 0)
+    told = Told(None, full_report.measure, "weight_bytes", CHIP, 0)
     worst, *others = sorted(point.nodes, key=lambda n: -(n.blame or 0.0))
     found = {"command": f"--keep-float {others[0].name}", "gain_db": 2.0}
     remedies = {"samples": 16, "sqnr": 30.0, "found": [found], "together": None, "tried": 3}
