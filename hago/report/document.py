@@ -18,8 +18,9 @@ from hago.serialization.summary import Summarized, Summary
 from hago.serialization.text_table import counted
 
 REPORT_VERSION: Final = 1
-#: Significant digits of figures that are drawn; a pixel shows fewer.
-DIGITS: Final = 6
+#: Significant digits of figures, far more than any text shows: a figure that is rounded to few digits, and again to
+#: fewer where it is shown, differs from the same figure in another text.
+DIGITS: Final = 12
 
 Runs = Literal["integer", "float", "input"]
 EdgeKind = Literal["data", "weight", "bias", "constant", "output"]
@@ -27,7 +28,7 @@ PointKind = Literal["strategy", "front", "trial"]
 
 
 def rounded(value: float | None, digits: int = DIGITS) -> float | None:
-    """A number with few significant digits; None where it is missing or not finite."""
+    """A number with so many significant digits; None where it is missing or not finite."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{digits}g}")

@@ -48,36 +48,66 @@ const least = (values, before = Infinity) => values.reduce((found, each) => Math
 const largest = (values, before = -Infinity) => values.reduce((found, each) => Math.max(found, each), before);
 // none where one of both was not measured
 const less = (value, other) => isMissing(value) || isMissing(other) ? null : value - other;
-const digits = (value, count = 4) => isMissing(value) ? NONE : value < 0 ? MINUS + digits(-value, count)
-  : value === 0 ? "0" : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(count - 1).replace(/\.?0+e/, "e") : String(Number(value.toPrecision(count)));
-const percent = (value, places = 1) => isMissing(value) ? NONE
-  : value && Math.abs(value) < 10 ** -(places + 2) ? `< ${(10 ** -places).toFixed(places)} %` : `${value < 0 ? MINUS : ""}${Math.abs(100 * value).toFixed(places)} %`;
-function scaled(value, units, count = 4) {
-  const [size, name] = units.find(([least]) => Math.abs(value) >= least) || units[units.length - 1];
-  return `${Number((value / size).toPrecision(count))} ${name}`;
+// numbers are rounded as Python rounds those of the tables: by their exact decimals, and to even between two
+function even(near, exact) {
+  if (!/50{24}$/.test(exact)) return near;
+  const below = exact.slice(0, -25).replace(/\.$/, "");
+  return /[02468]$/.test(below) ? below : near;
 }
+const fixed = (value, places) => even(value.toFixed(places), value.toFixed(places + 25));
+// a number with so many significant digits: as such, and in its parts, a number from 1 to 10 and a power of ten
+function precise(value, count) {
+  const [[near, power], [exact, exactPower]] = [count - 1, count + 24].map((places) => value.toExponential(places).split("e"));
+  const rounded = even(near, exact);
+  return [Number(`${rounded}e${rounded === near ? power : exactPower}`), Number(rounded), Number(rounded === near ? power : exactPower)];
+}
+// a number as "%.6g" writes it
+function general(value, count) {
+  if (isMissing(value)) return NONE;
+  if (value < 0) return MINUS + general(-value, count);
+  const [rounded, leading, power] = precise(value, count);
+  return power < -4 || power >= count ? `${leading}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}` : String(rounded);
+}
+function digits(value, count = 4) {
+  if (isMissing(value)) return NONE;
+  if (value < 0) return MINUS + digits(-value, count);
+  const [rounded, leading, power] = precise(value, count);
+  return value !== 0 && (value >= 1e5 || value < 1e-3) ? `${leading}e${power < 0 ? "-" : "+"}${Math.abs(power)}` : String(rounded);
+}
+const signed = (value, text) => `${value < 0 ? MINUS : ""}${text}`;
+const percent = (value, places = 1) => isMissing(value) ? NONE
+  : value && Math.abs(value) < 10 ** -(places + 2) ? `< ${(10 ** -places).toFixed(places)} %` : signed(value, `${fixed(Math.abs(100 * value), places)} %`);
+const decibels = (value, places = 2) => isMissing(value) ? NONE : signed(value, `${fixed(Math.abs(value), places)} dB`);
+function scaled(value, units, count = 4) {
+  const [size, name] = units.find(([from]) => Math.abs(value) >= from) || units[units.length - 1];
+  return `${general(value / size, count)} ${name}`;
+}
+const THOUSANDS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
 function amount(figure, value) {
   if (isMissing(value)) return NONE;
   if (figure.unit === "B") {
-    const [size, name] = [[1024 ** 3, "GiB"], [1024 ** 2, "MiB"], [1024, "KiB"]].find(([least]) => value >= least) || [1, "B"];
-    return `${(value / size).toFixed(size === 1 ? 0 : value >= 10 * size ? 1 : 2)} ${name}`;
+    const [size, name] = [[1024 ** 3, "GiB"], [1024 ** 2, "MiB"], [1024, "KiB"]].find(([from]) => value >= from) || [1, "B"];
+    return `${fixed(value / size, size === 1 ? 0 : value >= 10 * size ? 1 : 2)} ${name}`;
   }
   if (figure.unit === "s") return scaled(value, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]);
   if (figure.unit === "J") return scaled(value, [[1, "J"], [1e-3, "mJ"], [1e-6, "µJ"], [1e-9, "nJ"]]);
-  if (figure.unit === "bits") return `${Number(value.toPrecision(4))} bits`;
-  return value >= 1000 ? scaled(value, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]], 3).replace(" ", "") : digits(value);
+  if (figure.unit === "bits") return `${general(value, 4)} bits`;
+  const whole = Number(fixed(value, 0));
+  return whole < 1000 ? String(whole) : scaled(whole, THOUSANDS, 3).replace(" ", "");
 }
-function measured(value) {
+// a value of a measure, by its name
+function figureText(name, value) {
   if (isMissing(value)) return NONE;
-  if (R.measure.unit === "share") return `${(100 * value).toFixed(2)} %`;
-  return R.measure.unit === "dB" ? `${value.toFixed(2)} dB` : digits(value, 6);
+  if (SHARES.includes(name)) return signed(value, `${fixed(Math.abs(100 * value), 2)} %`);
+  return name === "sqnr" ? decibels(value) : general(value, 6);
 }
+const SHARES = ["sim_acc", "agreement"];
+const measured = (value) => figureText(R.measure.name, value);
 function shift(value, name) {
   if (isMissing(value)) return NONE;
-  const sign = value >= 0 ? "+" : "−";
-  const size = Math.abs(value);
-  if (["sim_acc", "agreement", "cosine"].includes(name)) return `${sign}${(100 * size).toFixed(2)} points`;
-  return name === "sqnr" ? `${sign}${size.toFixed(2)} dB` : sign + digits(size);
+  const sign = value >= 0 ? "+" : MINUS, size = Math.abs(value);
+  if (SHARES.includes(name)) return `${sign}${fixed(100 * size, 2)} points`;
+  return sign + (name === "sqnr" ? decibels(size) : general(size, 4));
 }
 const costNamed = (name) => R.costs.find((cost) => cost.name === name) || { name, title: name, unit: "" };
 function ticks(low, high, count) {
@@ -95,9 +125,9 @@ function costTicks(figure, low, high, count) {
 }
 const byteUnit = (high) => high >= 2 * 1024 ** 2 ? 1024 ** 2 : high >= 2048 ? 1024 : 1;
 function tickText(figure, value, high) {
-  if (figure.unit !== "B") return figure.unit === "" || figure.unit === "cycles" ? value >= 1000 ? scaled(value, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]).replace(" ", "") : digits(value) : amount(figure, value);
+  if (figure.unit !== "B") return figure.unit === "" || figure.unit === "cycles" ? value >= 1000 ? scaled(value, THOUSANDS).replace(" ", "") : digits(value) : amount(figure, value);
   const unit = byteUnit(high);
-  return `${Number((value / unit).toPrecision(6))} ${{ 1: "B", 1024: "KiB", 1048576: "MiB" }[unit]}`;
+  return `${digits(value / unit, 6)} ${{ 1: "B", 1024: "KiB", 1048576: "MiB" }[unit]}`;
 }
 
 // ---------------------------------------------------------------- what is chosen
@@ -215,9 +245,10 @@ function scaleOf(values, from, to, margin = 0.04) {
   return { low, high, at: (value) => from + (to - from) * (value - low) / (high - low) };
 }
 const sizeOf = (figure) => { const width = Math.max(320, Math.round(figure.clientWidth)); return [width, width < 560 ? 300 : 400]; };
-// values that are drawn are in % for shares
-const drawn = (value) => R.measure.unit === "share" ? 100 * value : value;
-const unitText = R.measure.unit === "share" ? "%" : R.measure.unit;
+// values that are drawn are in % for shares of samples
+const isShare = SHARES.includes(R.measure.name);
+const drawn = (value) => isShare ? 100 * value : value;
+const unitText = isShare ? "%" : R.measure.name === "sqnr" ? "dB" : "";
 const axisTitle = unitText ? `${R.measure.title} in ${unitText}` : R.measure.title;
 
 const plots = {};
@@ -363,9 +394,7 @@ function markPlots() {
 function figureOf(choice, data, name) {
   const verdict = pointOf(choice).verdicts.find((each) => each.data === data);
   const value = verdict && verdict.models.find((model) => model.name === "simulated").figures[name];
-  if (isMissing(value)) return NONE;
-  if (["sim_acc", "agreement", "cosine"].includes(name)) return `${(100 * value).toFixed(2)} %`;
-  return name === "sqnr" ? `${value.toFixed(2)} dB` : digits(value);
+  return figureText(name, value);
 }
 function renderComparison() {
   const place = $("compare");
@@ -401,7 +430,7 @@ function renderComparison() {
   }
   const [first, second] = [costsOf(state.a), costsOf(state.b)];
   const names = R.costs.filter((cost) => cost.name in first && cost.name in second);
-  const costs = element("div", {}, element("h3", {}, "Costs"), table(["cost", ">A", ">B", ">B / A"], names.map((cost) => [cost.title, amount(cost, first[cost.name]), amount(cost, second[cost.name]), first[cost.name] && !isMissing(second[cost.name]) ? (second[cost.name] / first[cost.name]).toFixed(3) : NONE])));
+  const costs = element("div", {}, element("h3", {}, "Costs"), table(["cost", ">A", ">B", ">B / A"], names.map((cost) => [cost.title, amount(cost, first[cost.name]), amount(cost, second[cost.name]), first[cost.name] && !isMissing(second[cost.name]) ? fixed(second[cost.name] / first[cost.name], 3) : NONE])));
   const packed = "stored_bytes" in first && "stored_bytes" in second && first.stored_bytes !== null && first.stored_bytes === second.stored_bytes && first.weight_bytes !== second.weight_bytes;
   if (packed) costs.append(element("p", { class: "soft" }, `${R.hardware.name} stores the weights of both in the same ${amount(costNamed("stored_bytes"), first.stored_bytes)}: fewer bits save nothing that is stored.`));
   const [ours, theirs] = [bitsOf(state.a), bitsOf(state.b)];
@@ -579,7 +608,7 @@ function overview(point) {
 function errorPart(node) {
   const made = [element("h4", {}, "Error")];
   if (node.sqnr === null) { made.push(element("p", { class: "soft" }, "Not measured.")); return [...made, facts([["runs in", node.runs], ["because", node.reason]])]; }
-  made.push(facts([["SQNR", node.sqnr >= 200 ? "exact" : `${node.sqnr.toFixed(1)} dB`], ["own error alone", node.own_sqnr === null || node.own_sqnr >= 200 ? "none" : `${node.own_sqnr.toFixed(1)} dB`],
+  made.push(facts([["SQNR", node.sqnr >= 200 ? "exact" : decibels(node.sqnr, 1)], ["own error alone", node.own_sqnr === null || node.own_sqnr >= 200 ? "none" : decibels(node.own_sqnr, 1)],
     ["blame", node.blame ? `${percent(node.blame)} of the outputs' error, estimated on ${pointOf(state.a).inside_samples} samples` : "none"], ["runs in", node.runs], ["because", node.reason],
     ["integers", node.runs === "integer" ? `${node.differing} of ${amount({ unit: "" }, node.compared)} values differ from the simulation` : ""]]));
   const causes = Object.entries(node.causes).sort((x, y) => y[1] - x[1]);
@@ -593,7 +622,7 @@ function errorPart(node) {
   if (node.words) made.push(element("p", {}, `Mainly ${node.cause}: ${node.words}.`));
   const tried = pointOf(state.a).remedies, own = tried ? tried.found.filter((each) => each.node === node.name) : [];
   const impossible = tried && tried.impossible[node.name];
-  if (own.length) made.push(element("p", {}, "Helps, as tried:"), table(["change", ">gain", ">bytes"], own.map((each) => [element("code", {}, each.command), isMissing(each.gain_db) ? NONE : `${each.gain_db.toFixed(2)} dB`, each.bytes])));
+  if (own.length) made.push(element("p", {}, "Helps, as tried:"), table(["change", ">gain", ">bytes"], own.map((each) => [element("code", {}, each.command), decibels(each.gain_db), each.bytes])));
   else if (node.helps) made.push(element("p", {}, element("b", {}, "May help: "), `${node.helps}.`));
   if (impossible && impossible.length) made.push(element("p", { class: "soft" }, `Not possible on this hardware: ${impossible.join("; ")}.`));
   return made;
@@ -648,7 +677,7 @@ function accumulatorPart(node) {
   made.append(svg("text", { x: 2, y: 30 }, "0"), svg("text", { x: at(1), y: 30, "text-anchor": "end" }, `largest ${node.register}`));
   const verdict = { proved: "proved absent for any input", possible: "possible for other inputs; none was seen", overflows: `seen: ${node.overflows} of ${amount({ unit: "" }, node.accumulators)} sums` }[node.verdict];
   return [element("h4", {}, "Accumulator"), element("figure", { class: "chart" }, made), facts([["overflow", verdict], ["largest sum", `${percent(node.share, 2)} of the largest ${node.register}, for any input`],
-    ["headroom", room >= 0 ? `${room.toFixed(1)} bits` : `lacks ${(-room).toFixed(1)} bits`], ["largest seen", node.seen === null ? "" : `${percent(node.seen, 2)} of the largest ${node.register}`], ["past its range", node.on_overflow], ["signature", node.signature]])];
+    ["headroom", `${room >= 0 ? "" : "lacks "}${fixed(Math.abs(room), 1)} bits`], ["largest seen", node.seen === null ? "" : `${percent(node.seen, 2)} of the largest ${node.register}`], ["past its range", node.on_overflow], ["signature", node.signature]])];
 }
 function weightPart(node) {
   if (node.weights === null) return [];

@@ -108,7 +108,7 @@ def page_template() -> Any:
         "bytes": lambda value: NONE if value is None else _bytes(value),
         "count": _count,
         "counted": counted,
-        "figure": lambda value, name: NONE if value is None else measure_text(name, value),
+        "figure": lambda value, name: NONE if value is None else _minus(measure_text(name, value)),
         "interval": _interval,
         "listed": listed,
         "label_place": lambda edge, drawing: Markup(_label_place(edge, drawing)),
@@ -189,7 +189,7 @@ def _interval(ends: Any, name: str) -> str:
     """An interval of a measure; a dash where it is missing or open."""
     if not ends or ends[0] is None or ends[1] is None:
         return NONE
-    low, high = (measure_text(name, end) for end in ends)
+    low, high = (_minus(measure_text(name, end)) for end in ends)
     return f"{low.partition(' ')[0]} to {high}"
 
 
@@ -197,14 +197,14 @@ def _shift(value: float | None, name: str) -> str:
     """A difference of a measure, with its sign; of shares in points."""
     if value is None:
         return NONE
-    if name in ("sim_acc", "agreement", "cosine"):
+    if name in ("sim_acc", "agreement"):
         return _minus(f"{100.0 * value:+.2f} points")
     return _minus(f"{value:+.2f} dB" if name == "sqnr" else f"{value:+.4g}")
 
 
 def _minus(text: str) -> str:
     """A number with a minus as long as a plus."""
-    return text.replace("-", "\u2212", 1)
+    return f"\u2212{text[1:]}" if text.startswith("-") else text
 
 
 def _signs(text: str) -> str:

@@ -6,6 +6,7 @@ The browser is Debian's chromium, driven by playwright; without either, these te
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +16,11 @@ from typing import Any
 
 import pytest
 
+from hago.cost import METRICS
 from hago.report import Report, save_page
+from hago.report.document import rounded
 from hago.report.page import listed
+from hago.report.trials import cost_figure, measure_figure
 
 from .searched import HOSTILE
 
@@ -243,6 +247,66 @@ def test_a_long_log_is_drawn_and_lists_some_of_its_trials(browser: Any, full_rep
         # a dot whose trial is not listed can be chosen all the same
         tab.locator(f"#front-plot circle[data-trial='{other}']").click(force=True)
         assert tab.locator("#pick-a").input_value() == f"t{other}"
+
+
+#: The texts of the facts of a trial that is chosen, by name.
+FACTS = """(index) => {
+  const select = document.getElementById("pick-a");
+  select.value = `t${index}`;
+  select.dispatchEvent(new Event("change"));
+  const facts = [...document.querySelectorAll("[data-trial-only] dl div")];
+  return Object.fromEntries(facts.map((fact) => [fact.children[0].textContent, fact.children[1].textContent]));
+}"""
+
+
+@pytest.mark.parametrize("objective", ["sqnr", "accuracy", "cosine"])
+def test_a_figure_has_one_text_wherever_it_is_shown(
+    browser: Any, full_report: Report, tmp_path: Path, objective: str
+) -> None:
+    trials, draw = full_report.trials, random.Random(1)
+    assert trials is not None and full_report.search is not None
+    count = 250
+    # halves are between two texts, and are rounded to even ones
+    halves = [draw.randrange(1, 4000) / 8 for _ in range(50)] + [(draw.randrange(100) + 0.5) / 2**7 for _ in range(50)]
+    near = [draw.randrange(1, 20_000) / 20_000 * (1 + draw.choice((-1, 1, 0)) * 1e-9) for _ in range(50)]
+    wide = [10 ** draw.uniform(-8, 9) for _ in range(100)]
+
+    def column(sign: int) -> tuple[float | None, ...]:
+        values = [draw.choice((1, sign)) * value for value in (*halves, *near, *wide)]
+        draw.shuffle(values)
+        return tuple(map(rounded, values))
+
+    names = [name for name in METRICS if name != "macs"]  # which the table leaves out
+    of = range(count)
+    path = changed_trials(
+        replace(
+            full_report,
+            measure=measure_figure(objective),
+            costs=tuple(map(cost_figure, names)),
+            search=replace(full_report.search, fewer=()),
+        ),
+        tmp_path / "texts.html",
+        **dict.fromkeys(("value", "low", "high"), column(-1)),
+        **{name: tuple(getattr(trials, name)[0] for _ in of) for name in ("bits", "reason", "rejected", "seconds")},
+        **dict.fromkeys(("gain", "same_as"), (None,) * count),
+        elapsed=tuple(map(float, of)),
+        costs={name: column(1) for name in names},
+        front=(0, 1),
+        best=0,
+    )
+    with opened(browser, path) as tab:
+        titles, *rows = tab.evaluate(
+            "[...document.querySelectorAll('#front details tr')].map((row) => [...row.children].map((c) => c.textContent))"
+        )
+        assert len(rows) == count
+        for index, row in enumerate(rows):
+            cells, facts = dict(zip(titles, row, strict=True)), tab.evaluate(FACTS, index)
+            told = next(text for name, text in facts.items() if " on the calibration data" in name)
+            value, interval = told.removesuffix(")").split(" (95 %: ")
+            assert value == cells[titles[1]] and interval.split(" to ")[1] == cells[titles[2]].split(" to ")[1]
+            for name in names:
+                title = cost_figure(name).title
+                assert facts[title] == cells[title], (name, index)
 
 
 def trials_of(report: Report) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from hago.report.gather import spread
 from hago.report.layout import NODE_HEIGHT, NODE_WIDTH, draw_network
 from hago.report.nodes import histograms_of, possible_help, ram_bytes
 from hago.report.short import Told, answers, named_trials
-from hago.report.trials import columns_of, story_of
+from hago.report.trials import columns_of, measure_figure, story_of
 from hago.search import Evaluator
+from hago.serialization.summary import measure_text
 from hago.study import TrialFront, best_trial, read_log
 
 from .searched import CHIP, data, network
@@ -48,6 +49,16 @@ def test_trials_are_those_of_the_log(full_report: Report, search_folder: Path) -
         assert trials.why[trials.reason[i]] == trial.why
     assert trials.front == tuple(trial.index for trial in front.trials)
     assert trials.best == max(range(len(log.trials)), key=lambda i: (log.trials[i].score.rank, -i))
+
+
+def test_figures_are_not_rounded_before_they_are_shown(search_folder: Path) -> None:
+    log = read_log(search_folder / "net.jsonl")
+    assert log.header is not None
+    for name, value in (("accuracy", 0.989949996), ("sqnr", 31.41499996), ("sqnr", 131.41499996)):
+        figure = measure_figure(name).name
+        trials = [replace(t, score=replace(t.score, results={figure: value})) for t in log.trials[:1]]
+        (shown,) = columns_of(replace(log.header, objective=name), trials).value
+        assert shown is not None and measure_text(figure, shown) == measure_text(figure, value)
 
 
 def test_the_best_trial_is_that_of_the_search_with_its_tolerance(search_folder: Path) -> None:
