@@ -41,7 +41,6 @@ from hago.report.document import (
     Command,
     DataSet,
     Drawing,
-    Figure,
     Histogram,
     Identity,
     Model,
@@ -60,7 +59,6 @@ from hago.report.nodes import Tables, describe_nodes, histograms_of, ram_bytes, 
 from hago.report.records import Records
 from hago.report.short import Told, answers, named_trials
 from hago.report.trials import (
-    FRONT_COST,
     STORED,
     bits_text,
     columns_of,
@@ -72,6 +70,7 @@ from hago.report.trials import (
 from hago.runtime import IntegerModel
 from hago.runtime.native import named_engine
 from hago.search import (
+    FRONT_COST,
     Evaluator,
     Measurement,
     import_with_held_out,
@@ -213,7 +212,7 @@ def gather_report(
     if graph is None:
         return replace(base, notes=tuple(notes))
     data = _data_sets(records, batches, further)
-    objective = named_objective("sqnr" if options.objective is None else options.objective)
+    objective = _objective_for(records, options, data)
     evaluators = {
         name: Evaluator(
             graph, each.observed(steps.on_batch), objective, hardware.known_ops, cache_bytes=0, engine="float"
@@ -274,7 +273,7 @@ def _of_records(
         hardware=Identity(hardware.name, hardware_hash(hardware)),
         made_with=versions(torch.get_num_threads()),
         commands=tuple(commands(None)),
-        measure=_measure_of(records),
+        measure=measure_figure(_objective_name(records)),
         costs=() if trials is None else tuple(cost_figure(name) for name in trials.costs),
         front_cost=trials.front_cost if trials else records.front.cost if records.front else FRONT_COST,
         search=story,
@@ -329,15 +328,25 @@ def _check_same_task(records: Records, hardware: Hardware) -> None:
             )
 
 
-def _measure_of(records: Records) -> Figure:
-    """What points are judged by: the objective of the log, the front or the first strategy."""
-    if records.log is not None and records.log.header is not None:
-        return measure_figure(str(records.log.header.objective))
+def _objective_name(records: Records) -> str:
+    """The objective that points are judged by: that of the log, the front or the first strategy."""
+    if records.header is not None:
+        return str(records.header.objective)
     if records.front is not None:
         by_figure = {o.figure: o.name for o in OBJECTIVES.values()}
-        return measure_figure(by_figure.get(records.front.measure, records.front.measure))
+        return by_figure.get(records.front.measure, records.front.measure)
     made_by = records.strategies[0][1].made_by if records.strategies else {}
-    return measure_figure(str(made_by.get("objective", "sqnr")))
+    return str(made_by.get("objective", "sqnr"))
+
+
+def _objective_for(records: Records, options: ReportOptions, data: Mapping[str, Batches]) -> Objective:
+    """The objective that is measured: the one that the user gave, else that of the records, where it is one of hago's
+    own and the data has the labels that it needs."""
+    if options.objective is not None:
+        return named_objective(options.objective)
+    found = OBJECTIVES.get(_objective_name(records), OBJECTIVES["sqnr"])
+    is_labelled = all(each.classed for each in data.values())
+    return found if is_labelled or not found.needs_labels else OBJECTIVES["sqnr"]
 
 
 def _imported(

@@ -102,7 +102,9 @@ def _on_data(verdict: Verdict, before_corrections: str) -> str:
             return f"{where}, {sqnr}."
         ends = after.get("agreement_interval")
         sure = f" (95 % interval: {_ends('agreement', ends)})" if ends and all(map(_is_known, ends)) else ""
-        return f"{where}, {sqnr}, and {_figure('agreement', after['agreement'])} of the decisions agree with float{sure}."
+        return (
+            f"{where}, {sqnr}, and {_figure('agreement', after['agreement'])} of the decisions agree with float{sure}."
+        )
     return (
         f"{where}, accuracy is {_figure('sim_acc', after['sim_acc'])} instead of "
         f"{_figure('sim_acc', before['sim_acc'])} in float ({interval_text(paired)}); {sqnr}."

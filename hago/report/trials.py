@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from hago.cost import METRICS, amount_text
 from hago.report.document import FewerBits, Figure, Move, SearchStory, Trials, rounded
+from hago.search import logged_front_cost
 from hago.search.objective import OBJECTIVES
 from hago.serialization.summary import measure_name
 from hago.serialization.text_table import bytes_text
@@ -21,8 +22,6 @@ MOST_BITS: Final = 1_000_000
 MOST_MOVES: Final = 40
 #: The most bits on average that the list of what fewer bits cost begins with.
 MOST_MEAN: Final = 8
-#: The cost of the front where the search has none of its own.
-FRONT_COST: Final = "weight_bytes"
 #: The bytes of constants as the chip stores them, each in its dtype: a cost of points, and of trials with a Plan.
 STORED: Final = "stored_bytes"
 #: The corrections that are made of the strategy that was found, after all trials.
@@ -79,19 +78,9 @@ def measure_figure(name: str) -> Figure:
     return Figure(figure, measure_name(figure), "" if objective is None else objective.unit)
 
 
-def front_cost_of(header: Header, trials: Sequence[Trial]) -> str:
-    """The cost that the front of a log is drawn against: the one of the goal or the searcher, else the size."""
-    options = header.searcher.get("options", {})
-    limits = " ".join(map(str, header.settings.get("limits", ())))
-    named = [str(header.settings.get("minimize") or ""), str(options.get("cost") or "")]
-    named += [name for name in METRICS if name in limits]
-    had = {name for trial in trials[:1] for name in trial.score.costs}
-    return next((name for name in named if name in had), FRONT_COST)
-
-
 def columns_of(header: Header, trials: Sequence[Trial]) -> Trials:
     """The trials of a log, by column."""
-    measure, cost = measure_figure(str(header.objective)).name, front_cost_of(header, trials)
+    measure, cost = measure_figure(str(header.objective)).name, logged_front_cost(header)
     front = TrialFront(measure, cost)
     gains: list[float | None] = []
     highest: Trial | None = None
@@ -108,8 +97,7 @@ def columns_of(header: Header, trials: Sequence[Trial]) -> Trials:
     is_long = len(trials) * len(groups) > MOST_BITS
     reasons = {trial.why: None for trial in trials}
     number_of = {why: i for i, why in enumerate(reasons)}
-    names = list(dict.fromkeys(name for trial in trials for name in trial.score.costs))
-    names.sort(key=lambda name: name != cost)
+    names = list(dict.fromkeys([cost, *(name for trial in trials for name in trial.score.costs)]))
     return Trials(
         groups=groups,
         value=tuple(rounded(_value(t, measure)) for t in trials),

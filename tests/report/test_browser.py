@@ -19,7 +19,7 @@ import pytest
 from hago.cost import METRICS
 from hago.report import Report, save_page
 from hago.report.document import rounded
-from hago.report.page import listed
+from hago.report.page import NONE, listed
 from hago.report.trials import cost_figure, measure_figure
 
 from .searched import HOSTILE
@@ -207,7 +207,7 @@ def test_what_was_not_measured_is_no_zero(browser: Any, full_report: Report, tmp
         tab.select_option("#pick-a", "t1")
         tab.select_option("#pick-b", "t2")
         cells = tab.locator("#compare td").all_text_contents()
-        assert cells[1] == cells[2] == "–", cells
+        assert cells[1] == cells[2] == NONE, cells
         assert "0.000" not in tab.locator("#compare").inner_text()
 
 
@@ -296,7 +296,7 @@ def test_a_figure_has_one_text_wherever_it_is_shown(
     )
     with opened(browser, path) as tab:
         titles, *rows = tab.evaluate(
-            "[...document.querySelectorAll('#front details tr')].map((row) => [...row.children].map((c) => c.textContent))"
+            "[...document.querySelectorAll('#front details tr')].map((tr) => [...tr.children].map((c) => c.textContent))"
         )
         assert len(rows) == count
         for index, row in enumerate(rows):

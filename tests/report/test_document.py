@@ -72,6 +72,48 @@ def test_the_best_trial_is_that_of_the_search_with_its_tolerance(search_folder: 
     assert columns_of(header, limited).best is None
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"searcher": "pareto:points=3,cost=cycles"},
+        {"searcher": "greedy", "minimize": "cycles", "keep": ["sqnr >= 5"]},
+        {"searcher": "greedy", "keep": "agreement >= 1 %", "budget_cost": ["size <= 4 MB", "bops <= 1G"]},
+        {"searcher": "greedy", "budget_cost": "cycles <= 99.9 %"},
+        {"searcher": "random:trials=3"},
+        {"searcher": "random:trials=3", "objective": "kl"},
+    ],
+)
+def test_the_front_and_the_measure_are_those_of_the_search(tmp_path: Path, options: dict[str, Any]) -> None:
+    files = {name: tmp_path / f"net.{name}" for name in ("jsonl", "json", "front.json")}
+    hago.search_quantize_strategy(
+        network(),
+        CHIP,
+        data(),
+        **options,
+        corrections=(),
+        budget="4 trials",
+        log=files["jsonl"],
+        save=files["json"],
+        front=files["front.json"],
+        progress=False,
+    )
+    front = hago.load_front(files["front.json"])
+    report = make_report(network(), CHIP, [files["jsonl"]], data(), points=1, remedies=False, progress=False)
+    assert report.trials is not None and report.front_cost == report.trials.front_cost == front.cost
+    assert list(report.trials.front) == [point.trial for point in front]
+    assert report.measure.name == front.measure
+    for name in ("jsonl", "json", "front.json"):
+        report = make_report(network(), CHIP, files[name], data(), points=1, remedies=False, progress=False)
+        assert all(front.measure in model.figures for model in report.points[0].verdicts[0].models)
+
+
+def test_a_cost_that_no_trial_has_is_a_column_without_figures(search_folder: Path) -> None:
+    log = read_log(search_folder / "net.jsonl")
+    assert log.header is not None
+    trials = [replace(trial, score=replace(trial.score, costs={})) for trial in log.trials]
+    assert columns_of(log.header, trials).costs == {"weight_bytes": (None,) * len(trials)}
+
+
 def test_gains_lead_from_the_first_trial_to_the_best(full_report: Report) -> None:
     trials, search = full_report.trials, full_report.search
     assert trials is not None and search is not None and trials.best is not None
