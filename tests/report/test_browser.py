@@ -296,7 +296,7 @@ def test_a_figure_has_one_text_wherever_it_is_shown(
     )
     with opened(browser, path) as tab:
         titles, *rows = tab.evaluate(
-            "[...document.querySelectorAll('#front details tr')].map((tr) => [...tr.children].map((c) => c.textContent))"
+            "[...document.querySelectorAll('#front details tr')].map((tr) => [...tr.cells].map((c) => c.textContent))"
         )
         assert len(rows) == count
         for index, row in enumerate(rows):

@@ -20,7 +20,7 @@ from hago.report import Report, page_of, read_records
 from hago.report.document import PairedFigure
 from hago.report.gather import spread
 from hago.report.layout import NODE_HEIGHT, NODE_WIDTH, draw_network
-from hago.report.nodes import histograms_of, possible_help, ram_bytes
+from hago.report.nodes import histograms_of, ram_bytes
 from hago.report.short import Told, answers, named_trials
 from hago.report.trials import columns_of, measure_figure, story_of
 from hago.search import Evaluator
@@ -311,13 +311,13 @@ def test_what_the_worst_layer_gains_in_float_is_said(full_report: Report) -> Non
     assert f"Keeping {worst.name} float loses 0.5 dB" in answer and "16 samples, whose outputs have 30.0 dB" in answer
 
 
-def test_advice_that_the_hardware_refuses_is_left_out() -> None:
-    assert (
-        possible_help("more bits on a:0, or a tighter threshold", ["a:0"], is_per_channel=True) == "a tighter threshold"
-    )
-    whole = "a scale per channel if the hardware has it, the correction equalization, or more bits"
-    assert possible_help(whole, [], is_per_channel=True) == whole
-    assert possible_help(whole, ["a:1"], is_per_channel=False) == "the correction equalization"
+def test_advice_that_the_hardware_refuses_is_left_out(full_report: Report) -> None:
+    # vta has one scale for all channels, and at most 8 bits where it multiplies
+    nodes = [node for point in full_report.points for node in point.nodes]
+    assert any(node.helps for node in nodes) and not any("per channel" in node.helps for node in nodes)
+    full = [(node, edge) for node in nodes for edge in node.edges if edge.bits == 8]
+    assert any(f"on {edge.edge}" in node.words and node.helps == "a tighter threshold" for node, edge in full)
+    assert not [edge for node, edge in full if f"more bits on {edge.edge}" in node.helps]
 
 
 def test_one_shot_is_measured_once_on_each_data_set(search_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
