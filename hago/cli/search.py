@@ -34,6 +34,7 @@ from hago.cli.options import (
 from hago.cli.output_files import (
     FRONT,
     HASH_IN_NAMES,
+    REPORT,
     STRATEGY,
     check_output,
     default_stem,
@@ -226,7 +227,8 @@ def search_command(args: Namespace, console: Console) -> Outcome:
     if args.report is not None:
         with interruptible_job("report") as steps:
             strategies = [] if tuned is not None and tuned.better else [saved]
-            write_page(args, console, outcome, [log, files.front, *strategies], steps)
+            if not write_page(args, console, outcome, [log, files.front, *strategies], steps):
+                args = Namespace(**{**vars(args), "report": None})
     return _outcome(args, outcome, answer, files, tuned, ThisRun(earlier, seconds))
 
 
@@ -280,6 +282,8 @@ def search_files(args: Namespace, hardware: Hardware, model_hash: str = "") -> S
     given = {"--log": log, "--save": saved, "--front": front, "--report": args.report}
     check_distinct({**given, "the trained weights beside --save": weights})
     check_output(log)
+    if args.report is not None:
+        check_output(args.report, REPORT, "--report")
     for kind, path, given in ((STRATEGY, saved, args.save), (FRONT, front, args.front)):
         check_output(path, kind)
         if args.log is not None and given is None and args.save is None and path.exists() and not log.exists():

@@ -102,6 +102,31 @@ def test_a_page_is_written_while_a_search_runs_and_after_an_interrupt(
     assert json.loads(page("s.html").scripts["application/json"])["points"]
 
 
+def test_a_search_ends_with_its_answer_where_its_page_cannot_be_written(
+    hago: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hago.cli import report
+    from hago.errors import LogError
+    from hago.report import live
+
+    def refuse(*given: Any) -> None:
+        raise LogError("cannot write s.html: the disk is full")
+
+    monkeypatch.setattr(live, "save_page", refuse)
+    monkeypatch.setattr(report, "save_page", refuse)
+    search = ["search", *GIVEN, "--hardware", "vta", "--searcher", "random:trials=3", "--log", "s.jsonl"]
+    run = hago(*search, "--report", "s.html")
+    assert run.code == 0 and run.err.count("the disk is full") == 2 and "the search goes on" in run.err
+    assert "strategy  s.json" in run.out and "s.html" not in run.out and not Path("s.html").exists()
+
+
+def test_the_page_of_a_search_overwrites_no_file_of_another(hago: Run) -> None:
+    Path("s.html").write_text("<p>mine</p>", "utf-8")
+    search = ["search", *GIVEN, "--hardware", "vta", "--searcher", "random:trials=3", "--log", "s.jsonl"]
+    run = hago(*search, "--report", "s.html")
+    assert run.code == 2 and "--report s.html" in run.err and Path("s.html").read_text("utf-8") == "<p>mine</p>"
+
+
 def test_hardware_that_is_not_known_is_asked_for(hago: Run) -> None:
     save_hardware(replace(load_hardware("vta"), name="my_vta"), Path("my_vta.json"))
     assert hago("quantize", *GIVEN, "--hardware", "my_vta.json", "--save", "net.json").code == 0

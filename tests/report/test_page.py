@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,23 @@ def test_the_page_of_a_running_search_is_written_now_and_then(search_folder: Pat
     ended = Reader(path.read_text("utf-8"))
     assert not any(attributes.get("http-equiv") == "refresh" for _, attributes in ended.elements)
     assert len(json.loads(ended.scripts["application/json"])["trials"]["value"]) == len(trials)
+
+
+def test_a_search_goes_on_where_its_page_cannot_be_written(search_folder: Path, tmp_path: Path) -> None:
+    log, path, clock = search_folder / "net.jsonl", tmp_path / "made" / "live.html", Clock()
+    live = LiveReport(path, log, hago.load_hardware(CHIP), ReportOptions(), lambda source: [], clock)
+    trials = read_log(log).trials
+    with pytest.warns(hago.HagoWarning, match="the search goes on") as warned:
+        for trial in trials[:4]:
+            live(trial)
+            clock.now += 60.0
+    assert len(warned) == 1 and "live.html" in str(warned[0].message)
+    path.parent.mkdir()
+    live(trials[4])
+    assert "5 trials" in "".join(Reader(path.read_text("utf-8")).text)
+    shutil.rmtree(path.parent)
+    live.stop()
+    assert not path.exists()
 
 
 def test_a_slow_page_is_written_seldom(search_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
