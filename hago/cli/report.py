@@ -34,7 +34,7 @@ from hago.report import (
     read_records,
     save_page,
 )
-from hago.search import SearchOutcome
+from hago.search import OneShot, SearchOutcome
 from hago.serialization.text_table import bytes_text, wrapped
 from hago.study import Trial, interruptible_job
 
@@ -95,16 +95,22 @@ def no_page(trial: Trial) -> None:
 
 
 def write_page(
-    args: Namespace, console: Console, outcome: SearchOutcome, records: Sequence[Path], steps: JobProgress
+    args: Namespace,
+    console: Console,
+    outcome: SearchOutcome,
+    one_shot: OneShot | str,
+    records: Sequence[Path],
+    steps: JobProgress,
 ) -> bool:
     """Write the page of a search that has ended, in full; returns whether it could be written, and warns if not.
 
     Args:
+        one_shot: of `one_shot_of_search`.
         records: the files of the search.
         steps: shows the progress.
     """
     try:
-        _write_page(args, outcome, records, console.words, steps)
+        _write_page(args, outcome, one_shot, records, console.words, steps)
     except HagoError as error:
         warn(f"the page of the search is missing, or of its log alone: {error}")
         return False
@@ -113,7 +119,12 @@ def write_page(
 
 
 def _write_page(
-    args: Namespace, outcome: SearchOutcome, records: Sequence[Path], words: Sequence[str], steps: JobProgress
+    args: Namespace,
+    outcome: SearchOutcome,
+    one_shot: OneShot | str,
+    records: Sequence[Path],
+    words: Sequence[str],
+    steps: JobProgress,
 ) -> None:
     prepared, read = outcome.prepared, read_records(list(map(str, records)))
     options = ReportOptions(model_name=model_name(args.model))
@@ -127,6 +138,7 @@ def _write_page(
         options,
         commands,
         steps,
+        one_shot if isinstance(one_shot, str) else one_shot.quantizer.plan,
     )
     save_page(report, Path(args.report))
 

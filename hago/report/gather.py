@@ -194,12 +194,14 @@ def gather_report(
     options: ReportOptions,
     commands: CommandsOf,
     steps: JobProgress,
+    one_shot: Plan | str | None = None,
 ) -> Report:
     """Gather all that a report shows.
 
     Args:
         dataset: None to leave out what needs data.
         steps: shows the progress.
+        one_shot: one shot with the options of the first point, or why there is none, where the caller knows.
 
     Raises:
         StrategyMismatch: records are for different models or hardware, or for others than these.
@@ -222,7 +224,7 @@ def gather_report(
     given = _Given(graph, hardware, batches, evaluators)
     candidates = _candidates(records, given, base, options, steps, notes)
     base = _with_stored(base, records, given, candidates, steps)
-    made = _Points(given, base, options, commands, steps)
+    made = _Points(given, base, options, commands, steps, one_shot)
     points = [made.point(candidate, is_first=i == 0) for i, candidate in enumerate(candidates)]
     story = None if base.search is None else _with_measures(base.search, records, given, points, steps)
     pairs = tuple(made.pairs())
@@ -593,6 +595,7 @@ class _Points:
 
     Args:
         base: the report without points.
+        one_shot: of `gather_report`.
 
     Attributes:
         cost: the cost of the front.
@@ -602,9 +605,16 @@ class _Points:
     """
 
     def __init__(
-        self, given: _Given, base: Report, options: ReportOptions, commands: CommandsOf, steps: JobProgress
+        self,
+        given: _Given,
+        base: Report,
+        options: ReportOptions,
+        commands: CommandsOf,
+        steps: JobProgress,
+        one_shot: Plan | str | None,
     ) -> None:
         self.given, self.options, self.commands, self.steps = given, options, commands, steps
+        self._known_one_shot = one_shot
         self.cost = base.front_cost
         self.tables, self.drawings = Tables(), dict[Drawing, int]()
         self._measured: list[Mapping[str, Mapping[str, Tensor]]] = []
@@ -686,8 +696,10 @@ class _Points:
         options = {key: strategy.made_by.get(key) for key in _ONE_SHOT_OPTIONS}
         key = canonical({**options, "corrected": replace(strategy.corrections, offsets={}).to_json()})
         if is_first and key not in self._one_shots:
-            self.steps("quantizing in one shot")
-            made = one_shot_plan(given.graph, given.hardware, strategy, given.batches, self.steps)
+            made = self._known_one_shot
+            if made is None:
+                self.steps("quantizing in one shot")
+                made = one_shot_plan(given.graph, given.hardware, strategy, given.batches, self.steps)
             if isinstance(made, str):
                 self.notes.append(made)
                 self._one_shots[key] = None

@@ -77,6 +77,28 @@ def test_the_commands_of_a_page_work(hago: Run) -> None:
     assert all(text.startswith("hago ") for text in texts)
 
 
+def test_one_shot_of_a_search_is_made_once_for_its_answer_and_its_page(
+    hago: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hago.report import gather
+
+    search = ["search", *GIVEN, "--hardware", "vta", "--searcher", "pareto:points=4", "--log", "s.jsonl"]
+    made = gather.one_shot_plan
+
+    def refuse(*given: Any) -> None:
+        raise AssertionError("one shot was made again")
+
+    monkeypatch.setattr(gather, "one_shot_plan", refuse)
+    assert hago(*search, "--report", "s.html").code == 0
+    monkeypatch.setattr(gather, "one_shot_plan", made)
+    assert hago("report", *GIVEN, "s.jsonl", "s.json", "s.front.json", "--save", "again.html").code == 0
+    first, second = (json.loads(page(name).scripts["application/json"])["points"] for name in ("s.html", "again.html"))
+    models = [model["name"] for model in first[0]["verdicts"][0]["models"]]
+    assert first[0]["one_shot_costs"] and models[1] == "one shot"
+    for ours, theirs in zip(first, second, strict=True):
+        assert ours["one_shot_costs"] == theirs["one_shot_costs"] and ours["verdicts"] == theirs["verdicts"]
+
+
 def test_a_page_is_written_while_a_search_runs_and_after_an_interrupt(
     hago: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
