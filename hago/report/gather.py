@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from hago.analysis import GraphStatistic, find_remedies, inspect_plan
 from hago.analysis.answer import one_shot_plan
 from hago.analysis.strategy_comparison import measure_difference
 from hago.arithmetic.equality import count_differing
+from hago.caching import LRU
 from hago.calibration import Estimator
 from hago.cost import METRICS, Cost, float_cost, plan_cost
 from hago.data import Batch, Batches, JobProgress
@@ -95,6 +96,8 @@ MOST_SAMPLES, LEAST_SAMPLES = 64, 2
 POINTS: Final = 5
 #: The most trials whose bytes as stored are computed.
 STORED_TRIALS: Final = 100
+#: The most Resolvers that are kept, each with the network that its strategy corrects.
+RESOLVERS: Final = 2
 #: What a strategy says of its making that one shot with the same options shares.
 _ONE_SHOT_OPTIONS: Final = (
     *("estimator", "refined", "estimated", "topology", "keep_float", "fix_bits", "data_hash", "corrections"),
@@ -170,6 +173,11 @@ class _Given:
     hardware: Hardware
     batches: Batches | None
     evaluators: Mapping[str, Evaluator]
+    _resolvers: LRU[int, Resolver] = field(default_factory=lambda: LRU(RESOLVERS))
+
+    def resolver(self, strategy: Strategy) -> Resolver:
+        """The Resolver of a strategy that lives as long as the report is gathered."""
+        return self._resolvers.get_or_make(id(strategy), lambda: stored_resolver(self.graph, self.hardware, strategy))
 
     def inspected(self, values: int) -> list[Batch]:
         """The first samples of the data, on which nodes are inspected: as many as have so many values in all nodes;
@@ -533,7 +541,6 @@ def _with_stored(
     if strategies:
         steps("computing what trials take as the hardware stores them")
     by_groups = {frozenset(strategy.bits): strategy for strategy in reversed(strategies)}
-    resolvers: dict[frozenset[str], Resolver] = {}
     named = [each.trial for each in base.search.fewer]
     stored: dict[int, float] = {}
     for index in list(dict.fromkeys([*named, *base.trials.front, *range(len(records.log.trials))]))[:STORED_TRIALS]:
@@ -542,9 +549,7 @@ def _with_stored(
         if groups not in by_groups or packed is None:
             continue
         try:
-            if groups not in resolvers:
-                resolvers[groups] = stored_resolver(given.graph, given.hardware, by_groups[groups])
-            cost = plan_cost(resolvers[groups](trial.bits))
+            cost = plan_cost(given.resolver(by_groups[groups])(trial.bits))
         except HagoError:
             continue
         if cost["weight_bytes"] == packed:
@@ -579,7 +584,7 @@ def _with_measures(
         elif each.trial in strategies:
             steps(f"measuring trial {each.trial} on the {name}")
             strategy = strategies[each.trial]
-            plan = stored_resolver(given.graph, given.hardware, strategy)(strategy.bits)
+            plan = given.resolver(strategy)(strategy.bits)
             measured, whole = evaluator.measure(plan).contributions, evaluator.float_contributions()
             figures = _figures(evaluator, measured)
             if "accuracy" in measured:
@@ -600,7 +605,7 @@ class _Points:
     Attributes:
         cost: the cost of the front.
         tables: the histograms and channels that the points share.
-        drawings: the networks that were drawn, in the order of their indices.
+        drawings: the networks that were drawn, by index.
         notes: why one shot is missing, where it is.
     """
 
@@ -616,7 +621,8 @@ class _Points:
         self.given, self.options, self.commands, self.steps = given, options, commands, steps
         self._known_one_shot = one_shot
         self.cost = base.front_cost
-        self.tables, self.drawings = Tables(), dict[Drawing, int]()
+        self.tables, self.drawings = Tables(), list[Drawing]()
+        self._drawn: dict[Any, int] = {}
         self._measured: list[Mapping[str, Mapping[str, Tensor]]] = []
         self._histograms: dict[str, Mapping[str, Histogram]] = {}
         self.notes: list[str] = []
@@ -631,7 +637,7 @@ class _Points:
         """
         given, strategy = self.given, candidate.strategy
         self.steps(f"describing {candidate.title}")
-        resolver = stored_resolver(given.graph, given.hardware, strategy)
+        resolver = given.resolver(strategy)
         plan = resolver(strategy.bits)
         cost, whole = plan_cost(plan), float_cost(plan)
         one_shot = self._one_shot(strategy, is_first=is_first)
@@ -661,7 +667,7 @@ class _Points:
             ram_bytes=ram_bytes(plan.graph, cost),
             plan_key=plan.key,
             thresholds_sha256=thresholds_sha256(plan),
-            drawing=self.drawings.setdefault(draw_network(plan.graph), len(self.drawings)),
+            drawing=self._drawing_of(plan.graph),
             nodes=nodes,
             verdicts=verdicts,
             inside=_inside(statistic),
@@ -732,6 +738,14 @@ class _Points:
         if (plan.key, name) not in self._contributions:
             self._contributions[plan.key, name] = evaluator.measure(plan).contributions
         return self._contributions[plan.key, name]
+
+    def _drawing_of(self, graph: Graph) -> int:
+        """The index of the drawing of a network, which is laid out once for all points with the same nodes."""
+        key = tuple((node.name, node.op, tuple(node.inputs), tuple(node.shape or ())) for node in graph)
+        if key not in self._drawn:
+            self._drawn[key] = len(self.drawings)
+            self.drawings.append(draw_network(graph))
+        return self._drawn[key]
 
     def _histograms_of(self, plan: Plan, strategy: Strategy) -> Mapping[str, Histogram]:
         """Histograms of the float values, made once for points with the same corrections of the network."""

@@ -335,6 +335,29 @@ def test_one_shot_is_measured_once_on_each_data_set(search_folder: Path, monkeyp
     assert {point.plan_key for point in report.points} <= set(measured) and len(measured) <= 3 + 1
 
 
+def test_points_share_resolvers_and_drawings(search_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hago.report import gather
+
+    drawn: list[Any] = []
+    resolved: list[Any] = []
+
+    def draw(graph: Any) -> Any:
+        drawn.append(graph)
+        return draw_network(graph)
+
+    def resolve(graph: Any, hardware: Any, strategy: Any) -> Any:
+        resolved.append(strategy)
+        return make(graph, hardware, strategy)
+
+    make = gather.stored_resolver
+    monkeypatch.setattr(gather, "draw_network", draw)
+    monkeypatch.setattr(gather, "stored_resolver", resolve)
+    records = [search_folder / name for name in ("net.jsonl", "net.front.json")]
+    report = make_report(network(), CHIP, records, points=3, progress=False)
+    assert len(report.points) == 3 and len(drawn) == len(report.drawings) == 1
+    assert len(resolved) == len({id(strategy) for strategy in resolved}) == 3
+
+
 def test_a_report_says_why_one_shot_is_missing(search_folder: Path) -> None:
     report = make_report(network(), CHIP, search_folder / "net.json", data(7), remedies=False, progress=False)
     assert not report.points[0].one_shot_costs
