@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
 from hago.report.document import FewerBits, Figure, InShort, NodeDetail, PairedFigure, Point, SearchStory, Verdict
-from hago.report.trials import STORED, cost_text
+from hago.report.trials import SIZES, STORED, cost_text, size_in
 from hago.serialization.summary import measure_text, names_text
 from hago.serialization.text_table import counted
 
@@ -81,7 +81,7 @@ def _lost(point: Point, told: Told) -> str:
         sentences.append(_on_data(verdict, BEFORE if _is_uncorrected(point, told.search) else ""))
     size, whole = point.costs.get("weight_bytes"), point.float_costs.get("weight_bytes")
     if size is not None and whole:
-        now, before = _in_one_unit("weight_bytes", size, whole)
+        now, before = _in_one_unit(size, whole)
         part = f"{100 * size / whole:.0f} % of the float model's"
         stored = cost_text(STORED, point.stored_bytes)
         sentences.append(
@@ -184,7 +184,7 @@ def _size_of_one_shot(point: Point, hardware: str) -> str:
         own, other = point.costs.get(name), point.one_shot_costs.get(name)
         if own is None or other is None:
             return ""
-        now, before = _in_one_unit(name, own, other)
+        now, before = _in_one_unit(own, other)
         texts.append(f"{now} {words}, {'as one shot' if now == before else f'instead of {before}'}")
     return f" Its weights take {'; and '.join(texts)}."
 
@@ -225,10 +225,10 @@ def _saved(at: FewerBits, most: FewerBits, told: Told) -> Iterator[str]:
     """What fewer bits save, each in a sentence: packed, as stored, time, and the others that differ."""
     packed, stored = (tuple(each.costs.get(name) for each in (at, most)) for name in ("weight_bytes", STORED))
     if packed[0] is not None and packed[1] is not None:
-        now, before = _in_one_unit("weight_bytes", packed[0], packed[1])
+        now, before = _in_one_unit(packed[0], packed[1])
         text = f"Packed to their bits, weights take {now} instead of {before}"
         if stored[0] is not None and stored[1] is not None:
-            now, before = _in_one_unit(STORED, stored[0], stored[1])
+            now, before = _in_one_unit(stored[0], stored[1])
             if stored[0] == stored[1]:
                 text += (
                     f", but nothing that is stored is saved on {told.hardware}, which keeps them in {now} both times"
@@ -264,14 +264,11 @@ def _measured(at: FewerBits, most: FewerBits, corrected: str) -> Iterator[str]:
     yield f"On the {at.data}{corrected}, accuracy is {' and '.join(texts)}; differences are to float."
 
 
-def _in_one_unit(name: str, now: float, before: float) -> tuple[str, str]:
+def _in_one_unit(now: float, before: float) -> tuple[str, str]:
     """Two amounts of bytes in the unit of the smaller."""
-    unit = cost_text(name, min(now, before)).rpartition(" ")[2]
-    size = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.get(unit)
-    if size is None:
-        return cost_text(name, now), cost_text(name, before)
-    places = 0 if unit == "B" else 1 if min(now, before) >= 10 * size else 2
-    return f"{now / size:.{places}f} {unit}", f"{before / size:.{places}f} {unit}"
+    least = min(now, before)
+    size, unit = next((each for each in SIZES if least >= each[0]), SIZES[-1])
+    return size_in(now, size, unit, least), size_in(before, size, unit, least)
 
 
 # ---------------------------------------------------------------- layers

@@ -13,7 +13,6 @@ from hago.report.document import FewerBits, Figure, Move, SearchStory, Trials, r
 from hago.search import logged_front_cost
 from hago.search.objective import OBJECTIVES
 from hago.serialization.summary import measure_name
-from hago.serialization.text_table import bytes_text
 from hago.study import Header, Trial, TrialFront, best_trial
 
 #: The most digits of bits that a report holds; of longer logs, only trials of the front keep their bits.
@@ -26,6 +25,8 @@ MOST_MEAN: Final = 8
 STORED: Final = "stored_bytes"
 #: The corrections that are made of the strategy that was found, after all trials.
 _OF_LAYERS: Final = frozenset(("rounding", "bias", "reconstruction"))
+#: The units of bytes, each with its size.
+SIZES: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 #: What each cost is called on the page.
 COST_TITLES: Final[Mapping[str, str]] = {
@@ -51,9 +52,25 @@ def cost_figure(name: str) -> Figure:
 
 def cost_text(name: str, value: float) -> str:
     """A cost with its unit, in three or four digits."""
-    if name == STORED:
-        return bytes_text(value)
+    if cost_figure(name).unit == "B":
+        return size_text(value)
     return amount_text(name, value) if name in METRICS else f"{value:.6g}"
+
+
+def size_text(value: float) -> str:
+    """Bytes with as many places wherever they are shown: 950 B, 231.0 KiB, 1.03 MiB."""
+    size, unit = next((each for each in SIZES if value >= each[0]), SIZES[-1])
+    return size_in(value, size, unit, value)
+
+
+def size_in(value: float, size: int, unit: str, least: float) -> str:
+    """Bytes in a unit, with the places that the least of several amounts has in it.
+
+    Args:
+        size: of the unit.
+    """
+    places = 0 if size == 1 else 1 if least >= 10 * size else 2
+    return f"{value / size:.{places}f} {unit}"
 
 
 def with_stored_bytes(columns: Trials, stored: Mapping[int, float]) -> Trials:

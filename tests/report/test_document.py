@@ -286,6 +286,17 @@ def test_answers_say_what_was_not_measured(full_report: Report, missing: float |
     assert "SQNR of the outputs is not measured" in text and "98.99 %" in text and "interval" not in text
 
 
+def test_a_size_has_one_text_in_answers_and_tiles(full_report: Report) -> None:
+    point = full_report.points[0]
+    costs = {**point.costs, "weight_bytes": 19897.0, "stored_bytes": 19897.0}
+    floats = {**point.float_costs, "weight_bytes": 78131.0}
+    sized = replace(point, costs=costs, stored_bytes=19897.0, float_costs=floats)
+    told = Told(full_report.search, full_report.measure, "weight_bytes", CHIP, 0)
+    sized = replace(sized, short=answers(sized, told))
+    texts = set(re.findall(r"19[.\d]* KiB", page_of(replace(full_report, points=(sized,), pairs=()).to_json())))
+    assert texts == {"19.4 KiB"}
+
+
 def test_float_nodes_are_counted_and_explain_mean_bits(full_report: Report) -> None:
     point = full_report.points[0]
     told = Told(None, full_report.measure, "weight_bytes", CHIP, 0)
