@@ -1,4 +1,5 @@
-"""What mkdocs needs beside the pages of docs/: the pages of the root, the examples, the reference, and links to them.
+"""What mkdocs needs beside the pages of docs/: the pages of the root, the examples, the gallery of reports, the
+reference, and links to them.
 
 `mkdocs.yml` names this file as a hook. Pages are written for GitHub, with links relative to their place in the
 repository; here such a link becomes one to the page of the site, or to a copy of the file. So the same text works in
@@ -7,14 +8,21 @@ both, and `mkdocs build --strict` finds links that lead nowhere.
 
 from __future__ import annotations
 
+import html
 import json
+import os
 import posixpath
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -41,6 +49,21 @@ REFERENCE: Final = (
     ("Training", ("hago.qat.finetuning.FinetuneOptions", "hago.qat.finetuning.Finetuned")),
     ("Inspection", ("hago.analysis.graph_statistic.GraphStatistic",)),
 )
+#: The chips of the gallery: what each is, and the question whose answer the page of the gallery gives.
+GALLERY: Final = {
+    "x86_vnni": (
+        "products of 8 bits are summed in 32, and weights have a scale per channel",
+        "What does it give, and what does it lose?",
+    ),
+    "int16_accumulator": (
+        "a made-up chip that sums products of 8 bits in 16, so that wide operands overflow",
+        "Can anything overflow?",
+    ),
+    "vta": (
+        "an accelerator whose scales are powers of two, one for all channels of a weight",
+        "What does it cost to go to 6 bits?",
+    ),
+}
 _LINK: Final = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 _BLOCK: Final = re.compile(r"^```.*?^```$", re.M | re.S)
 
@@ -52,6 +75,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if path.is_file():
             files.append(File.generated(config, page, content=path.read_text("utf-8")))
     files.append(File.generated(config, "examples.md", content="\n".join(examples())))
+    chips = tuple(config.extra["gallery"])
+    pages, answers = gallery_reports(chips) if chips else ({}, {})
+    files.append(File.generated(config, "gallery.md", content="\n".join(gallery(answers))))
+    for chip, page in pages.items():
+        files.append(File.generated(config, f"gallery/{chip}.html", content=page))
     files.append(File.generated(config, "reference.md", content="\n".join(reference())))
     for source in COPIED:
         files.append(File.generated(config, f"files/{source}", content=(ROOT / source).read_text("utf-8")))
@@ -96,6 +124,46 @@ def examples() -> Iterator[str]:
     yield from (f"- {line.strip()[3:]}" for c in cells for line in c["source"] if line.startswith("## "))
     for path in sorted((ROOT / "examples").glob("*.py")):
         yield f"\n## {path.name}\n\n```python\n{path.read_text('utf-8').rstrip()}\n```"
+
+
+@cache
+def gallery_reports(chips: tuple[str, ...]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """The pages of the gallery's reports, and what each answers by question, by chip.
+
+    Raises:
+        PluginError: they cannot be made, e.g. since a package is missing.
+    """
+    words = [sys.executable, str(ROOT / "scripts" / "_gallery.py"), *chips]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        made = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        if made.returncode:
+            raise PluginError(f"the reports of the gallery cannot be made: {made.stderr[-2000:]}")
+        pages = {chip: Path(folder, f"{chip}.html").read_text("utf-8") for chip in chips}
+    return pages, json.loads(made.stdout.splitlines()[-1])
+
+
+def gallery(answers: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """The page of the gallery: a link to each report, with what it answers first.
+
+    Args:
+        answers: by chip and question.
+    """
+    yield "# Gallery of reports\n"
+    yield (
+        "What [hago report](report.md) writes, made with these pages: a search of 12 trials on each chip, of the small "
+        "network of `hago demo`, which was trained for seconds and calibrated on 100 images. Each is one file that "
+        "needs no network.\n"
+    )
+    for chip, said in answers.items():
+        what, question = GALLERY[chip]
+        beginning = html.escape(_beginning(said[question]))
+        yield f"- [DigitNet on {chip}](gallery/{chip}.html): {what}. *{question}* {beginning}"
+
+
+def _beginning(answer: str) -> str:
+    """The first two sentences of an answer."""
+    return ". ".join(answer.removesuffix(".").split(". ")[:2]) + "."
 
 
 def reference() -> Iterator[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +20,7 @@ import hago
 
 ROOT = Path(__file__).resolve().parent.parent
 
-for package in ("mkdocs", "material", "mkdocstrings", "mkdocstrings_handlers"):
+for package in ("mkdocs", "material", "mkdocstrings", "mkdocstrings_handlers", "grandalf", "jinja2", "sklearn"):
     pytest.importorskip(package)
 
 
@@ -55,13 +58,28 @@ def test_every_guide_is_a_page_and_every_public_name_is_documented(site: Path) -
     assert (site / "search" / "search_index.json").stat().st_size > 10_000
 
 
+def test_the_gallery_shows_reports_that_are_made_with_the_site(site: Path, hook: ModuleType) -> None:
+    text = (site / "gallery" / "index.html").read_text("utf-8")
+    for chip, (_, question) in hook.GALLERY.items():
+        assert re.search(rf'href="(\.\./gallery/)?{chip}\.html"', text), chip
+        page = (site / "gallery" / f"{chip}.html").read_text("utf-8")
+        (document,) = re.findall(r'<script type="application/json" id="report">(.*?)</script>', page, re.DOTALL)
+        report = json.loads(document)
+        assert report["title"] == f"DigitNet on {chip}" and report["points"][0]["verdicts"]
+        (answer,) = (each["answer"] for each in report["points"][0]["short"] if each["question"] == question)
+        assert answer.partition(".")[0] in html.unescape(text)
+        # commands name files, and none of the folder that the site is made in
+        assert f"{chip}.json" in page and tempfile.gettempdir() not in page
+
+
 def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     guide = tmp_path / "docs" / "zoo.md"
     guide.write_text(guide.read_text("utf-8") + "\n[lost](../lost.md) and [old](guide.md#no-such-part)\n", "utf-8")
     text = (ROOT / "mkdocs.yml").read_text("utf-8")
     config = tmp_path / "mkdocs.yml"
-    config.write_text(text.replace("scripts/_site.py", f"{ROOT}/scripts/_site.py").replace("[.]", f"[{ROOT}]"), "utf-8")
+    text = text.replace("scripts/_site.py", f"{ROOT}/scripts/_site.py").replace("[.]", f"[{ROOT}]")
+    config.write_text(re.sub(r"gallery: \[.*\]", "gallery: []", text), "utf-8")
     made = build(config, tmp_path / "site")
     assert made.returncode != 0 and "lost.md" in made.stderr and "no-such-part" in made.stderr
 

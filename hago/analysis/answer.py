@@ -446,27 +446,47 @@ def one_shot_plan(
         return f"one shot is not shown, since it cannot be made again: {error}"
 
 
-def answer_for_search(outcome: SearchOutcome, steps: JobProgress, objective: Objective | None = None) -> Answer:
+def one_shot_of_search(outcome: SearchOutcome, steps: JobProgress) -> OneShot | str:
+    """One-shot quantization with the calibration of a search; or why there is none.
+
+    Args:
+        steps: shows the progress.
+    """
+    steps("quantizing in one shot")
+    try:
+        return quantize_and_measure(
+            replace(
+                outcome.prepared,
+                batches=outcome.prepared.batches.observed(steps.on_batch),
+                correction_names=of_seconds(outcome.prepared.correction_names),
+            )
+        )
+    except InfeasibleBits as error:
+        return f"one shot finds no strategy: {error}"
+
+
+def answer_for_search(
+    outcome: SearchOutcome,
+    steps: JobProgress,
+    objective: Objective | None = None,
+    one_shot: OneShot | str | None = None,
+) -> Answer:
     """Measure what a search found, and the models that it is compared with, on its own data.
 
     Args:
         steps: shows the progress.
         objective: of the search.
+        one_shot: of `one_shot_of_search`, which is called where it is None.
     """
-    prepared = replace(outcome.prepared, batches=outcome.prepared.batches.observed(steps.on_batch))
-    steps("quantizing in one shot")
+    made = one_shot_of_search(outcome, steps) if one_shot is None else one_shot
+    prepared = outcome.prepared
     resolver = stored_resolver(prepared.graph, prepared.hardware, outcome.strategy)
     known: dict[str, Known] = {}
-    try:
-        names = of_seconds(prepared.correction_names)
-        made = quantize_and_measure(replace(prepared, correction_names=names))
-        one_shot: Plan | str = made.quantizer.plan
-        if objective is None or objective.name == made.evaluator.objective.name:
-            known[CALIBRATION] = _known(made)
-    except InfeasibleBits as error:
-        one_shot = f"one shot finds no strategy: {error}"
-    data = data_sets(prepared.batches, outcome.held_out)
-    return answer_for(resolver, outcome.strategy, one_shot, data, steps, objective, known)
+    if not isinstance(made, str) and (objective is None or objective.name == made.evaluator.objective.name):
+        known[CALIBRATION] = _known(made)
+    plan = made if isinstance(made, str) else made.quantizer.plan
+    data = data_sets(prepared.batches.observed(steps.on_batch), outcome.held_out)
+    return answer_for(resolver, outcome.strategy, plan, data, steps, objective, known)
 
 
 def answer_for_one_shot(made: OneShot, prepared: Prepared, held_out: Batches | None, steps: JobProgress) -> Answer:

@@ -296,11 +296,20 @@ def diagnose_error(rows: Sequence[NodeStatistic], tried: Collection[str] = ()) -
 
 
 # ---------------------------------------------------------------- words
-def cause_in_words(row: NodeStatistic, cause: Cause, tried: Collection[str] = ()) -> tuple[str, str]:
-    """Describe a cause with its edge or register, and a remedy.
+def cause_in_words(
+    row: NodeStatistic,
+    cause: Cause,
+    tried: Collection[str] = (),
+    *,
+    full: Collection[str] = (),
+    is_per_channel: bool = True,
+) -> tuple[str, str]:
+    """Describe a cause with its edge or register, and what may help; the latter is empty where nothing is left.
 
     Args:
         tried: the names of the corrections that were tried, which are no remedy.
+        full: the edges that have the most bits that the hardware takes.
+        is_per_channel: whether the hardware may have a scale per channel.
     """
     if cause == "overflow":
         verb = "wrap" if row.on_overflow == "wrap" else "are clamped"
@@ -318,13 +327,28 @@ def cause_in_words(row: NodeStatistic, cause: Cause, tried: Collection[str] = ()
             f"a wider threshold for {edge.edge}, or one estimated on more data",
         )
     if cause == "constants" and edge.narrow_channels and not edge.per_channel:
-        correction = "" if "equalization" in tried else "the correction equalization, "
+        helps = {
+            "a scale per channel if the hardware has it": is_per_channel,
+            "the correction equalization": "equalization" not in tried,
+            "more bits": edge.edge not in full,
+        }
         return (
             f"{_named(edge)} in {edge.bits} bits has one scale for {edge.channels} channels, which leaves "
             f"{edge.narrow_channels} of them with less than 4 bits",
-            f"a scale per channel if the hardware has it, {correction}or more bits",
+            _one_of(helps),
         )
-    return f"{_named(edge)} is rounded to {_grid(edge)}", f"more bits on {edge.edge}, or a tighter threshold"
+    helps = {f"more bits on {edge.edge}": edge.edge not in full, "a tighter threshold": True}
+    return f"{_named(edge)} is rounded to {_grid(edge)}", _one_of(helps)
+
+
+def _one_of(helps: Mapping[str, bool]) -> str:
+    """What may help, as far as it is possible: `a, b, or c`.
+
+    Args:
+        helps: whether it is possible, by what it is in words.
+    """
+    possible = [words for words, is_possible in helps.items() if is_possible]
+    return ", ".join([*possible[:-1], *(f"or {words}" if len(possible) > 1 else words for words in possible[-1:])])
 
 
 def suspect(row: NodeStatistic) -> Suspect | None:

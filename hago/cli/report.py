@@ -19,7 +19,7 @@ from hago.cli.options import (
 )
 from hago.cli.output_files import REPORT, check_output, default_stem, folders_of, model_name
 from hago.data import JobProgress
-from hago.errors import HagoError
+from hago.errors import HagoError, warn
 from hago.graph.model_source import load_model
 from hago.hardware import Hardware, available_hardware
 from hago.report import (
@@ -34,7 +34,7 @@ from hago.report import (
     read_records,
     save_page,
 )
-from hago.search import SearchOutcome
+from hago.search import OneShot, SearchOutcome
 from hago.serialization.text_table import bytes_text, wrapped
 from hago.study import Trial, interruptible_job
 
@@ -95,17 +95,40 @@ def no_page(trial: Trial) -> None:
 
 
 def write_page(
-    args: Namespace, console: Console, outcome: SearchOutcome, records: Sequence[Path], steps: JobProgress
-) -> None:
-    """Write the page of a search that has ended, in full.
+    args: Namespace,
+    console: Console,
+    outcome: SearchOutcome,
+    one_shot: OneShot | str,
+    records: Sequence[Path],
+    steps: JobProgress,
+) -> bool:
+    """Write the page of a search that has ended, in full; returns whether it could be written, and warns if not.
 
     Args:
+        one_shot: of `one_shot_of_search`.
         records: the files of the search.
         steps: shows the progress.
     """
+    try:
+        _write_page(args, outcome, one_shot, records, console.words, steps)
+    except HagoError as error:
+        warn(f"the page of the search is missing, or of its log alone: {error}")
+        return False
+    console.written.append(args.report)
+    return True
+
+
+def _write_page(
+    args: Namespace,
+    outcome: SearchOutcome,
+    one_shot: OneShot | str,
+    records: Sequence[Path],
+    words: Sequence[str],
+    steps: JobProgress,
+) -> None:
     prepared, read = outcome.prepared, read_records(list(map(str, records)))
     options = ReportOptions(model_name=model_name(args.model))
-    commands = commands_for(args, read.log_path, console.words)
+    commands = commands_for(args, read.log_path, words)
     report = gather_report(
         prepared.graph.uncorrected,
         prepared.hardware,
@@ -115,9 +138,9 @@ def write_page(
         options,
         commands,
         steps,
+        one_shot if isinstance(one_shot, str) else one_shot.quantizer.plan,
     )
     save_page(report, Path(args.report))
-    console.written.append(args.report)
 
 
 # ---------------------------------------------------------------- texts and commands

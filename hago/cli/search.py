@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from hago.analysis.answer import Answer, answer_for_one_shot, answer_for_search
+from hago.analysis.answer import Answer, answer_for_one_shot, answer_for_search, one_shot_of_search
 from hago.analysis.strategy_report import figures_in_words
 from hago.cli.console import OK, Console, Outcome
 from hago.cli.finetune import before_and_after
@@ -34,6 +34,7 @@ from hago.cli.options import (
 from hago.cli.output_files import (
     FRONT,
     HASH_IN_NAMES,
+    REPORT,
     STRATEGY,
     check_output,
     default_stem,
@@ -221,12 +222,14 @@ def search_command(args: Namespace, console: Console) -> Outcome:
         with interruptible_job("search") as steps:
             goal = options.goal
             objective = named_objective(goal.objective if goal.maximize is None else goal.maximize)
-            answer = answer_for_search(outcome, steps, objective)
+            one_shot = one_shot_of_search(outcome, steps)
+            answer = answer_for_search(outcome, steps, objective, one_shot)
     tuned = None if args.finetune is None else tune(args, console, model, hardware, outcome, saved)
     if args.report is not None:
         with interruptible_job("report") as steps:
             strategies = [] if tuned is not None and tuned.better else [saved]
-            write_page(args, console, outcome, [log, files.front, *strategies], steps)
+            if not write_page(args, console, outcome, one_shot, [log, files.front, *strategies], steps):
+                args = Namespace(**{**vars(args), "report": None})
     return _outcome(args, outcome, answer, files, tuned, ThisRun(earlier, seconds))
 
 
@@ -280,6 +283,8 @@ def search_files(args: Namespace, hardware: Hardware, model_hash: str = "") -> S
     given = {"--log": log, "--save": saved, "--front": front, "--report": args.report}
     check_distinct({**given, "the trained weights beside --save": weights})
     check_output(log)
+    if args.report is not None:
+        check_output(args.report, REPORT, "--report")
     for kind, path, given in ((STRATEGY, saved, args.save), (FRONT, front, args.front)):
         check_output(path, kind)
         if args.log is not None and given is None and args.save is None and path.exists() and not log.exists():

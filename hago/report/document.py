@@ -18,8 +18,9 @@ from hago.serialization.summary import Summarized, Summary
 from hago.serialization.text_table import counted
 
 REPORT_VERSION: Final = 1
-#: Significant digits of figures that are drawn; a pixel shows fewer.
-DIGITS: Final = 6
+#: Significant digits of figures, far more than any text shows: a figure that is rounded to few digits, and again to
+#: fewer where it is shown, differs from the same figure in another text.
+DIGITS: Final = 12
 
 Runs = Literal["integer", "float", "input"]
 EdgeKind = Literal["data", "weight", "bias", "constant", "output"]
@@ -27,7 +28,7 @@ PointKind = Literal["strategy", "front", "trial"]
 
 
 def rounded(value: float | None, digits: int = DIGITS) -> float | None:
-    """A number with few significant digits; None where it is missing or not finite."""
+    """A number with so many significant digits; None where it is missing or not finite."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{digits}g}")
@@ -102,7 +103,8 @@ class Trials:
         gain: by how much the trial raised the best value so far; None where it did not.
         rejected: why a trial cannot be taken (overflow, a limit, no signature); empty for the others.
         front: the trials that no other beats in both the objective and `front_cost`.
-        best: the best trial.
+        best: the trial that the search gives, which with a tolerance may have a lower value than others; None where no
+            trial can be taken.
     """
 
     groups: tuple[str, ...]

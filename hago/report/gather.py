@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Final
 
@@ -29,8 +29,9 @@ from hago.analysis import GraphStatistic, find_remedies, inspect_plan
 from hago.analysis.answer import one_shot_plan
 from hago.analysis.strategy_comparison import measure_difference
 from hago.arithmetic.equality import count_differing
+from hago.caching import LRU
 from hago.calibration import Estimator
-from hago.cost import METRICS, float_cost, plan_cost
+from hago.cost import METRICS, Cost, float_cost, plan_cost
 from hago.data import Batch, Batches, JobProgress
 from hago.errors import HASH_DIGITS, HagoError, LogError, StrategyMismatch
 from hago.graph import Graph, ModelLike
@@ -41,7 +42,6 @@ from hago.report.document import (
     Command,
     DataSet,
     Drawing,
-    Figure,
     Histogram,
     Identity,
     Model,
@@ -60,7 +60,6 @@ from hago.report.nodes import Tables, describe_nodes, histograms_of, ram_bytes, 
 from hago.report.records import Records
 from hago.report.short import Told, answers, named_trials
 from hago.report.trials import (
-    FRONT_COST,
     STORED,
     bits_text,
     columns_of,
@@ -69,8 +68,10 @@ from hago.report.trials import (
     story_of,
     with_stored_bytes,
 )
+from hago.runtime import IntegerModel
 from hago.runtime.native import named_engine
 from hago.search import (
+    FRONT_COST,
     Evaluator,
     Measurement,
     import_with_held_out,
@@ -95,6 +96,8 @@ MOST_SAMPLES, LEAST_SAMPLES = 64, 2
 POINTS: Final = 5
 #: The most trials whose bytes as stored are computed.
 STORED_TRIALS: Final = 100
+#: The most Resolvers that are kept, each with the network that its strategy corrects.
+RESOLVERS: Final = 2
 #: What a strategy says of its making that one shot with the same options shares.
 _ONE_SHOT_OPTIONS: Final = (
     *("estimator", "refined", "estimated", "topology", "keep_float", "fix_bits", "data_hash", "corrections"),
@@ -151,6 +154,14 @@ class _Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class _OneShot:
+    """What points are compared with: the Plan of one shot, and its costs."""
+
+    plan: Plan
+    costs: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class _Given:
     """What the points are measured on: the network and the data.
 
@@ -162,6 +173,11 @@ class _Given:
     hardware: Hardware
     batches: Batches | None
     evaluators: Mapping[str, Evaluator]
+    _resolvers: LRU[int, Resolver] = field(default_factory=lambda: LRU(RESOLVERS))
+
+    def resolver(self, strategy: Strategy) -> Resolver:
+        """The Resolver of a strategy that lives as long as the report is gathered."""
+        return self._resolvers.get_or_make(id(strategy), lambda: stored_resolver(self.graph, self.hardware, strategy))
 
     def inspected(self, values: int) -> list[Batch]:
         """The first samples of the data, on which nodes are inspected: as many as have so many values in all nodes;
@@ -186,12 +202,14 @@ def gather_report(
     options: ReportOptions,
     commands: CommandsOf,
     steps: JobProgress,
+    one_shot: Plan | str | None = None,
 ) -> Report:
     """Gather all that a report shows.
 
     Args:
         dataset: None to leave out what needs data.
         steps: shows the progress.
+        one_shot: one shot with the options of the first point, or why there is none, where the caller knows.
 
     Raises:
         StrategyMismatch: records are for different models or hardware, or for others than these.
@@ -204,7 +222,7 @@ def gather_report(
     if graph is None:
         return replace(base, notes=tuple(notes))
     data = _data_sets(records, batches, further)
-    objective = named_objective("sqnr" if options.objective is None else options.objective)
+    objective = _objective_for(records, options, data)
     evaluators = {
         name: Evaluator(
             graph, each.observed(steps.on_batch), objective, hardware.known_ops, cache_bytes=0, engine="float"
@@ -214,14 +232,14 @@ def gather_report(
     given = _Given(graph, hardware, batches, evaluators)
     candidates = _candidates(records, given, base, options, steps, notes)
     base = _with_stored(base, records, given, candidates, steps)
-    made = _Points(given, base, options, commands, steps)
+    made = _Points(given, base, options, commands, steps, one_shot)
     points = [made.point(candidate, is_first=i == 0) for i, candidate in enumerate(candidates)]
     story = None if base.search is None else _with_measures(base.search, records, given, points, steps)
     pairs = tuple(made.pairs())
     front = 0 if base.trials is None else len(base.trials.value)
-    told = Told(points, pairs, story, base.measure, made.cost, hardware.name, front)
+    told = Told(story, base.measure, made.cost, hardware.name, front)
     points = [replace(point, short=answers(point, told)) for point in points]
-    notes += _notes_on_points(records, points, is_measured=bool(evaluators))
+    notes += [*made.notes, *_notes_on_points(records, points, is_measured=bool(evaluators))]
     names = [cost.name for cost in base.costs]
     names += [name for name in (*METRICS, STORED) if name not in names and any(name in p.costs for p in points)]
     names.sort(key=lambda name: name != made.cost)
@@ -265,7 +283,7 @@ def _of_records(
         hardware=Identity(hardware.name, hardware_hash(hardware)),
         made_with=versions(torch.get_num_threads()),
         commands=tuple(commands(None)),
-        measure=_measure_of(records),
+        measure=measure_figure(_objective_name(records)),
         costs=() if trials is None else tuple(cost_figure(name) for name in trials.costs),
         front_cost=trials.front_cost if trials else records.front.cost if records.front else FRONT_COST,
         search=story,
@@ -320,15 +338,25 @@ def _check_same_task(records: Records, hardware: Hardware) -> None:
             )
 
 
-def _measure_of(records: Records) -> Figure:
-    """What points are judged by: the objective of the log, the front or the first strategy."""
-    if records.log is not None and records.log.header is not None:
-        return measure_figure(str(records.log.header.objective))
+def _objective_name(records: Records) -> str:
+    """The objective that points are judged by: that of the log, the front or the first strategy."""
+    if records.header is not None:
+        return str(records.header.objective)
     if records.front is not None:
         by_figure = {o.figure: o.name for o in OBJECTIVES.values()}
-        return measure_figure(by_figure.get(records.front.measure, records.front.measure))
+        return by_figure.get(records.front.measure, records.front.measure)
     made_by = records.strategies[0][1].made_by if records.strategies else {}
-    return measure_figure(str(made_by.get("objective", "sqnr")))
+    return str(made_by.get("objective", "sqnr"))
+
+
+def _objective_for(records: Records, options: ReportOptions, data: Mapping[str, Batches]) -> Objective:
+    """The objective that is measured: the one that the user gave, else that of the records, where it is one of hago's
+    own and the data has the labels that it needs."""
+    if options.objective is not None:
+        return named_objective(options.objective)
+    found = OBJECTIVES.get(_objective_name(records), OBJECTIVES["sqnr"])
+    is_labelled = all(each.classed for each in data.values())
+    return found if is_labelled or not found.needs_labels else OBJECTIVES["sqnr"]
 
 
 def _imported(
@@ -513,7 +541,6 @@ def _with_stored(
     if strategies:
         steps("computing what trials take as the hardware stores them")
     by_groups = {frozenset(strategy.bits): strategy for strategy in reversed(strategies)}
-    resolvers: dict[frozenset[str], Resolver] = {}
     named = [each.trial for each in base.search.fewer]
     stored: dict[int, float] = {}
     for index in list(dict.fromkeys([*named, *base.trials.front, *range(len(records.log.trials))]))[:STORED_TRIALS]:
@@ -522,9 +549,7 @@ def _with_stored(
         if groups not in by_groups or packed is None:
             continue
         try:
-            if groups not in resolvers:
-                resolvers[groups] = stored_resolver(given.graph, given.hardware, by_groups[groups])
-            cost = plan_cost(resolvers[groups](trial.bits))
+            cost = plan_cost(given.resolver(by_groups[groups])(trial.bits))
         except HagoError:
             continue
         if cost["weight_bytes"] == packed:
@@ -559,7 +584,7 @@ def _with_measures(
         elif each.trial in strategies:
             steps(f"measuring trial {each.trial} on the {name}")
             strategy = strategies[each.trial]
-            plan = stored_resolver(given.graph, given.hardware, strategy)(strategy.bits)
+            plan = given.resolver(strategy)(strategy.bits)
             measured, whole = evaluator.measure(plan).contributions, evaluator.float_contributions()
             figures = _figures(evaluator, measured)
             if "accuracy" in measured:
@@ -575,22 +600,34 @@ class _Points:
 
     Args:
         base: the report without points.
+        one_shot: of `gather_report`.
 
     Attributes:
         cost: the cost of the front.
         tables: the histograms and channels that the points share.
-        drawings: the networks that were drawn, in the order of their indices.
+        drawings: the networks that were drawn, by index.
+        notes: why one shot is missing, where it is.
     """
 
     def __init__(
-        self, given: _Given, base: Report, options: ReportOptions, commands: CommandsOf, steps: JobProgress
+        self,
+        given: _Given,
+        base: Report,
+        options: ReportOptions,
+        commands: CommandsOf,
+        steps: JobProgress,
+        one_shot: Plan | str | None,
     ) -> None:
         self.given, self.options, self.commands, self.steps = given, options, commands, steps
+        self._known_one_shot = one_shot
         self.cost = base.front_cost
-        self.tables, self.drawings = Tables(), dict[Drawing, int]()
+        self.tables, self.drawings = Tables(), list[Drawing]()
+        self._drawn: dict[Any, int] = {}
         self._measured: list[Mapping[str, Mapping[str, Tensor]]] = []
         self._histograms: dict[str, Mapping[str, Histogram]] = {}
-        self._one_shots: dict[str, Plan | None] = {}
+        self.notes: list[str] = []
+        self._one_shots: dict[str, _OneShot | None] = {}
+        self._contributions: dict[tuple[str, str], Mapping[str, Tensor]] = {}
 
     def point(self, candidate: _Candidate, *, is_first: bool) -> Point:
         """A point in full.
@@ -600,7 +637,7 @@ class _Points:
         """
         given, strategy = self.given, candidate.strategy
         self.steps(f"describing {candidate.title}")
-        resolver = stored_resolver(given.graph, given.hardware, strategy)
+        resolver = given.resolver(strategy)
         plan = resolver(strategy.bits)
         cost, whole = plan_cost(plan), float_cost(plan)
         one_shot = self._one_shot(strategy, is_first=is_first)
@@ -617,13 +654,7 @@ class _Points:
             remedies = found.to_json()
         full = widest_edges(resolver.space, strategy.bits)
         nodes = describe_nodes(plan, resolver.topology, cost, self.tables, statistic, peaks, histograms, full)
-        once = None if one_shot is None else plan_cost(one_shot)
-        figures, floats, of_one_shot = (
-            {}
-            if each is None
-            else {name: rounded(value) or 0.0 for name, value in {**each.figures, STORED: each.stored_bytes}.items()}
-            for each in (cost, whole, once)
-        )
+        figures, floats = _costs(cost), _costs(whole)
         return Point(
             title=candidate.title,
             kind=candidate.source.kind,
@@ -631,12 +662,12 @@ class _Points:
             bits=strategy.bits,
             costs=figures,
             float_costs=floats,
-            one_shot_costs=of_one_shot,
+            one_shot_costs={} if one_shot is None else one_shot.costs,
             stored_bytes=cost.stored_bytes,
             ram_bytes=ram_bytes(plan.graph, cost),
             plan_key=plan.key,
             thresholds_sha256=thresholds_sha256(plan),
-            drawing=self.drawings.setdefault(draw_network(plan.graph), len(self.drawings)),
+            drawing=self._drawing_of(plan.graph),
             nodes=nodes,
             verdicts=verdicts,
             inside=_inside(statistic),
@@ -658,8 +689,8 @@ class _Points:
                 made.append(Pair(i, j, name, figures))
         return made
 
-    def _one_shot(self, strategy: Strategy, *, is_first: bool) -> Plan | None:
-        """The Plan of one shot with the options of a strategy; None where the strategy is one, or none can be made.
+    def _one_shot(self, strategy: Strategy, *, is_first: bool) -> _OneShot | None:
+        """One shot with the options of a strategy; None where the strategy is one, or none can be made.
 
         Args:
             is_first: whether it is of the first point. Of others, one shot is that of the first, or None where their
@@ -671,25 +702,50 @@ class _Points:
         options = {key: strategy.made_by.get(key) for key in _ONE_SHOT_OPTIONS}
         key = canonical({**options, "corrected": replace(strategy.corrections, offsets={}).to_json()})
         if is_first and key not in self._one_shots:
-            self.steps("quantizing in one shot")
-            made = one_shot_plan(given.graph, given.hardware, strategy, given.batches, self.steps)
-            self._one_shots[key] = None if isinstance(made, str) else made
+            made = self._known_one_shot
+            if made is None:
+                self.steps("quantizing in one shot")
+                made = one_shot_plan(given.graph, given.hardware, strategy, given.batches, self.steps)
+            if isinstance(made, str):
+                self.notes.append(made)
+                self._one_shots[key] = None
+            else:
+                self._one_shots[key] = _OneShot(made, _costs(plan_cost(made)))
         return self._one_shots.get(key)
 
     def _verdicts(
-        self, candidate: _Candidate, plan: Plan, one_shot: Plan | None
+        self, candidate: _Candidate, plan: Plan, one_shot: _OneShot | None
     ) -> tuple[tuple[Verdict, ...], dict[str, float]]:
         """The models side by side on every data set, and the largest accumulators seen."""
         verdicts, peaks, kept = [], dict[str, float](), dict[str, Mapping[str, Tensor]]()
         for name, evaluator in self.given.evaluators.items():
             self.steps(f"running float model, simulation and integer model of {candidate.title} on the {name}")
-            verdict, measured = _verdict(name, evaluator, plan, one_shot)
-            kept[name] = measured.contributions
+            once = None if one_shot is None else self._measured_once(name, evaluator, one_shot.plan)
+            verdict, measured = _verdict(name, evaluator, plan, once)
+            kept[name] = self._contributions[plan.key, name] = measured.contributions
             for node, peak in measured.extremes.peaks.items():
                 peaks[node] = max(peak, peaks.get(node, 0.0))
             verdicts.append(verdict)
         self._measured.append(kept)
         return tuple(verdicts), peaks
+
+    def _measured_once(self, name: str, evaluator: Evaluator, plan: Plan) -> Mapping[str, Tensor]:
+        """What samples contribute to the measures of a Plan that several points are compared with.
+
+        Args:
+            name: of the data set.
+        """
+        if (plan.key, name) not in self._contributions:
+            self._contributions[plan.key, name] = evaluator.measure(plan).contributions
+        return self._contributions[plan.key, name]
+
+    def _drawing_of(self, graph: Graph) -> int:
+        """The index of the drawing of a network, which is laid out once for all points with the same nodes."""
+        key = tuple((node.name, node.op, tuple(node.inputs), tuple(node.shape or ())) for node in graph)
+        if key not in self._drawn:
+            self._drawn[key] = len(self.drawings)
+            self.drawings.append(draw_network(graph))
+        return self._drawn[key]
 
     def _histograms_of(self, plan: Plan, strategy: Strategy) -> Mapping[str, Histogram]:
         """Histograms of the float values, made once for points with the same corrections of the network."""
@@ -700,22 +756,25 @@ class _Points:
         return self._histograms[key]
 
 
-def _verdict(name: str, evaluator: Evaluator, plan: Plan, one_shot: Plan | None) -> tuple[Verdict, Measurement]:
-    """The models side by side on one data set, and what was measured of the simulation."""
-    outputs: list[Sequence[Any]] = []
-    measured = evaluator.measure(plan, see=lambda values: outputs.append(list(values)))
-    model = named_engine("auto")(plan)
-    compared = differing = 0
-    integers = []
-    for batch, simulated in zip(evaluator.batches, outputs, strict=True):
-        integers.append(model.run(batch.inputs))
-        for ours, theirs in zip(simulated, integers[-1], strict=True):
-            compared += theirs.numel()
-            differing += count_differing(ours, theirs)
+def _costs(cost: Cost) -> dict[str, float]:
+    """All costs of a Plan by name, with the bytes of constants as stored."""
+    return {name: rounded(value) or 0.0 for name, value in {**cost.figures, STORED: cost.stored_bytes}.items()}
+
+
+def _verdict(
+    name: str, evaluator: Evaluator, plan: Plan, one_shot: Mapping[str, Tensor] | None
+) -> tuple[Verdict, Measurement]:
+    """The models side by side on one data set, and what was measured of the simulation.
+
+    Args:
+        one_shot: what samples contribute to the measures of one shot.
+    """
+    beside = _Beside(evaluator, named_engine("auto")(plan))
+    measured = evaluator.measure(plan, see=beside)
     contributions: dict[str, Mapping[str, Tensor]] = {"float": evaluator.float_contributions()}
     if one_shot is not None:
-        contributions["one shot"] = evaluator.measure(one_shot).contributions
-    contributions |= {"simulated": measured.contributions, "integer": evaluator.contributions(integers)}
+        contributions["one shot"] = one_shot
+    contributions |= {"simulated": measured.contributions, "integer": beside.contributions}
     judged = [key for key in ("accuracy", "agreement", "sqnr") if key in measured.contributions]
     differences = [
         _paired(_objective(evaluator, key), other, "simulated", contributions[other][key], measured.contributions[key])
@@ -725,7 +784,34 @@ def _verdict(name: str, evaluator: Evaluator, plan: Plan, one_shot: Plan | None)
         if other in contributions and (key == "accuracy" or other != "float")
     ]
     models = tuple(Model(each, _figures(evaluator, of_each)) for each, of_each in contributions.items())
-    return Verdict(name, models, tuple(differences), compared, differing, dict(measured.extremes.overflows)), measured
+    overflows = dict(measured.extremes.overflows)
+    return Verdict(name, models, tuple(differences), beside.compared, beside.differing, overflows), measured
+
+
+class _Beside:
+    """The integer model beside the simulation: run on the same batches, and compared batch by batch, so that no outputs
+    are kept. `_verdict` makes it, and `Evaluator.measure` calls it with every batch and what was simulated.
+
+    Attributes:
+        compared, differing: outputs that were compared so far, and that differ.
+    """
+
+    def __init__(self, evaluator: Evaluator, model: IntegerModel) -> None:
+        self.compared = self.differing = 0
+        self._evaluator, self._model = evaluator, model
+        self._parts: list[dict[str, Tensor]] = []
+
+    def __call__(self, batch: Batch, simulated: Sequence[Any]) -> None:
+        outputs = self._model.run(batch.inputs)
+        for ours, theirs in zip(simulated, outputs, strict=True):
+            self.compared += theirs.numel()
+            self.differing += count_differing(ours, theirs)
+        self._parts.append(self._evaluator.contributions_of(len(self._parts), batch, outputs))
+
+    @property
+    def contributions(self) -> dict[str, Tensor]:
+        """What samples contribute to the measures of the integer model."""
+        return {name: torch.cat([part[name] for part in self._parts]) for name in self._parts[0]}
 
 
 def _figures(evaluator: Evaluator, contributions: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from hago.errors import HagoError, warn
 from hago.hardware import Hardware
 from hago.report.document import Report
 from hago.report.gather import CommandsOf, ReportOptions, report_of_log
@@ -25,7 +26,8 @@ class LiveReport:
     when the trials end.
 
     The page is of what the log holds, and of nothing else, so that it costs little: no network is drawn and nothing is
-    measured. It is replaced atomically.
+    measured. It is replaced atomically. A page that cannot be written is no reason to end a search: a warning says so
+    once, and it is tried again when it is time.
 
     Args:
         path: of the page.
@@ -50,6 +52,7 @@ class LiveReport:
         self._header: Header | None = None
         self._trials: list[Trial] = []
         self._next = -math.inf
+        self._has_warned = False
         self._template = page_template()  # which says before the search that a package is missing
 
     def __call__(self, trial: Trial) -> None:
@@ -65,9 +68,14 @@ class LiveReport:
 
     def _write(self, *, running: bool) -> None:
         begun = self._clock()
-        if self._header is None:
-            self._header = read_header(self._log)
-        save_page(self._report(running=running), self._path, self._template)
+        try:
+            if self._header is None:
+                self._header = read_header(self._log)
+            save_page(self._report(running=running), self._path, self._template)
+        except HagoError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warn(f"the page of the search is missing or out of date, and the search goes on: {error}")
         ended = self._clock()
         self._next = ended + max(SECONDS, (ended - begun) / SHARE)
 

@@ -52,27 +52,10 @@ class Tables:
         return self.channels.setdefault(value, len(self.channels))
 
 
-# ---------------------------------------------------------------- advice
 def widest_edges(space: Space, bits: Bits) -> set[str]:
     """The edges whose groups have the most bits that the hardware takes."""
     groups = {key: group for key, group in space.groups.items() if key in bits and bits[key] == max(group.choices)}
     return {str(edge) for group in groups.values() for edge in group.edges}
-
-
-def possible_help(helps: str, full: Sequence[str], *, is_per_channel: bool) -> str:
-    """Advice of `cause_in_words` without what the hardware refuses; empty if nothing is left.
-
-    Args:
-        full: the edges of the node that have the most bits.
-        is_per_channel: whether the hardware has a scale per channel.
-    """
-    for edge in full:
-        helps = helps.removeprefix(f"more bits on {edge}, or ")
-    if not is_per_channel:
-        helps = helps.removeprefix("a scale per channel if the hardware has it, ")
-    if any(edge.endswith(":1") for edge in full):  # the weight
-        helps = helps.removesuffix("or more bits").removesuffix(", ")
-    return helps
 
 
 # ---------------------------------------------------------------- what the Plan says
@@ -109,10 +92,10 @@ def describe_nodes(
         plain = _planned(plan, node, topology, costs.get(node.name, {}), row)
         weights = channels_of(plan, node)
         histogram = (histograms or {}).get(node.name)
-        more = {} if row is None else _measured(row, blame.get(node.name, 0.0), tried)
-        if more.get("helps"):
-            edges = [edge for edge in map(str, node.edges) if edge in full]
-            more["helps"] = possible_help(more["helps"], edges, is_per_channel=is_per_channel)
+        more = {} if row is None else _measured(row, blame.get(node.name, 0.0))
+        if row is not None and row.main_cause is not None:
+            words, helps = cause_in_words(row, row.main_cause, tried, full=full, is_per_channel=is_per_channel)
+            more |= {"words": words, "helps": helps}
         details.append(
             NodeDetail(
                 **plain,
@@ -190,10 +173,8 @@ def _edges(plan: Plan, node: Node, row: NodeStatistic | None) -> Iterator[EdgeDe
         )
 
 
-def _measured(row: NodeStatistic, blame: float, tried: set[str]) -> dict[str, Any]:
-    """The fields of a NodeDetail that an inspection measured."""
-    cause = row.main_cause
-    words, helps = ("", "") if cause is None else cause_in_words(row, cause, tried)
+def _measured(row: NodeStatistic, blame: float) -> dict[str, Any]:
+    """The fields of a NodeDetail that an inspection measured, without words."""
     shares = {name: s.own_share for name, s in row.causes.items() if s.own_share is not None}
     return {
         "overflows": row.overflows,
@@ -201,10 +182,8 @@ def _measured(row: NodeStatistic, blame: float, tried: set[str]) -> dict[str, An
         "sqnr": rounded(row.sqnr),
         "own_sqnr": rounded(row.own_sqnr),
         "blame": rounded(blame),
-        "cause": cause,
+        "cause": row.main_cause,
         "causes": {name: rounded(s) or 0.0 for name, s in shares.items() if abs(s) >= _LEAST_SHARE},
-        "words": words,
-        "helps": helps,
         "compared": row.count,
         "differing": row.differences,
     }

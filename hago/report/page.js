@@ -8,6 +8,9 @@ const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 const NONE = "–";
 const MINUS = "−";
 const T = R.trials;
+const FRONT = new Set(T ? T.front : []);
+const LEFT_OUT = "left out of this page, since the log is long";
+const isMissing = (value) => value === null || value === undefined;
 
 // ---------------------------------------------------------------- elements
 function element(tag, attributes = {}, ...children) {
@@ -28,7 +31,7 @@ function filled(made, attributes, children) {
 // titles that begin with ">" are of columns of numbers
 function table(titles, rows, caption) {
   const numbers = titles.map((title) => title.startsWith(">"));
-  const cell = (tag, value, number, scope) => element(tag, { class: number ? "n" : null, scope }, value === null || value === undefined ? "" : value);
+  const cell = (tag, value, number, scope) => element(tag, { class: number ? "n" : null, scope }, isMissing(value) ? "" : value);
   const head = element("thead", {}, element("tr", {}, titles.map((title, i) => cell("th", title.replace(/^>/, ""), numbers[i], "col"))));
   const body = element("tbody", {}, rows.map((row) => element("tr", {}, row.map((value, i) => cell(i ? "td" : "th", value, numbers[i], i ? null : "row")))));
   const made = element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": caption || titles[0] }, element("table", {}, head, body));
@@ -40,36 +43,71 @@ function facts(pairs) {
 }
 
 // ---------------------------------------------------------------- numbers
-const digits = (value, count = 4) => value === null || value === undefined ? NONE : value < 0 ? MINUS + digits(-value, count)
-  : value === 0 ? "0" : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(count - 1).replace(/\.?0+e/, "e") : String(Number(value.toPrecision(count)));
-const percent = (value, places = 1) => value === null || value === undefined ? NONE
-  : value && Math.abs(value) < 10 ** -(places + 2) ? `< ${(10 ** -places).toFixed(places)} %` : `${value < 0 ? MINUS : ""}${Math.abs(100 * value).toFixed(places)} %`;
-function scaled(value, units, count = 4) {
-  const [size, name] = units.find(([least]) => Math.abs(value) >= least) || units[units.length - 1];
-  return `${Number((value / size).toPrecision(count))} ${name}`;
+// of arrays of any length; browsers refuse calls of 100,000 arguments
+const least = (values, before = Infinity) => values.reduce((found, each) => Math.min(found, each), before);
+const largest = (values, before = -Infinity) => values.reduce((found, each) => Math.max(found, each), before);
+// none where one of both was not measured
+const less = (value, other) => isMissing(value) || isMissing(other) ? null : value - other;
+// numbers are rounded as Python rounds those of the tables: by their exact decimals, and to even between two
+function even(near, exact) {
+  if (!/50{24}$/.test(exact)) return near;
+  const below = exact.slice(0, -25).replace(/\.$/, "");
+  return /[02468]$/.test(below) ? below : near;
 }
+const fixed = (value, places) => even(value.toFixed(places), value.toFixed(places + 25));
+// a number with so many significant digits: as such, and in its parts, a number from 1 to 10 and a power of ten
+function precise(value, count) {
+  const [[near, power], [exact, exactPower]] = [count - 1, count + 24].map((places) => value.toExponential(places).split("e"));
+  const rounded = even(near, exact);
+  return [Number(`${rounded}e${rounded === near ? power : exactPower}`), Number(rounded), Number(rounded === near ? power : exactPower)];
+}
+// a number as "%.6g" writes it
+function general(value, count) {
+  if (isMissing(value)) return NONE;
+  if (value < 0) return MINUS + general(-value, count);
+  const [rounded, leading, power] = precise(value, count);
+  return power < -4 || power >= count ? `${leading}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}` : String(rounded);
+}
+function digits(value, count = 4) {
+  if (isMissing(value)) return NONE;
+  if (value < 0) return MINUS + digits(-value, count);
+  const [rounded, leading, power] = precise(value, count);
+  return value !== 0 && (value >= 1e5 || value < 1e-3) ? `${leading}e${power < 0 ? "-" : "+"}${Math.abs(power)}` : String(rounded);
+}
+const signed = (value, text) => `${value < 0 ? MINUS : ""}${text}`;
+const percent = (value, places = 1) => isMissing(value) ? NONE
+  : value && Math.abs(value) < 10 ** -(places + 2) ? `< ${(10 ** -places).toFixed(places)} %` : signed(value, `${fixed(Math.abs(100 * value), places)} %`);
+const decibels = (value, places = 2) => isMissing(value) ? NONE : signed(value, `${fixed(Math.abs(value), places)} dB`);
+function scaled(value, units, count = 4) {
+  const [size, name] = units.find(([from]) => Math.abs(value) >= from) || units[units.length - 1];
+  return `${general(value / size, count)} ${name}`;
+}
+const THOUSANDS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
 function amount(figure, value) {
-  if (value === null || value === undefined) return NONE;
+  if (isMissing(value)) return NONE;
   if (figure.unit === "B") {
-    const [size, name] = [[1024 ** 3, "GiB"], [1024 ** 2, "MiB"], [1024, "KiB"]].find(([least]) => value >= least) || [1, "B"];
-    return `${(value / size).toFixed(size === 1 ? 0 : value >= 10 * size ? 1 : 2)} ${name}`;
+    const [size, name] = [[1024 ** 3, "GiB"], [1024 ** 2, "MiB"], [1024, "KiB"]].find(([from]) => value >= from) || [1, "B"];
+    return `${fixed(value / size, size === 1 ? 0 : value >= 10 * size ? 1 : 2)} ${name}`;
   }
   if (figure.unit === "s") return scaled(value, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]);
   if (figure.unit === "J") return scaled(value, [[1, "J"], [1e-3, "mJ"], [1e-6, "µJ"], [1e-9, "nJ"]]);
-  if (figure.unit === "bits") return `${Number(value.toPrecision(4))} bits`;
-  return value >= 1000 ? scaled(value, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]], 3).replace(" ", "") : digits(value);
+  if (figure.unit === "bits") return `${general(value, 4)} bits`;
+  const whole = Number(fixed(value, 0));
+  return whole < 1000 ? String(whole) : scaled(whole, THOUSANDS, 3).replace(" ", "");
 }
-function measured(value) {
-  if (value === null || value === undefined) return NONE;
-  if (R.measure.unit === "share") return `${(100 * value).toFixed(2)} %`;
-  return R.measure.unit === "dB" ? `${value.toFixed(2)} dB` : digits(value, 6);
+// a value of a measure, by its name
+function figureText(name, value) {
+  if (isMissing(value)) return NONE;
+  if (SHARES.includes(name)) return signed(value, `${fixed(Math.abs(100 * value), 2)} %`);
+  return name === "sqnr" ? decibels(value) : general(value, 6);
 }
+const SHARES = ["sim_acc", "agreement"];
+const measured = (value) => figureText(R.measure.name, value);
 function shift(value, name) {
-  if (value === null || value === undefined) return NONE;
-  const sign = value >= 0 ? "+" : "−";
-  const size = Math.abs(value);
-  if (["sim_acc", "agreement", "cosine"].includes(name)) return `${sign}${(100 * size).toFixed(2)} points`;
-  return name === "sqnr" ? `${sign}${size.toFixed(2)} dB` : sign + digits(size);
+  if (isMissing(value)) return NONE;
+  const sign = value >= 0 ? "+" : MINUS, size = Math.abs(value);
+  if (SHARES.includes(name)) return `${sign}${fixed(100 * size, 2)} points`;
+  return sign + (name === "sqnr" ? decibels(size) : general(size, 4));
 }
 const costNamed = (name) => R.costs.find((cost) => cost.name === name) || { name, title: name, unit: "" };
 function ticks(low, high, count) {
@@ -87,9 +125,9 @@ function costTicks(figure, low, high, count) {
 }
 const byteUnit = (high) => high >= 2 * 1024 ** 2 ? 1024 ** 2 : high >= 2048 ? 1024 : 1;
 function tickText(figure, value, high) {
-  if (figure.unit !== "B") return figure.unit === "" || figure.unit === "cycles" ? value >= 1000 ? scaled(value, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]).replace(" ", "") : digits(value) : amount(figure, value);
+  if (figure.unit !== "B") return figure.unit === "" || figure.unit === "cycles" ? value >= 1000 ? scaled(value, THOUSANDS).replace(" ", "") : digits(value) : amount(figure, value);
   const unit = byteUnit(high);
-  return `${Number((value / unit).toPrecision(6))} ${{ 1: "B", 1024: "KiB", 1048576: "MiB" }[unit]}`;
+  return `${digits(value / unit, 6)} ${{ 1: "B", 1024: "KiB", 1048576: "MiB" }[unit]}`;
 }
 
 // ---------------------------------------------------------------- what is chosen
@@ -105,13 +143,17 @@ function choiceOfTrial(trial) {
   const any = front >= 0 ? front : R.points.findIndex((point) => point.trial === trial);
   return any >= 0 ? { point: any } : { trial };
 }
+// the trials that the table lists: of a long log, not all
+const LISTED = all("#front details [data-trial]").map((button) => Number(button.dataset.trial));
 const pointOf = (choice) => choice && "point" in choice ? R.points[choice.point] : null;
 const trialOf = (choice) => choice === null ? null : "trial" in choice ? choice.trial : R.points[choice.point].trial;
 const titleOf = (choice) => choice === null ? "nothing" : pointOf(choice) ? pointOf(choice).title : `trial ${choice.trial}`;
+// by group of edges; none where they are left out
 function bitsOf(choice) {
   const point = pointOf(choice);
   if (point) return point.bits;
   const text = T.bits[choice.trial];
+  if (!text && T.groups.length) return null;
   return Object.fromEntries([...text].map((digit, i) => [T.groups[i], parseInt(digit, 36)]));
 }
 function costsOf(choice) {
@@ -130,18 +172,24 @@ function options(select, chosen, empty) {
   select.replaceChildren();
   if (empty) select.append(element("option", { value: "" }, empty));
   if (R.points.length) select.append(element("optgroup", { label: "full details" }, R.points.map((point, i) => element("option", { value: `p${i}` }, point.title))));
-  const rest = T ? T.value.map((_, i) => i).filter((i) => !("point" in choiceOfTrial(i))) : [];
-  if (rest.length) select.append(element("optgroup", { label: "bits and costs alone" }, rest.map((i) => element("option", { value: `t${i}` }, `trial ${i}${T.front.includes(i) ? " (front)" : ""}`))));
-  select.value = key(chosen);
+  const rest = LISTED.filter((i) => !("point" in choiceOfTrial(i)));
+  if (rest.length) select.append(element("optgroup", { label: "bits and costs alone" }, rest.map(optionOf)));
+  pick(select, chosen);
+}
+const optionOf = (trial) => element("option", { value: `t${trial}` }, `trial ${trial}${FRONT.has(trial) ? " (front)" : ""}`);
+// a trial that is not listed is added when it is chosen
+function pick(select, choice) {
+  if (choice !== null && "trial" in choice && !select.querySelector(`option[value="${key(choice)}"]`)) select.lastElementChild.append(optionOf(choice.trial));
+  select.value = key(choice);
 }
 function choose(choice) {
   state.a = choice;
-  $("pick-a").value = key(choice);
+  pick($("pick-a"), choice);
   render();
 }
 function compareWith(choice) {
   state.b = choice;
-  $("pick-b").value = key(choice);
+  pick($("pick-b"), choice);
   render();
 }
 
@@ -174,8 +222,8 @@ function renderTrialOnly() {
     element("p", { class: "note" }, `Trial ${i} is shown with its bits and costs. What needs its thresholds (errors, scales, overflow) is there for the points that are shown in full.`),
     facts([[R.measure.title + SEARCHED, `${measured(T.value[i])}${T.low[i] === null ? "" : ` (95 %: ${measured(T.low[i])} to ${measured(T.high[i])})`}`],
       ...R.costs.filter((cost) => cost.name in T.costs).map((cost) => [cost.title, amount(cost, T.costs[cost.name][i])]),
-      ["bits", Object.keys(bits).length ? bitsText(bits) : "left out of this page, since the log is long"],
-      ["state", T.rejected[i] || (T.front.includes(i) ? "on the front" : "")], ["asked because", T.why[T.reason[i]]]]));
+      ["bits", bits === null ? LEFT_OUT : bitsText(bits)],
+      ["state", T.rejected[i] || (FRONT.has(i) ? "on the front" : "")], ["asked because", T.why[T.reason[i]]]]));
 }
 
 // ---------------------------------------------------------------- plots of trials
@@ -190,16 +238,17 @@ function frame(width, height, xs, ys, xText, yText, xTitle, yTitle) {
   return made;
 }
 function scaleOf(values, from, to, margin = 0.04) {
-  let low = Math.min(...values), high = Math.max(...values);
+  let low = least(values), high = largest(values);
   if (!(high > low)) { low -= Math.abs(low) * 0.05 || 1; high += Math.abs(high) * 0.05 || 1; }
   const pad = (high - low) * margin;
   low -= pad; high += pad;
   return { low, high, at: (value) => from + (to - from) * (value - low) / (high - low) };
 }
 const sizeOf = (figure) => { const width = Math.max(320, Math.round(figure.clientWidth)); return [width, width < 560 ? 300 : 400]; };
-// values that are drawn are in % for shares
-const drawn = (value) => R.measure.unit === "share" ? 100 * value : value;
-const unitText = R.measure.unit === "share" ? "%" : R.measure.unit;
+// values that are drawn are in % for shares of samples
+const isShare = SHARES.includes(R.measure.name);
+const drawn = (value) => isShare ? 100 * value : value;
+const unitText = isShare ? "%" : R.measure.name === "sqnr" ? "dB" : "";
 const axisTitle = unitText ? `${R.measure.title} in ${unitText}` : R.measure.title;
 
 const plots = {};
@@ -220,18 +269,18 @@ function drawFront() {
   const [width, height] = sizeOf(place);
   const own = R.points.map((point, i) => [i, point.costs[state.front], strategyValue(point)]).filter(([, at, value]) => at !== undefined && value !== null);
   const x = scaleOf([...shown.map((i) => column[i]), ...own.map(([, at]) => at)], FRAME.left, width - FRAME.right);
-  const y = scaleOf([...own.map(([, , value]) => drawn(value)), ...shown.flatMap((i) => T.front.includes(i) && T.low[i] !== null ? [drawn(T.value[i]), drawn(T.low[i]), drawn(T.high[i])] : [drawn(T.value[i])])], height - FRAME.bottom, FRAME.top);
+  const y = scaleOf([...own.map(([, , value]) => drawn(value)), ...shown.flatMap((i) => FRONT.has(i) && T.low[i] !== null ? [drawn(T.value[i]), drawn(T.low[i]), drawn(T.high[i])] : [drawn(T.value[i])])], height - FRAME.bottom, FRAME.top);
   const made = frame(width, height, costTicks(cost, x.low, x.high, width / 110).map((v) => [x.at(v), v]), ticks(y.low, y.high, height / 60).map((v) => [y.at(v), v]),
     (v) => tickText(cost, v, x.high), (v) => digits(v), cost.title, axisTitle);
   made.setAttribute("aria-label", `${R.measure.title} against ${cost.title} of ${shown.length} trials; the table below has the same figures`);
-  const front = T.front.filter((i) => shown.includes(i));
+  const front = T.front.filter((i) => T.value[i] !== null && column[i] !== null);
   for (const i of front) if (T.low[i] !== null) made.append(svg("line", { class: "whisker", x1: x.at(column[i]), x2: x.at(column[i]), y1: y.at(drawn(T.low[i])), y2: y.at(drawn(T.high[i])) }));
   if (state.front === T.front_cost) made.append(svg("polyline", { class: "front-line", points: front.map((i) => `${x.at(column[i])},${y.at(drawn(T.value[i]))}`).join(" ") }));
   const full = new Set(R.points.map((point) => point.trial));
-  const order = [...shown].sort((i, j) => T.front.includes(i) - T.front.includes(j));
+  const order = [...shown].sort((i, j) => FRONT.has(i) - FRONT.has(j));
   for (const i of order) {
-    const kind = T.rejected[i] ? "dot rejected" : T.front.includes(i) ? "dot front" : "dot";
-    const dot = svg("circle", { class: `${kind} ${full.has(i) ? "full" : "hollow"}`, cx: x.at(column[i]), cy: y.at(drawn(T.value[i])), r: full.has(i) ? 6 : T.front.includes(i) ? 4.5 : 3.5, "data-trial": i });
+    const kind = T.rejected[i] ? "dot rejected" : FRONT.has(i) ? "dot front" : "dot";
+    const dot = svg("circle", { class: `${kind} ${full.has(i) ? "full" : "hollow"}`, cx: x.at(column[i]), cy: y.at(drawn(T.value[i])), r: full.has(i) ? 6 : FRONT.has(i) ? 4.5 : 3.5, "data-trial": i });
     made.append(dot);
   }
   const strategies = {};
@@ -242,7 +291,7 @@ function drawFront() {
     diamond.addEventListener("click", (event) => { event.stopPropagation(); choose({ point: i }); });
     made.append(diamond);
   }
-  const spread = Math.max(...shown.map((i) => column[i])) - Math.min(...shown.map((i) => column[i]));
+  const costs = shown.map((i) => column[i]), spread = largest(costs) - least(costs);
   $("front-equal").hidden = spread > 0;
   $("front-equal").textContent = `${cost.title[0].toUpperCase()}${cost.title.slice(1)} is ${amount(cost, column[shown[0]])} for all ${shown.length} trials: bits do not change it on ${R.hardware.name}.`;
   place.replaceChildren(made);
@@ -345,9 +394,7 @@ function markPlots() {
 function figureOf(choice, data, name) {
   const verdict = pointOf(choice).verdicts.find((each) => each.data === data);
   const value = verdict && verdict.models.find((model) => model.name === "simulated").figures[name];
-  if (value === null || value === undefined) return NONE;
-  if (["sim_acc", "agreement", "cosine"].includes(name)) return `${(100 * value).toFixed(2)} %`;
-  return name === "sqnr" ? `${value.toFixed(2)} dB` : digits(value);
+  return figureText(name, value);
 }
 function renderComparison() {
   const place = $("compare");
@@ -376,21 +423,23 @@ function renderComparison() {
     }
   } else {
     const [x, y] = [trialOf(state.a), trialOf(state.b)];
-    if (T && x !== null && y !== null) body.push(table(["measure", ">A", ">B", ">B − A"], [[`${R.measure.title}${SEARCHED}: trials ${x} and ${y}`, measured(T.value[x]), measured(T.value[y]), shift(T.value[y] - T.value[x], R.measure.name)]]));
+    if (T && x !== null && y !== null) body.push(table(["measure", ">A", ">B", ">B − A"], [[`${R.measure.title}${SEARCHED}: trials ${x} and ${y}`, measured(T.value[x]), measured(T.value[y]), shift(less(T.value[y], T.value[x]), R.measure.name)]]));
     for (const [name, choice] of [["A", state.a], ["B", state.b]]) if (pointOf(choice) && strategyValue(pointOf(choice)) !== null && R.search && R.search.uncorrected)
       body.push(element("p", { class: "soft" }, `${name} is a strategy whose layers were corrected: with them its ${R.measure.title} is ${measured(strategyValue(pointOf(choice)))} on the calibration data, which no trial compares with.`));
     body.push(element("p", { class: "note" }, "Paired intervals are there for two points that are shown in full."));
   }
   const [first, second] = [costsOf(state.a), costsOf(state.b)];
   const names = R.costs.filter((cost) => cost.name in first && cost.name in second);
-  const costs = element("div", {}, element("h3", {}, "Costs"), table(["cost", ">A", ">B", ">B / A"], names.map((cost) => [cost.title, amount(cost, first[cost.name]), amount(cost, second[cost.name]), first[cost.name] ? (second[cost.name] / first[cost.name]).toFixed(3) : NONE])));
+  const costs = element("div", {}, element("h3", {}, "Costs"), table(["cost", ">A", ">B", ">B / A"], names.map((cost) => [cost.title, amount(cost, first[cost.name]), amount(cost, second[cost.name]), first[cost.name] && !isMissing(second[cost.name]) ? fixed(second[cost.name] / first[cost.name], 3) : NONE])));
   const packed = "stored_bytes" in first && "stored_bytes" in second && first.stored_bytes !== null && first.stored_bytes === second.stored_bytes && first.weight_bytes !== second.weight_bytes;
   if (packed) costs.append(element("p", { class: "soft" }, `${R.hardware.name} stores the weights of both in the same ${amount(costNamed("stored_bytes"), first.stored_bytes)}: fewer bits save nothing that is stored.`));
   const [ours, theirs] = [bitsOf(state.a), bitsOf(state.b)];
-  const groups = [...new Set([...Object.keys(ours), ...Object.keys(theirs)])];
+  const without = [["A", ours], ["B", theirs]].filter(([, of]) => of === null).map(([name]) => name);
+  const groups = without.length ? [] : [...new Set([...Object.keys(ours), ...Object.keys(theirs)])];
   const differ = groups.filter((group) => ours[group] !== theirs[group]);
   const bits = element("div", {}, element("h3", {}, "Bits"));
-  if (!differ.length) bits.append(element("p", {}, `Bits are equal in all ${groups.length} groups of edges; thresholds or corrections may differ.`));
+  if (without.length) bits.append(element("p", {}, `Bits of ${without.join(" and ")} are ${LEFT_OUT}.`));
+  else if (!differ.length) bits.append(element("p", {}, `Bits are equal in all ${groups.length} groups of edges; thresholds or corrections may differ.`));
   else {
     const named = (value) => value === undefined ? "float" : value;
     const change = (group) => ours[group] === undefined || theirs[group] === undefined ? NONE : `${theirs[group] > ours[group] ? "+" : "−"}${Math.abs(theirs[group] - ours[group])}`;
@@ -414,7 +463,7 @@ function nodeBits(choice, drawing) {
   const point = pointOf(choice);
   if (point) return Object.fromEntries(point.nodes.map((node) => [node.name, node.bits]));
   // of a trial, from the groups that a node's edges belong to
-  const found = {}, bits = bitsOf(choice);
+  const found = {}, bits = bitsOf(choice) || {};
   const lower = (name, value) => { found[name] = Math.min(found[name] === undefined ? 99 : found[name], value); };
   for (const [group, value] of Object.entries(bits)) {
     const cut = group.lastIndexOf(":"), [node, slot] = [group.slice(0, cut), group.slice(cut + 1)];
@@ -426,7 +475,7 @@ function nodeBits(choice, drawing) {
 function edgeBits(choice) {
   const point = pointOf(choice), found = {};
   if (point) for (const node of point.nodes) for (const edge of node.edges) found[edge.edge] = edge;
-  else Object.entries(bitsOf(choice)).forEach(([group, bits]) => { found[group] = { bits, scale: null }; });
+  else Object.entries(bitsOf(choice) || {}).forEach(([group, bits]) => { found[group] = { bits, scale: null }; });
   return found;
 }
 const short = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
@@ -438,17 +487,17 @@ function renderNetwork() {
   for (const each of all("svg[data-drawing]", canvas)) each.toggleAttribute("hidden", Number(each.dataset.drawing) !== index);
   const picture = canvas.querySelector(`svg[data-drawing="${index}"]`);
   const details = point ? Object.fromEntries(point.nodes.map((node) => [node.name, node])) : {};
-  const bits = nodeBits(state.a, drawing), edges = edgeBits(state.a);
+  const bits = nodeBits(state.a, drawing), edges = edgeBits(state.a), areLeftOut = bitsOf(state.a) === null;
   const cost = costNamed(state.cost);
-  const most = Math.max(1e-30, ...drawing.nodes.map((node) => details[node.name] ? (state.colour === "blame" ? details[node.name].blame : details[node.name].costs[state.cost]) || 0 : 0));
+  const most = largest(drawing.nodes.map((node) => details[node.name] ? (state.colour === "blame" ? details[node.name].blame : details[node.name].costs[state.cost]) || 0 : 0), 1e-30);
   drawing.nodes.forEach((node, i) => {
     const detail = details[node.name], group = picture.querySelector(`[data-node="${i}"]`);
     const value = bits[node.name];
     let colour = GREY, strength = 0.0, text = "";
     const runs = detail ? detail.runs : value === undefined ? "" : "integer";
     if (state.colour === "bits") {
-      colour = bitsColour(value); strength = value === null || value === undefined ? 0 : 0.16;
-      text = runs === "input" ? "input" : value === null || value === undefined ? runs : `${value} bits`;
+      colour = bitsColour(value); strength = isMissing(value) ? 0 : 0.16;
+      text = runs === "input" ? "input" : areLeftOut ? "bits left out" : isMissing(value) ? runs : `${value} bits`;
     } else if (state.colour === "cause") {
       const cause = detail && detail.cause;
       colour = cause ? CAUSES[cause] : GREY; strength = cause ? 0.16 : 0;
@@ -473,10 +522,10 @@ function renderNetwork() {
     const { source, target, slots } = group.dataset;
     const edge = slots.split(",").map((slot) => edges[`${target}:${slot}`]).find((each) => each) || (pointOf(state.a) ? null : edges[`${source}:out`]);
     group.querySelector("text").textContent = edge ? (edge.scale ? `${edge.bits} · ${digits(edge.scale, 3)}` : String(edge.bits)) : "";
-    group.classList.toggle("float", !edge);
+    group.classList.toggle("float", !edge && !areLeftOut);
     group.classList.toggle("on", state.node !== null && (source === state.node || target === state.node));
   }
-  legend(most, cost);
+  legend(most, cost, areLeftOut);
   const isFirst = zoom === null;
   if (isFirst) fit(false);
   resize();
@@ -489,16 +538,16 @@ function renderNetwork() {
   select.value = state.node || "";
   renderPanel();
 }
-function legend(most, cost) {
+function legend(most, cost, areLeftOut) {
   const entry = (colour, text) => { const swatch = element("i"); swatch.style.background = colour; return element("span", {}, swatch, text); };
   const entries = {
-    bits: () => ["Fewest bits of a node's operands:", ...BITS.map(([, colour, text]) => entry(colour, text)), entry(GREY, "float")],
+    bits: () => areLeftOut ? [entry(GREY, `bits of this trial are ${LEFT_OUT}`)] : ["Fewest bits of a node's operands:", ...BITS.map(([, colour, text]) => entry(colour, text)), entry(GREY, "float")],
     cause: () => ["Main cause of the error that a node adds:", ...Object.entries(CAUSES).filter(([name]) => name !== "inherited").map(([name, colour]) => entry(colour, name)), entry(GREY, "none")],
     blame: () => [entry("#d9480f", `part in the error of the outputs, estimated; the largest is ${percent(most)}`)],
     cost: () => [entry("#0f766e", `${cost.title} of a node; the largest is ${amount(cost, most)}`)],
   };
   $("legend").replaceChildren(...entries[state.colour]());
-  if (!pointOf(state.a) && state.colour !== "bits") $("legend").append(" Of this trial only bits are there.");
+  if (!pointOf(state.a) && state.colour !== "bits") $("legend").append(` Of this trial only ${areLeftOut ? "costs" : "bits"} are there.`);
 }
 function fit(whole) {
   const canvas = $("canvas"), drawing = R.drawings[drawingOf(state.a)];
@@ -534,8 +583,8 @@ function renderPanel() {
   const head = [element("h3", {}, drawn.name), element("p", { class: "soft" }, `${drawn.op}, shape ${drawn.shape.length ? drawn.shape.join(" × ") : "of one number"}`)];
   const detail = point && point.nodes.find((node) => node.name === drawn.name);
   if (!detail) {
-    const own = Object.entries(bitsOf(state.a)).filter(([group]) => group.slice(0, group.lastIndexOf(":")) === drawn.name);
-    panel.replaceChildren(...head, own.length ? table(["edge group", ">bits"], own) : element("p", {}, "It has no bits of its own."), element("p", { class: "note" }, "More is there for the points that are shown in full."));
+    const bits = bitsOf(state.a), own = Object.entries(bits || {}).filter(([group]) => group.slice(0, group.lastIndexOf(":")) === drawn.name);
+    panel.replaceChildren(...head, own.length ? table(["edge group", ">bits"], own) : element("p", {}, bits ? "It has no bits of its own." : `Its bits are ${LEFT_OUT}.`), element("p", { class: "note" }, "More is there for the points that are shown in full."));
     return;
   }
   panel.replaceChildren(...head, ...errorPart(detail), ...valuePart(detail, point), ...accumulatorPart(detail), ...weightPart(detail), ...edgePart(detail), ...costPart(detail), ...sensitivityPart(detail));
@@ -559,7 +608,7 @@ function overview(point) {
 function errorPart(node) {
   const made = [element("h4", {}, "Error")];
   if (node.sqnr === null) { made.push(element("p", { class: "soft" }, "Not measured.")); return [...made, facts([["runs in", node.runs], ["because", node.reason]])]; }
-  made.push(facts([["SQNR", node.sqnr >= 200 ? "exact" : `${node.sqnr.toFixed(1)} dB`], ["own error alone", node.own_sqnr === null || node.own_sqnr >= 200 ? "none" : `${node.own_sqnr.toFixed(1)} dB`],
+  made.push(facts([["SQNR", node.sqnr >= 200 ? "exact" : decibels(node.sqnr, 1)], ["own error alone", node.own_sqnr === null || node.own_sqnr >= 200 ? "none" : decibels(node.own_sqnr, 1)],
     ["blame", node.blame ? `${percent(node.blame)} of the outputs' error, estimated on ${pointOf(state.a).inside_samples} samples` : "none"], ["runs in", node.runs], ["because", node.reason],
     ["integers", node.runs === "integer" ? `${node.differing} of ${amount({ unit: "" }, node.compared)} values differ from the simulation` : ""]]));
   const causes = Object.entries(node.causes).sort((x, y) => y[1] - x[1]);
@@ -573,7 +622,7 @@ function errorPart(node) {
   if (node.words) made.push(element("p", {}, `Mainly ${node.cause}: ${node.words}.`));
   const tried = pointOf(state.a).remedies, own = tried ? tried.found.filter((each) => each.node === node.name) : [];
   const impossible = tried && tried.impossible[node.name];
-  if (own.length) made.push(element("p", {}, "Helps, as tried:"), table(["change", ">gain", ">bytes"], own.map((each) => [element("code", {}, each.command), `${each.gain_db.toFixed(2)} dB`, each.bytes])));
+  if (own.length) made.push(element("p", {}, "Helps, as tried:"), table(["change", ">gain", ">bytes"], own.map((each) => [element("code", {}, each.command), decibels(each.gain_db), each.bytes])));
   else if (node.helps) made.push(element("p", {}, element("b", {}, "May help: "), `${node.helps}.`));
   if (impossible && impossible.length) made.push(element("p", { class: "soft" }, `Not possible on this hardware: ${impossible.join("; ")}.`));
   return made;
@@ -595,8 +644,8 @@ function valuePart(node, point) {
   const [width, height, bottom] = [360, 150, 24];
   const made = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Histogram of the values of ${node.name}` });
   const at = (value) => 6 + (width - 12) * (value - low) / (high - low), step = (high - low) / counts.length;
-  const tallest = Math.log1p(Math.max(...counts));
-  const kept = limits.length ? [Math.max(...limits.map((each) => each.low)), Math.min(...limits.map((each) => each.high))] : [-Infinity, Infinity];
+  const tallest = Math.log1p(largest(counts));
+  const kept = limits.length ? [largest(limits.map((each) => each.low)), least(limits.map((each) => each.high))] : [-Infinity, Infinity];
   counts.forEach((count, i) => {
     if (!count) return;
     const [from, to] = [low + i * step, low + (i + 1) * step], size = (height - bottom - 14) * Math.log1p(count) / tallest;
@@ -628,12 +677,12 @@ function accumulatorPart(node) {
   made.append(svg("text", { x: 2, y: 30 }, "0"), svg("text", { x: at(1), y: 30, "text-anchor": "end" }, `largest ${node.register}`));
   const verdict = { proved: "proved absent for any input", possible: "possible for other inputs; none was seen", overflows: `seen: ${node.overflows} of ${amount({ unit: "" }, node.accumulators)} sums` }[node.verdict];
   return [element("h4", {}, "Accumulator"), element("figure", { class: "chart" }, made), facts([["overflow", verdict], ["largest sum", `${percent(node.share, 2)} of the largest ${node.register}, for any input`],
-    ["headroom", room >= 0 ? `${room.toFixed(1)} bits` : `lacks ${(-room).toFixed(1)} bits`], ["largest seen", node.seen === null ? "" : `${percent(node.seen, 2)} of the largest ${node.register}`], ["past its range", node.on_overflow], ["signature", node.signature]])];
+    ["headroom", `${room >= 0 ? "" : "lacks "}${fixed(Math.abs(room), 1)} bits`], ["largest seen", node.seen === null ? "" : `${percent(node.seen, 2)} of the largest ${node.register}`], ["past its range", node.on_overflow], ["signature", node.signature]])];
 }
 function weightPart(node) {
   if (node.weights === null) return [];
   const weights = R.channels[node.weights], edge = node.edges.find((each) => each.kind === "weight");
-  const [width, height] = [360, 130], ends = [Math.min(0, ...weights.low), Math.max(0, ...weights.high)];
+  const [width, height] = [360, 130], ends = [least(weights.low, 0), largest(weights.high, 0)];
   const at = (value) => height - 8 - (height - 16) * (value - ends[0]) / (ends[1] - ends[0] || 1), left = 46, step = (width - left - 4) / weights.low.length;
   const made = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Ranges of the channels of ${weights.weight}` });
   weights.low.forEach((low, i) => made.append(svg("rect", { class: "v", x: left + i * step + step * 0.12, width: Math.max(0.8, step * 0.76), y: at(weights.high[i]), height: Math.max(0.8, at(low) - at(weights.high[i])) })));
@@ -641,8 +690,8 @@ function weightPart(node) {
   if (edge) for (const end of [edge.low, edge.high]) if (end >= ends[0] && end <= ends[1]) made.append(svg("line", { class: "limit", x1: left, x2: width - 4, y1: at(end), y2: at(end) }));
   made.append(svg("text", { x: left - 6, y: 13, "text-anchor": "end" }, digits(ends[1], 3)), svg("text", { x: left - 6, y: height - 5, "text-anchor": "end" }, digits(ends[0], 3)));
   const named = (i) => weights.together > 1 ? `${i * weights.together} to ${Math.min(weights.channels, (i + 1) * weights.together) - 1}` : String(i);
-  const narrow = weights.low.map((low, i) => Math.max(-low, weights.high[i])), widest = Math.max(...narrow);
-  const spread = widest / (Math.min(...narrow.filter((each) => each > 0)) || widest);
+  const narrow = weights.low.map((low, i) => Math.max(-low, weights.high[i])), widest = largest(narrow);
+  const spread = widest / least(narrow.filter((each) => each > 0), widest || 1);
   return [element("h4", {}, "Ranges of its weights, by channel"), element("figure", { class: "chart" }, made),
     element("p", { class: "soft" }, `${weights.channels} output channels of ${weights.weight}${weights.together > 1 ? `, ${weights.together} to a bar` : ""}; the widest is ${digits(spread, 3)} times the narrowest.${edge ? ` ${edge.bits} bits with ${edge.scales === 1 ? "one scale for all" : `${edge.scales} scales`}.` : ""}`),
     element("details", {}, element("summary", {}, "Ranges as a table"), table(["channel", ">low", ">high"], weights.low.map((low, i) => [named(i), digits(low, 3), digits(weights.high[i], 3)])))];

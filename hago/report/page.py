@@ -25,7 +25,7 @@ from typing import Any, Final
 from hago.cost import METRICS
 from hago.errors import HagoError
 from hago.report.document import Report
-from hago.report.trials import cost_figure, cost_text
+from hago.report.trials import cost_text, size_text
 from hago.serialization.json_text import replace_file
 from hago.serialization.summary import measure_name, measure_text
 from hago.serialization.text_table import count, counted
@@ -36,7 +36,6 @@ _ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\
 RELOAD_SECONDS: Final = 10
 #: The most trials that the table of trials lists.
 MOST_ROWS: Final = 2000
-_SIZES: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 #: The number below which all digits of a count are shown.
 _ALL_DIGITS: Final = 100_000
 #: What words of the page mean.
@@ -105,10 +104,10 @@ def page_template() -> Any:
     environment.filters |= {
         "amount": _amount,
         "bits_of": bits_counted,
-        "bytes": lambda value: NONE if value is None else _bytes(value),
+        "bytes": lambda value: NONE if value is None else size_text(value),
         "count": _count,
         "counted": counted,
-        "figure": lambda value, name: NONE if value is None else measure_text(name, value),
+        "figure": lambda value, name: NONE if value is None else _minus(measure_text(name, value)),
         "interval": _interval,
         "listed": listed,
         "label_place": lambda edge, drawing: Markup(_label_place(edge, drawing)),
@@ -158,17 +157,8 @@ def _amount(value: float | None, name: str) -> str:
         return NONE
     if name in METRICS and value >= 1e12 and METRICS[name].unit in ("", "cycles"):
         return f"{value / 1e12:.3g}T"
-    if cost_figure(name).unit == "B":
-        return _bytes(value)
     text = cost_text(name, value).removesuffix(f" {name}")
     return re.sub(r" u(?=[sJ]$)", " \u00b5", text)
-
-
-def _bytes(value: float) -> str:
-    """Bytes with as many places in every cell of a column: 950 B, 231.0 KiB, 1.03 MiB."""
-    size, unit = next((each for each in _SIZES if value >= each[0]), _SIZES[-1])
-    places = 0 if size == 1 else 1 if value >= 10 * size else 2
-    return f"{value / size:.{places}f} {unit}"
 
 
 def _count(value: float) -> str:
@@ -189,7 +179,7 @@ def _interval(ends: Any, name: str) -> str:
     """An interval of a measure; a dash where it is missing or open."""
     if not ends or ends[0] is None or ends[1] is None:
         return NONE
-    low, high = (measure_text(name, end) for end in ends)
+    low, high = (_minus(measure_text(name, end)) for end in ends)
     return f"{low.partition(' ')[0]} to {high}"
 
 
@@ -197,14 +187,14 @@ def _shift(value: float | None, name: str) -> str:
     """A difference of a measure, with its sign; of shares in points."""
     if value is None:
         return NONE
-    if name in ("sim_acc", "agreement", "cosine"):
+    if name in ("sim_acc", "agreement"):
         return _minus(f"{100.0 * value:+.2f} points")
     return _minus(f"{value:+.2f} dB" if name == "sqnr" else f"{value:+.4g}")
 
 
 def _minus(text: str) -> str:
     """A number with a minus as long as a plus."""
-    return text.replace("-", "\u2212", 1)
+    return f"\u2212{text[1:]}" if text.startswith("-") else text
 
 
 def _signs(text: str) -> str:

@@ -7,10 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
-from hago.report.document import FewerBits, Figure, InShort, NodeDetail, Pair, PairedFigure, Point, SearchStory, Verdict
-from hago.report.trials import STORED, cost_text
+from hago.report.document import FewerBits, Figure, InShort, NodeDetail, PairedFigure, Point, SearchStory, Verdict
+from hago.report.trials import SIZES, STORED, cost_text, size_in
 from hago.serialization.summary import measure_text, names_text
 from hago.serialization.text_table import counted
 
@@ -22,6 +22,8 @@ MEAN_OF: Final = {"weights": "over all weights", "edges": "over the edges whose 
 ONE_SHOT: Final = "one shot ('hago quantize': the most bits everywhere, without a search)"
 #: What is said of figures of trials where layers of the strategy were corrected.
 BEFORE: Final = ", before layers were corrected"
+#: What is said of a figure that is missing or not finite.
+_NOT_MEASURED: Final = "not measured"
 #: Mean bits above which the answers say why they are so many.
 _MANY_BITS: Final = 8.0
 
@@ -36,8 +38,6 @@ class Told:
         trials: number of trials; 0 without a log.
     """
 
-    points: Sequence[Point]
-    pairs: Sequence[Pair]
     search: SearchStory | None
     measure: Figure
     cost: str
@@ -81,7 +81,7 @@ def _lost(point: Point, told: Told) -> str:
         sentences.append(_on_data(verdict, BEFORE if _is_uncorrected(point, told.search) else ""))
     size, whole = point.costs.get("weight_bytes"), point.float_costs.get("weight_bytes")
     if size is not None and whole:
-        now, before = _in_one_unit("weight_bytes", size, whole)
+        now, before = _in_one_unit(size, whole)
         part = f"{100 * size / whole:.0f} % of the float model's"
         stored = cost_text(STORED, point.stored_bytes)
         sentences.append(
@@ -94,31 +94,45 @@ def _on_data(verdict: Verdict, before_corrections: str) -> str:
     before, after = verdict.model("float").figures, verdict.model("simulated").figures
     paired = next((d for d in verdict.differences if d.first == "float" and d.measure == "sim_acc"), None)
     where = f"On the {verdict.data} ({counted(int(after['samples']), 'sample')})"
-    sqnr = f"the outputs have an SQNR of {measure_text('sqnr', after['sqnr'])}{before_corrections}"
+    sqnr = f"the outputs have an SQNR of {_figure('sqnr', after['sqnr'])}{before_corrections}"
+    if not _is_known(after["sqnr"]):
+        sqnr = "the SQNR of the outputs is not measured"
     if "sim_acc" not in after or paired is None:
-        if "agreement" not in after:
+        if not _is_known(after.get("agreement")):
             return f"{where}, {sqnr}."
         ends = after.get("agreement_interval")
-        sure = f" (95 % interval: {_ends('agreement', ends)})" if ends and None not in ends else ""
-        return f"{where}, {sqnr}, and {100 * after['agreement']:.2f} % of the decisions agree with float{sure}."
+        sure = f" (95 % interval: {_ends('agreement', ends)})" if ends and all(map(_is_known, ends)) else ""
+        return (
+            f"{where}, {sqnr}, and {_figure('agreement', after['agreement'])} of the decisions agree with float{sure}."
+        )
     return (
-        f"{where}, accuracy is {measure_text('sim_acc', after['sim_acc'])} instead of "
-        f"{measure_text('sim_acc', before['sim_acc'])} in float ({interval_text(paired)}); {sqnr}."
+        f"{where}, accuracy is {_figure('sim_acc', after['sim_acc'])} instead of "
+        f"{_figure('sim_acc', before['sim_acc'])} in float ({interval_text(paired)}); {sqnr}."
     )
 
 
 def interval_text(paired: PairedFigure) -> str:
     """The difference of a measure with its interval; of a share in points."""
-    if paired.difference is None:
-        return "not measured"
+    if not _is_known(paired.difference):
+        return _NOT_MEASURED
     unit, factor = (" dB", 1.0) if paired.measure == "sqnr" else (" points", 100.0)
     difference = f"{factor * paired.difference:+.2f}{unit}"
-    if paired.low is None or paired.high is None:
+    if not _is_known(paired.low) or not _is_known(paired.high):
         return difference
     if paired.low == paired.high == 0.0:
         return "the same on every sample"
     chance = "" if paired.better else ", may be chance"
     return f"{difference}, 95 %: {factor * paired.low:+.2f} to {factor * paired.high:+.2f}{chance}"
+
+
+def _is_known(value: float | None) -> TypeGuard[float]:
+    """Whether a figure was measured and is finite."""
+    return value is not None and math.isfinite(value)
+
+
+def _figure(measure: str, value: float | None) -> str:
+    """A value of a measure with its unit, or that it was not measured."""
+    return measure_text(measure, value) if _is_known(value) else _NOT_MEASURED
 
 
 def _ends(measure: str, ends: Sequence[float]) -> str:
@@ -151,6 +165,8 @@ def _against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
             f"Not in {_MEASURES.get(first.measure, first.measure)}, where one shot is surely better. {where}.{one_of}",
             True,
         )
+    if not any(_is_known(d.difference) for d in found.values()):
+        return f"It was not measured. {where}.{one_of}", False
     if not better:
         same = all(d.low == d.high == 0.0 for d in found.values())
         return f"{'It is the same' if same else 'Not surely: it may be chance'}. {where}.{one_of}", False
@@ -168,7 +184,7 @@ def _size_of_one_shot(point: Point, hardware: str) -> str:
         own, other = point.costs.get(name), point.one_shot_costs.get(name)
         if own is None or other is None:
             return ""
-        now, before = _in_one_unit(name, own, other)
+        now, before = _in_one_unit(own, other)
         texts.append(f"{now} {words}, {'as one shot' if now == before else f'instead of {before}'}")
     return f" Its weights take {'; and '.join(texts)}."
 
@@ -194,9 +210,7 @@ def _fewer(told: Told) -> str:
         )
     if at is most:
         return f"Every trial has at most {ASKED_BITS} bits on average {of}."
-    if at.value is None or most.value is None:
-        return ""
-    value, before = measure_text(told.measure.name, at.value), measure_text(told.measure.name, most.value)
+    value, before = _figure(told.measure.name, at.value), _figure(told.measure.name, most.value)
     corrected = BEFORE if search.uncorrected else ""
     sentences = [
         f"Trial {at.trial} has {at.mean:.2f} bits on average {of}, and trial {most.trial} has {most.mean:.2f}.",
@@ -211,10 +225,10 @@ def _saved(at: FewerBits, most: FewerBits, told: Told) -> Iterator[str]:
     """What fewer bits save, each in a sentence: packed, as stored, time, and the others that differ."""
     packed, stored = (tuple(each.costs.get(name) for each in (at, most)) for name in ("weight_bytes", STORED))
     if packed[0] is not None and packed[1] is not None:
-        now, before = _in_one_unit("weight_bytes", packed[0], packed[1])
+        now, before = _in_one_unit(packed[0], packed[1])
         text = f"Packed to their bits, weights take {now} instead of {before}"
         if stored[0] is not None and stored[1] is not None:
-            now, before = _in_one_unit(STORED, stored[0], stored[1])
+            now, before = _in_one_unit(stored[0], stored[1])
             if stored[0] == stored[1]:
                 text += (
                     f", but nothing that is stored is saved on {told.hardware}, which keeps them in {now} both times"
@@ -243,21 +257,18 @@ def _measured(at: FewerBits, most: FewerBits, corrected: str) -> Iterator[str]:
         return
     names = [(at, f"trial {at.trial}"), (most, f"trial {most.trial}")]
     texts = [
-        f"{measure_text('sim_acc', each.figures['sim_acc'])} for {name} ({interval_text(each.to_float)})"
+        f"{_figure('sim_acc', each.figures['sim_acc'])} for {name} ({interval_text(each.to_float)})"
         for each, name in names
         if each.to_float is not None
     ]
     yield f"On the {at.data}{corrected}, accuracy is {' and '.join(texts)}; differences are to float."
 
 
-def _in_one_unit(name: str, now: float, before: float) -> tuple[str, str]:
+def _in_one_unit(now: float, before: float) -> tuple[str, str]:
     """Two amounts of bytes in the unit of the smaller."""
-    unit = cost_text(name, min(now, before)).rpartition(" ")[2]
-    size = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.get(unit)
-    if size is None:
-        return cost_text(name, now), cost_text(name, before)
-    places = 0 if unit == "B" else 1 if min(now, before) >= 10 * size else 2
-    return f"{now / size:.{places}f} {unit}", f"{before / size:.{places}f} {unit}"
+    least = min(now, before)
+    size, unit = next((each for each in SIZES if least >= each[0]), SIZES[-1])
+    return size_in(now, size, unit, least), size_in(before, size, unit, least)
 
 
 # ---------------------------------------------------------------- layers
@@ -277,21 +288,26 @@ def _worst(point: Point) -> str:
 def _help(worst: NodeDetail, remedies: Mapping[str, Any] | None) -> str:
     if remedies is None:
         return f" What may help: {worst.helps}." if worst.helps else ""
-    on = f"on {counted(remedies['samples'], 'sample')}, whose outputs have {remedies['sqnr']:.1f} dB"
+    on = f"on {counted(remedies['samples'], 'sample')}{_decibels(', whose outputs have {} dB', remedies['sqnr'])}"
     kept = remedies.get("kept_float", {}).get(worst.name)
     if not remedies["found"]:
         return f" None of {counted(remedies['tried'], 'change')} that were tried {on} helps.{_kept(worst, kept)}"
     best = remedies["together"] or remedies["found"][0]
     own = "" if worst.name in best["command"] else _kept(worst, kept)
-    return f" What helps, as tried {on}: {best['command']} (gains {best['gain_db']:.1f} dB).{own}"
+    return f" What helps, as tried {on}: {best['command']}{_decibels(' (gains {} dB)', best['gain_db'])}.{own}"
 
 
 def _kept(worst: NodeDetail, gain: float | None) -> str:
     """What the worst layer gains when it is kept float, which its blame only estimates."""
-    if gain is None:
+    if not _is_known(gain):
         return ""
     verb = "gains" if gain >= 0.0 else "loses"
     return f" Keeping {worst.name} float {verb} {abs(gain):.1f} dB there, since blame is an estimate."
+
+
+def _decibels(words: str, value: float | None) -> str:
+    """Words with a number of dB in them; empty where it is not known."""
+    return words.format(f"{value:.1f}") if _is_known(value) else ""
 
 
 def _floats(point: Point) -> str:

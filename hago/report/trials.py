@@ -10,10 +10,10 @@ from typing import Any, Final, Literal
 
 from hago.cost import METRICS, amount_text
 from hago.report.document import FewerBits, Figure, Move, SearchStory, Trials, rounded
+from hago.search import logged_front_cost
 from hago.search.objective import OBJECTIVES
 from hago.serialization.summary import measure_name
-from hago.serialization.text_table import bytes_text
-from hago.study import Header, Trial, TrialFront
+from hago.study import Header, Trial, TrialFront, best_trial
 
 #: The most digits of bits that a report holds; of longer logs, only trials of the front keep their bits.
 MOST_BITS: Final = 1_000_000
@@ -21,12 +21,12 @@ MOST_BITS: Final = 1_000_000
 MOST_MOVES: Final = 40
 #: The most bits on average that the list of what fewer bits cost begins with.
 MOST_MEAN: Final = 8
-#: The cost of the front where the search has none of its own.
-FRONT_COST: Final = "weight_bytes"
 #: The bytes of constants as the chip stores them, each in its dtype: a cost of points, and of trials with a Plan.
 STORED: Final = "stored_bytes"
 #: The corrections that are made of the strategy that was found, after all trials.
 _OF_LAYERS: Final = frozenset(("rounding", "bias", "reconstruction"))
+#: The units of bytes, each with its size.
+SIZES: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 #: What each cost is called on the page.
 COST_TITLES: Final[Mapping[str, str]] = {
@@ -52,9 +52,25 @@ def cost_figure(name: str) -> Figure:
 
 def cost_text(name: str, value: float) -> str:
     """A cost with its unit, in three or four digits."""
-    if name == STORED:
-        return bytes_text(value)
+    if cost_figure(name).unit == "B":
+        return size_text(value)
     return amount_text(name, value) if name in METRICS else f"{value:.6g}"
+
+
+def size_text(value: float) -> str:
+    """Bytes with as many places wherever they are shown: 950 B, 231.0 KiB, 1.03 MiB."""
+    size, unit = next((each for each in SIZES if value >= each[0]), SIZES[-1])
+    return size_in(value, size, unit, value)
+
+
+def size_in(value: float, size: int, unit: str, least: float) -> str:
+    """Bytes in a unit, with the places that the least of several amounts has in it.
+
+    Args:
+        size: of the unit.
+    """
+    places = 0 if size == 1 else 1 if least >= 10 * size else 2
+    return f"{value / size:.{places}f} {unit}"
 
 
 def with_stored_bytes(columns: Trials, stored: Mapping[int, float]) -> Trials:
@@ -79,36 +95,26 @@ def measure_figure(name: str) -> Figure:
     return Figure(figure, measure_name(figure), "" if objective is None else objective.unit)
 
 
-def front_cost_of(header: Header, trials: Sequence[Trial]) -> str:
-    """The cost that the front of a log is drawn against: the one of the goal or the searcher, else the size."""
-    options = header.searcher.get("options", {})
-    limits = " ".join(map(str, header.settings.get("limits", ())))
-    named = [str(header.settings.get("minimize") or ""), str(options.get("cost") or "")]
-    named += [name for name in METRICS if name in limits]
-    had = {name for trial in trials[:1] for name in trial.score.costs}
-    return next((name for name in named if name in had), FRONT_COST)
-
-
 def columns_of(header: Header, trials: Sequence[Trial]) -> Trials:
     """The trials of a log, by column."""
-    measure, cost = measure_figure(str(header.objective)).name, front_cost_of(header, trials)
+    measure, cost = measure_figure(str(header.objective)).name, logged_front_cost(header)
     front = TrialFront(measure, cost)
     gains: list[float | None] = []
-    best: Trial | None = None
+    highest: Trial | None = None
     for trial in trials:
         front.add(trial)
-        if _is_taken(trial) and (best is None or trial.score.rank > best.score.rank):
-            gains.append(rounded(_value(trial, measure) - _value(best, measure)) if best is not None else 0.0)
-            best = trial
+        if _is_taken(trial) and (highest is None or trial.score.rank > highest.score.rank):
+            gains.append(rounded(_value(trial, measure) - _value(highest, measure)) if highest is not None else 0.0)
+            highest = trial
         else:
             gains.append(None)
+    best = best_trial(trials, float(header.searcher.get("options", {}).get("tolerance") or 0.0))
     groups = tuple(trials[0].bits) if trials else ()
     on_front = {trial.index for trial in front.trials}
     is_long = len(trials) * len(groups) > MOST_BITS
     reasons = {trial.why: None for trial in trials}
     number_of = {why: i for i, why in enumerate(reasons)}
-    names = list(dict.fromkeys(name for trial in trials for name in trial.score.costs))
-    names.sort(key=lambda name: name != cost)
+    names = list(dict.fromkeys([cost, *(name for trial in trials for name in trial.score.costs)]))
     return Trials(
         groups=groups,
         value=tuple(rounded(_value(t, measure)) for t in trials),
@@ -125,7 +131,7 @@ def columns_of(header: Header, trials: Sequence[Trial]) -> Trials:
         rejected=tuple(_why_rejected(t) for t in trials),
         front=tuple(t.index for t in front.trials),
         front_cost=cost,
-        best=None if best is None else best.index,
+        best=best.index if best is not None and best.score.accepted else None,
     )
 
 

@@ -11,7 +11,7 @@ from hago.search.correcting import (
 from hago.search.earlier_logs import LogPath, hashes_of
 from hago.search.effort import EFFORTS, Effort, effort_of, named_effort
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures, thresholds_sha256
-from hago.search.goal import GoalOptions, normalized_limits, resolved_text
+from hago.search.goal import FRONT_COST, GoalOptions, normalized_limits, resolved_text
 from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
 from hago.search.measured_point import MeasuredPoint, sqnr_evaluator
 from hago.search.one_shot import OneShot, quantize_and_measure, quantize_in_one_shot
@@ -19,7 +19,7 @@ from hago.search.pareto_front import ParetoFront, load_front
 from hago.search.preparation import Prepared, QuantizationOptions, import_with_held_out, prepare
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
-from hago.search.replay import Replay, logged_scorer, replay_log, replay_strategy
+from hago.search.replay import Replay, logged_front_cost, logged_scorer, replay_log, replay_strategy
 from hago.search.running import RunningSearch, SearchCallback, check_callbacks
 from hago.search.sensitivity import SENSITIVITY_VERSION, Sensitivity, sensitivity_of
 from hago.search.session import (
@@ -45,6 +45,7 @@ __all__ = [
     "CORRECTIONS",
     "DEFAULT_CORRECTIONS",
     "EFFORTS",
+    "FRONT_COST",
     "SENSITIVITY_VERSION",
     "Effort",
     "Evaluator",
@@ -78,6 +79,7 @@ __all__ = [
     "import_with_held_out",
     "is_one_shot",
     "load_front",
+    "logged_front_cost",
     "logged_scorer",
     "make_strategy",
     "named_effort",

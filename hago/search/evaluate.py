@@ -41,8 +41,8 @@ class Measurement:
 EvaluationEngine = Literal["auto", "integer", "float"]
 #: (contributions so far, accumulators seen) -> whether the measurement can stop.
 Enough = Callable[[Mapping[str, Tensor], AccumulatorExtremes], bool]
-#: Called with the outputs of a batch.
-See = Callable[[Sequence[Any]], None]
+#: Called with a batch and its outputs.
+See = Callable[[Batch, Sequence[Any]], None]
 
 
 #: What `KernelRow.kernel` says of nodes that run on no native kernel.
@@ -126,7 +126,7 @@ class Evaluator:
 
         Args:
             enough: called after every batch with the contributions so far; True ends the measurement.
-            see: called with the outputs of every batch.
+            see: called with every batch and its outputs.
         """
         begun = time.perf_counter()
         extremes = AccumulatorExtremes(plan)
@@ -136,7 +136,7 @@ class Evaluator:
         for batch, reference, left in zip(self.batches, self._reference, plans, strict=True):
             outputs = model.end(self.reuse.run(left, partial(model.begin, batch.inputs), extremes))
             if see is not None:
-                see(outputs)
+                see(batch, outputs)
             added = self._per_sample(batch, reference, outputs)
             contributions = {n: torch.cat([contributions[n], t]) if contributions else t for n, t in added.items()}
             if enough is not None and enough(contributions, extremes):
@@ -158,6 +158,14 @@ class Evaluator:
         each = zip(self.batches, self._reference, outputs, strict=True)
         parts = [self._per_sample(batch, reference, out) for batch, reference, out in each]
         return {n: torch.cat([part[n] for part in parts]) for n in self._measures}
+
+    def contributions_of(self, number: int, batch: Batch, outputs: Sequence[Any]) -> dict[str, Tensor]:
+        """Per-sample contributions of a model's outputs for one batch, for callers that keep no outputs.
+
+        Args:
+            number: of the batch, from 0.
+        """
+        return self._per_sample(batch, self._reference[number], outputs)
 
     def _per_sample(self, batch: Batch, reference: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Tensor]:
         return {n: measure.per_sample(reference, outputs, batch.labels) for n, measure in self._measures.items()}

@@ -170,6 +170,17 @@ def parse_limits(texts: str | Iterable[str] | None, objective: Objective | None 
     return tuple(_parse_limit(part, objectives) for text in as_strings(texts, "a limit") for part in text.split(","))
 
 
+def limits_on_costs(texts: str | Iterable[str] | None) -> tuple[Limit, ...]:
+    """The limits on costs among others, which may be on figures of the user's own.
+
+    Raises:
+        HagoError: a limit on a cost has an unknown unit, or is on the wrong side.
+    """
+    parts = (part for text in as_strings(texts, "a limit") for part in text.split(","))
+    named = [(match["name"], part) for part in parts if (match := _LIMIT.fullmatch(part))]
+    return parse_limits([part for name, part in named if ALIASES.get(name, name) in METRICS])
+
+
 def normalized_limit(text: str) -> str:
     """A limit in one way of writing it, e.g. 'size <= 60 %' for 'size<60%'; a text that is no limit unchanged."""
     match = _LIMIT.fullmatch(text)

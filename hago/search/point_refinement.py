@@ -369,7 +369,7 @@ class _Refinement:
         if plan.key in self.measurements:
             return self.measurements[plan.key]
         outputs: list[Sequence[Tensor]] = []
-        measurement = self.task.evaluator.measure(plan, see=outputs.append)
+        measurement = self.task.evaluator.measure(plan, see=lambda _, made: outputs.append(made))
         self.forwards += 1
         overflowing = frozenset(name for name, count in measurement.extremes.overflows.items() if count)
         contributions = None if overflowing else measurement.contributions[self.objective.name]

@@ -18,7 +18,7 @@ from hago.search.confirmation import Confirmation
 from hago.search.continuation import logged_channel_bins, logged_softmax_span
 from hago.search.corrected_trials import logged_gains
 from hago.search.correcting import correct, logged_corrections
-from hago.search.goal import Goal, parse_limits
+from hago.search.goal import FRONT_COST, Goal, limits_on_costs, parse_limits
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.racing import RaceOptions, make_evaluator
@@ -207,6 +207,26 @@ def logged_scorer(
     return scorer
 
 
+def logged_front_cost(header: Header) -> str:
+    """The cost of the front of the search of a log.
+
+    Raises:
+        HagoError: a limit cannot be read. TypeError, ValueError, LookupError and their like: a value is of another type
+            than hago writes.
+    """
+    # which costs matter does not depend on the measure
+    limits = limits_on_costs(header.settings.get("limits"))
+    costs = _costs_in_use(header, Goal(OBJECTIVES["sqnr"], header.settings.get("minimize"), limits))
+    return costs[0] if costs else FRONT_COST
+
+
+def _costs_in_use(header: Header, goal: Goal) -> tuple[str, ...]:
+    """The costs that matter to the search of a log."""
+    name, how = str(header.searcher["name"]), header.searcher["options"]
+    searcher = f"{name}:cost={how['cost']}" if how.get("cost") else name
+    return costs_in_use(searcher if name in SEARCHERS else None, goal)
+
+
 def _goal_and_race(settings: Mapping[str, Any], measure: Objective) -> tuple[Goal, RaceOptions | None]:
     """The goal and the race that the header of a log, or a strategy, records.
 
@@ -300,10 +320,10 @@ def _with_refined_thresholds(scorer: GoalScorer, header: Header, where: str) -> 
         scorer: of the search, with estimated thresholds.
     """
     prepared = scorer.prepared
-    name, how = str(header.searcher["name"]), header.searcher["options"]
+    name = str(header.searcher["name"])
     if name not in SEARCHERS:
         raise LogError(f"{where}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
-    costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, scorer.goal)
+    costs = _costs_in_use(header, scorer.goal)
     confirmation = Confirmation.of(scorer.evaluator.batches, header)
     start = find_starting_point(
         name,

@@ -2,7 +2,7 @@
 
 from hago.study.budget import Budget
 from hago.study.interrupts import Interrupts, interruptible_job
-from hago.study.log import Header, Log, Notice, Trial, make_header, read_header, read_log, versions
+from hago.study.log import Header, Log, Notice, Trial, best_trial, make_header, read_header, read_log, versions
 from hago.study.loop import StudyResult, run_study
 from hago.study.score import Score
 from hago.study.searcher import (
@@ -39,6 +39,7 @@ __all__ = [
     "Trial",
     "TrialFront",
     "ask_score",
+    "best_trial",
     "interruptible_job",
     "make_header",
     "point_key",

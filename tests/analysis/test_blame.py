@@ -111,6 +111,18 @@ def test_words_name_the_edge_with_most_effect() -> None:
     assert "limits" in cause_in_words(row("n", power=1.0, inherited=0.0), "rounding")[0]
 
 
+def test_what_is_not_possible_is_no_remedy() -> None:
+    edges = (edge("n:0", rounding_effect=1.0), edge("n:1", "constant", channels=32, narrow_channels=9))
+    node = row("n", power=1.0, inherited=0.0, edges=edges)
+    assert cause_in_words(node, "rounding")[1] == "more bits on n:0, or a tighter threshold"
+    assert cause_in_words(node, "rounding", full={"n:0"})[1] == "a tighter threshold"
+    whole = "a scale per channel if the hardware has it, the correction equalization, or more bits"
+    assert cause_in_words(node, "constants")[1] == cause_in_words(node, "constants", full={"n:0"})[1] == whole
+    assert cause_in_words(node, "constants", ["equalization"], is_per_channel=False)[1] == "more bits"
+    assert cause_in_words(node, "constants", full={"n:1"}, is_per_channel=False)[1] == "the correction equalization"
+    assert cause_in_words(node, "constants", ["equalization"], full={"n:1"}, is_per_channel=False)[1] == ""
+
+
 # ---------------------------------------------------------------- text
 @pytest.mark.parametrize(
     ("value", "text"),

@@ -6,16 +6,21 @@ The browser is Debian's chromium, driven by playwright; without either, these te
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hago.cost import METRICS
 from hago.report import Report, save_page
+from hago.report.document import rounded
+from hago.report.page import NONE, listed
+from hago.report.trials import cost_figure, measure_figure
 
 from .searched import HOSTILE
 
@@ -25,6 +30,11 @@ ARGUMENTS = [
     # containers have little shared memory, which screenshots of long pages need
     *("--disable-sync", "--no-first-run", "--disable-dev-shm-usage"),
 ]
+#: Browsers refuse calls of 130,000 arguments or so; with this, `Math.min` and `Math.max` refuse 1,000.
+FEW_ARGUMENTS = """for (const name of ["min", "max"]) {
+  const own = Math[name];
+  Math[name] = (...values) => { if (values.length > 1000) throw new RangeError(name); return own(...values); };
+}"""
 #: Where screenshots are kept; by default nowhere but in the folder of the test.
 SHOTS = os.environ.get("HAGO_SHOTS")
 
@@ -56,8 +66,14 @@ def page_path(full_report: Report, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @contextmanager
-def opened(browser: Any, path: Path, width: int = 1400, scheme: str = "light", **options: Any) -> Iterator[Any]:
-    """The page in a new tab. When the context closes, the page must have been quiet."""
+def opened(
+    browser: Any, path: Path, width: int = 1400, scheme: str = "light", script: str = "", **options: Any
+) -> Iterator[Any]:
+    """The page in a new tab. When the context closes, the page must have been quiet.
+
+    Args:
+        script: runs before the page's own.
+    """
     seen = Seen()
     tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
 
@@ -71,6 +87,8 @@ def opened(browser: Any, path: Path, width: int = 1400, scheme: str = "light", *
     tab.route("**/*", request)
     tab.on("console", lambda message: seen.messages.append(message.text))
     tab.on("pageerror", lambda error: seen.messages.append(str(error)))
+    if script:
+        tab.add_init_script(script)
     tab.goto(path.as_uri())
     try:
         yield tab
@@ -169,6 +187,131 @@ def test_two_points_stand_side_by_side(browser: Any, page_path: Path, full_repor
         assert "B / A" in text and "paired sample by sample" in text
         first, second = full_report.points[0].bits, full_report.points[2].bits
         assert f"Bits differ in {sum(first[g] != second[g] for g in first)} of {len(first)} groups" in text
+
+
+def changed_trials(report: Report, path: Path, **fields: Any) -> Path:
+    """The page of a report of a log alone, whose trials have other values."""
+    assert report.trials is not None
+    trials = replace(report.trials, **fields)
+    save_page(replace(report, trials=trials, points=(), pairs=(), shown=None), path)
+    return path
+
+
+def test_what_was_not_measured_is_no_zero(browser: Any, full_report: Report, tmp_path: Path) -> None:
+    trials = full_report.trials
+    assert trials is not None
+    value = (*trials.value[:2], None, *trials.value[3:])
+    costs = {name: (*column[:2], None, *column[3:]) for name, column in trials.costs.items()}
+    path = changed_trials(full_report, tmp_path / "null.html", value=value, costs=costs)
+    with opened(browser, path) as tab:
+        tab.select_option("#pick-a", "t1")
+        tab.select_option("#pick-b", "t2")
+        cells = tab.locator("#compare td").all_text_contents()
+        assert cells[1] == cells[2] == NONE, cells
+        assert "0.000" not in tab.locator("#compare").inner_text()
+
+
+def test_bits_that_are_left_out_are_not_called_float(browser: Any, full_report: Report, tmp_path: Path) -> None:
+    trials = full_report.trials
+    assert trials is not None
+    path = changed_trials(full_report, tmp_path / "bits.html", bits=("", "", *trials.bits[2:]))
+    with opened(browser, path) as tab:
+        tab.select_option("#pick-a", "t0")
+        assert "left out" in tab.locator("[data-trial-only]").inner_text()
+        assert "left out" in tab.locator("#legend").inner_text() and "float" not in tab.locator("#legend").inner_text()
+        assert "bits left out" in tab.locator("#canvas g.node").filter(has_text="conv2d").first.text_content()
+        assert tab.locator("#canvas g.edge.float").count() == 0
+        for other, names in (("t1", "A and B"), ("t2", "A")):
+            tab.select_option("#pick-b", other)
+            text = tab.locator("#compare").inner_text()
+            assert f"Bits of {names} are left out" in text and "Bits differ" not in text and "are equal" not in text
+        tab.select_option("#pick-a", "t2")
+        assert tab.locator("#canvas g.edge.float").count() < tab.locator("#canvas g.edge").count()
+
+
+def test_a_long_log_is_drawn_and_lists_some_of_its_trials(browser: Any, full_report: Report, tmp_path: Path) -> None:
+    trials = full_report.trials
+    assert trials is not None
+    times = 6_000 // len(trials.value)
+    columns = ("value", "low", "high", "same_as", "reason", "seconds", "elapsed", "rejected", "bits")
+    long: dict[str, Any] = {name: getattr(trials, name) * times for name in columns}
+    long["gain"] = (*trials.gain, *[None] * (len(long["value"]) - len(trials.gain)))
+    long["costs"] = {name: column * times for name, column in trials.costs.items()}
+    rows = listed({**trials_of(full_report), **long})
+    other = next(i for i in reversed(range(len(long["value"]))) if i not in rows)
+    long["value"] = (*long["value"][:other], 99.0, *long["value"][other + 1 :])
+    path = changed_trials(full_report, tmp_path / "long.html", **long)
+    with opened(browser, path, script=FEW_ARGUMENTS) as tab:
+        assert tab.locator("#front-plot circle").count() > 5_000
+        assert tab.locator("#pick-a option").count() == len(rows) <= 2_000
+        # a dot whose trial is not listed can be chosen all the same
+        tab.locator(f"#front-plot circle[data-trial='{other}']").click(force=True)
+        assert tab.locator("#pick-a").input_value() == f"t{other}"
+
+
+#: The texts of the facts of a trial that is chosen, by name.
+FACTS = """(index) => {
+  const select = document.getElementById("pick-a");
+  select.value = `t${index}`;
+  select.dispatchEvent(new Event("change"));
+  const facts = [...document.querySelectorAll("[data-trial-only] dl div")];
+  return Object.fromEntries(facts.map((fact) => [fact.children[0].textContent, fact.children[1].textContent]));
+}"""
+
+
+@pytest.mark.parametrize("objective", ["sqnr", "accuracy", "cosine"])
+def test_a_figure_has_one_text_wherever_it_is_shown(
+    browser: Any, full_report: Report, tmp_path: Path, objective: str
+) -> None:
+    trials, draw = full_report.trials, random.Random(1)
+    assert trials is not None and full_report.search is not None
+    count = 250
+    # halves are between two texts, and are rounded to even ones
+    halves = [draw.randrange(1, 4000) / 8 for _ in range(50)] + [(draw.randrange(100) + 0.5) / 2**7 for _ in range(50)]
+    near = [draw.randrange(1, 20_000) / 20_000 * (1 + draw.choice((-1, 1, 0)) * 1e-9) for _ in range(50)]
+    wide = [10 ** draw.uniform(-8, 9) for _ in range(100)]
+
+    def column(sign: int) -> tuple[float | None, ...]:
+        values = [draw.choice((1, sign)) * value for value in (*halves, *near, *wide)]
+        draw.shuffle(values)
+        return tuple(map(rounded, values))
+
+    names = [name for name in METRICS if name != "macs"]  # which the table leaves out
+    of = range(count)
+    path = changed_trials(
+        replace(
+            full_report,
+            measure=measure_figure(objective),
+            costs=tuple(map(cost_figure, names)),
+            search=replace(full_report.search, fewer=()),
+        ),
+        tmp_path / "texts.html",
+        **dict.fromkeys(("value", "low", "high"), column(-1)),
+        **{name: tuple(getattr(trials, name)[0] for _ in of) for name in ("bits", "reason", "rejected", "seconds")},
+        **dict.fromkeys(("gain", "same_as"), (None,) * count),
+        elapsed=tuple(map(float, of)),
+        costs={name: column(1) for name in names},
+        front=(0, 1),
+        best=0,
+    )
+    with opened(browser, path) as tab:
+        titles, *rows = tab.evaluate(
+            "[...document.querySelectorAll('#front details tr')].map((tr) => [...tr.cells].map((c) => c.textContent))"
+        )
+        assert len(rows) == count
+        for index, row in enumerate(rows):
+            cells, facts = dict(zip(titles, row, strict=True)), tab.evaluate(FACTS, index)
+            told = next(text for name, text in facts.items() if " on the calibration data" in name)
+            value, interval = told.removesuffix(")").split(" (95 %: ")
+            assert value == cells[titles[1]] and interval.split(" to ")[1] == cells[titles[2]].split(" to ")[1]
+            for name in names:
+                title = cost_figure(name).title
+                assert facts[title] == cells[title], (name, index)
+
+
+def trials_of(report: Report) -> dict[str, Any]:
+    document: dict[str, Any] = report.to_json()["trials"]
+    return document
 
 
 def test_keys_are_enough(browser: Any, page_path: Path) -> None:

@@ -77,6 +77,28 @@ def test_the_commands_of_a_page_work(hago: Run) -> None:
     assert all(text.startswith("hago ") for text in texts)
 
 
+def test_one_shot_of_a_search_is_made_once_for_its_answer_and_its_page(
+    hago: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hago.report import gather
+
+    search = ["search", *GIVEN, "--hardware", "vta", "--searcher", "pareto:points=4", "--log", "s.jsonl"]
+    made = gather.one_shot_plan
+
+    def refuse(*given: Any) -> None:
+        raise AssertionError("one shot was made again")
+
+    monkeypatch.setattr(gather, "one_shot_plan", refuse)
+    assert hago(*search, "--report", "s.html").code == 0
+    monkeypatch.setattr(gather, "one_shot_plan", made)
+    assert hago("report", *GIVEN, "s.jsonl", "s.json", "s.front.json", "--save", "again.html").code == 0
+    first, second = (json.loads(page(name).scripts["application/json"])["points"] for name in ("s.html", "again.html"))
+    models = [model["name"] for model in first[0]["verdicts"][0]["models"]]
+    assert first[0]["one_shot_costs"] and models[1] == "one shot"
+    for ours, theirs in zip(first, second, strict=True):
+        assert ours["one_shot_costs"] == theirs["one_shot_costs"] and ours["verdicts"] == theirs["verdicts"]
+
+
 def test_a_page_is_written_while_a_search_runs_and_after_an_interrupt(
     hago: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +122,31 @@ def test_a_page_is_written_while_a_search_runs_and_after_an_interrupt(
     assert not document["search"]["running"] and len(document["trials"]["value"]) == 1
     assert hago(*search, "--report", "s.html").code == 0
     assert json.loads(page("s.html").scripts["application/json"])["points"]
+
+
+def test_a_search_ends_with_its_answer_where_its_page_cannot_be_written(
+    hago: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hago.cli import report
+    from hago.errors import LogError
+    from hago.report import live
+
+    def refuse(*given: Any) -> None:
+        raise LogError("cannot write s.html: the disk is full")
+
+    monkeypatch.setattr(live, "save_page", refuse)
+    monkeypatch.setattr(report, "save_page", refuse)
+    search = ["search", *GIVEN, "--hardware", "vta", "--searcher", "random:trials=3", "--log", "s.jsonl"]
+    run = hago(*search, "--report", "s.html")
+    assert run.code == 0 and run.err.count("the disk is full") == 2 and "the search goes on" in run.err
+    assert "strategy  s.json" in run.out and "s.html" not in run.out and not Path("s.html").exists()
+
+
+def test_the_page_of_a_search_overwrites_no_file_of_another(hago: Run) -> None:
+    Path("s.html").write_text("<p>mine</p>", "utf-8")
+    search = ["search", *GIVEN, "--hardware", "vta", "--searcher", "random:trials=3", "--log", "s.jsonl"]
+    run = hago(*search, "--report", "s.html")
+    assert run.code == 2 and "--report s.html" in run.err and Path("s.html").read_text("utf-8") == "<p>mine</p>"
 
 
 def test_hardware_that_is_not_known_is_asked_for(hago: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -19,10 +20,12 @@ from hago.report import Report, page_of, read_records
 from hago.report.document import PairedFigure
 from hago.report.gather import spread
 from hago.report.layout import NODE_HEIGHT, NODE_WIDTH, draw_network
-from hago.report.nodes import histograms_of, possible_help, ram_bytes
+from hago.report.nodes import histograms_of, ram_bytes
 from hago.report.short import Told, answers, named_trials
-from hago.report.trials import columns_of, story_of
-from hago.study import TrialFront, read_log
+from hago.report.trials import columns_of, measure_figure, story_of
+from hago.search import Evaluator
+from hago.serialization.summary import measure_text
+from hago.study import TrialFront, best_trial, read_log
 
 from .searched import CHIP, data, network
 
@@ -46,6 +49,69 @@ def test_trials_are_those_of_the_log(full_report: Report, search_folder: Path) -
         assert trials.why[trials.reason[i]] == trial.why
     assert trials.front == tuple(trial.index for trial in front.trials)
     assert trials.best == max(range(len(log.trials)), key=lambda i: (log.trials[i].score.rank, -i))
+
+
+def test_figures_are_not_rounded_before_they_are_shown(search_folder: Path) -> None:
+    log = read_log(search_folder / "net.jsonl")
+    assert log.header is not None
+    for name, value in (("accuracy", 0.989949996), ("sqnr", 31.41499996), ("sqnr", 131.41499996)):
+        figure = measure_figure(name).name
+        trials = [replace(t, score=replace(t.score, results={figure: value})) for t in log.trials[:1]]
+        (shown,) = columns_of(replace(log.header, objective=name), trials).value
+        assert shown is not None and measure_text(figure, shown) == measure_text(figure, value)
+
+
+def test_the_best_trial_is_that_of_the_search_with_its_tolerance(search_folder: Path) -> None:
+    log = read_log(search_folder / "net.jsonl")
+    assert log.header is not None
+    header = replace(log.header, searcher={"name": "greedy", "options": {"tolerance": 3.0}})
+    wanted = best_trial(log.trials, 3.0)
+    assert wanted is not None and columns_of(header, log.trials).best == wanted.index
+    assert wanted.index != columns_of(log.header, log.trials).best
+    limited = [replace(t, score=replace(t.score, shortfall=1.0)) for t in log.trials]
+    assert columns_of(header, limited).best is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"searcher": "pareto:points=3,cost=cycles"},
+        {"searcher": "greedy", "minimize": "cycles", "keep": ["sqnr >= 5"]},
+        {"searcher": "greedy", "keep": "agreement >= 1 %", "budget_cost": ["size <= 4 MB", "bops <= 1G"]},
+        {"searcher": "greedy", "budget_cost": "cycles <= 99.9 %"},
+        {"searcher": "random:trials=3"},
+        {"searcher": "random:trials=3", "objective": "kl"},
+    ],
+)
+def test_the_front_and_the_measure_are_those_of_the_search(tmp_path: Path, options: dict[str, Any]) -> None:
+    files = {name: tmp_path / f"net.{name}" for name in ("jsonl", "json", "front.json")}
+    hago.search_quantize_strategy(
+        network(),
+        CHIP,
+        data(),
+        **options,
+        corrections=(),
+        budget="4 trials",
+        log=files["jsonl"],
+        save=files["json"],
+        front=files["front.json"],
+        progress=False,
+    )
+    front = hago.load_front(files["front.json"])
+    report = make_report(network(), CHIP, [files["jsonl"]], data(), points=1, remedies=False, progress=False)
+    assert report.trials is not None and report.front_cost == report.trials.front_cost == front.cost
+    assert list(report.trials.front) == [point.trial for point in front]
+    assert report.measure.name == front.measure
+    for name in ("jsonl", "json", "front.json"):
+        report = make_report(network(), CHIP, files[name], data(), points=1, remedies=False, progress=False)
+        assert all(front.measure in model.figures for model in report.points[0].verdicts[0].models)
+
+
+def test_a_cost_that_no_trial_has_is_a_column_without_figures(search_folder: Path) -> None:
+    log = read_log(search_folder / "net.jsonl")
+    assert log.header is not None
+    trials = [replace(trial, score=replace(trial.score, costs={})) for trial in log.trials]
+    assert columns_of(log.header, trials).costs == {"weight_bytes": (None,) * len(trials)}
 
 
 def test_gains_lead_from_the_first_trial_to_the_best(full_report: Report) -> None:
@@ -182,7 +248,7 @@ def test_one_shot_comes_first_where_it_is_surely_better(
     verdict = point.verdicts[-1]
     paired = PairedFigure("sim_acc", "one shot", "simulated", -0.25, -0.5, -0.01, better)
     judged = replace(point, verdicts=(replace(verdict, differences=(paired,)),))
-    told = Told(full_report.points, (), full_report.search, full_report.measure, "weight_bytes", CHIP, 10)
+    told = Told(full_report.search, full_report.measure, "weight_bytes", CHIP, 10)
     made = answers(judged, told)
     against = next(each for each in made if "one shot" in each.question)
     assert says in against.answer and "one of 10 trials" in against.answer and against.alarm == alarm
@@ -192,9 +258,48 @@ def test_one_shot_comes_first_where_it_is_surely_better(
     assert ('class="callout"' in page) == alarm
 
 
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_answers_say_what_was_not_measured(full_report: Report, missing: float | None) -> None:
+    point, search = full_report.points[0], full_report.search
+    assert search is not None and point.remedies is not None
+    whole: dict[str, Any] = {"samples": 16, **dict.fromkeys(("sim_acc", "sqnr", "agreement"), missing)}
+    of_all: dict[str, Any] = {"low": missing, "high": missing, "difference": missing, "better": ""}
+    verdict = point.verdicts[-1]
+    models = tuple(replace(model, figures=whole) for model in verdict.models)
+    differences = tuple(replace(each, **of_all) for each in verdict.differences)
+    fewer = tuple(
+        replace(f, value=missing, figures=whole, to_float=f.to_float and replace(f.to_float, **of_all))
+        for f in search.fewer
+    )
+    remedy = {"command": "--keep-float x", "gain_db": missing}
+    remedies = {"samples": 16, "sqnr": missing, "found": [remedy], "together": None, "tried": 3, "kept_float": {}}
+    blank = replace(point, verdicts=(replace(verdict, models=models, differences=differences),), remedies=remedies)
+    told = Told(replace(search, fewer=fewer), full_report.measure, "weight_bytes", CHIP, 10)
+    made = {each.question: each.answer for each in answers(blank, told)}
+    assert not re.search(r"\b(nan|None|inf)\b", " ".join(made.values())), made
+    for words in ("lose?", "one shot?", "6 bits?"):
+        (answer,) = (text for question, text in made.items() if question.endswith(words))
+        assert "not measured" in answer and "chance" not in answer
+    unlabelled = {"samples": 16, "sqnr": missing, "agreement": 0.98994, "agreement_interval": [missing, 1.0]}
+    models = tuple(replace(model, figures=unlabelled) for model in verdict.models)
+    text = answers(replace(blank, verdicts=(replace(verdict, models=models, differences=()),)), told)[0].answer
+    assert "SQNR of the outputs is not measured" in text and "98.99 %" in text and "interval" not in text
+
+
+def test_a_size_has_one_text_in_answers_and_tiles(full_report: Report) -> None:
+    point = full_report.points[0]
+    costs = {**point.costs, "weight_bytes": 19897.0, "stored_bytes": 19897.0}
+    floats = {**point.float_costs, "weight_bytes": 78131.0}
+    sized = replace(point, costs=costs, stored_bytes=19897.0, float_costs=floats)
+    told = Told(full_report.search, full_report.measure, "weight_bytes", CHIP, 0)
+    sized = replace(sized, short=answers(sized, told))
+    texts = set(re.findall(r"19[.\d]* KiB", page_of(replace(full_report, points=(sized,), pairs=()).to_json())))
+    assert texts == {"19.4 KiB"}
+
+
 def test_float_nodes_are_counted_and_explain_mean_bits(full_report: Report) -> None:
     point = full_report.points[0]
-    told = Told(full_report.points, (), None, full_report.measure, "weight_bytes", CHIP, 0)
+    told = Told(None, full_report.measure, "weight_bytes", CHIP, 0)
     nodes = [n for n in point.nodes if n.runs == "integer"]
     kept = max(nodes, key=lambda node: node.costs.get("weight_bytes", 0.0))
     changed = tuple(replace(n, runs="float", reason="kept float") if n is kept else n for n in point.nodes)
@@ -207,7 +312,7 @@ def test_float_nodes_are_counted_and_explain_mean_bits(full_report: Report) -> N
 
 def test_what_the_worst_layer_gains_in_float_is_said(full_report: Report) -> None:
     point = full_report.points[0]
-    told = Told(full_report.points, (), None, full_report.measure, "weight_bytes", CHIP, 0)
+    told = Told(None, full_report.measure, "weight_bytes", CHIP, 0)
     worst, *others = sorted(point.nodes, key=lambda n: -(n.blame or 0.0))
     found = {"command": f"--keep-float {others[0].name}", "gain_db": 2.0}
     remedies = {"samples": 16, "sqnr": 30.0, "found": [found], "together": None, "tried": 3}
@@ -217,13 +322,57 @@ def test_what_the_worst_layer_gains_in_float_is_said(full_report: Report) -> Non
     assert f"Keeping {worst.name} float loses 0.5 dB" in answer and "16 samples, whose outputs have 30.0 dB" in answer
 
 
-def test_advice_that_the_hardware_refuses_is_left_out() -> None:
-    assert (
-        possible_help("more bits on a:0, or a tighter threshold", ["a:0"], is_per_channel=True) == "a tighter threshold"
-    )
-    whole = "a scale per channel if the hardware has it, the correction equalization, or more bits"
-    assert possible_help(whole, [], is_per_channel=True) == whole
-    assert possible_help(whole, ["a:1"], is_per_channel=False) == "the correction equalization"
+def test_advice_that_the_hardware_refuses_is_left_out(full_report: Report) -> None:
+    # vta has one scale for all channels, and at most 8 bits where it multiplies
+    nodes = [node for point in full_report.points for node in point.nodes]
+    assert any(node.helps for node in nodes) and not any("per channel" in node.helps for node in nodes)
+    full = [(node, edge) for node in nodes for edge in node.edges if edge.bits == 8]
+    assert any(f"on {edge.edge}" in node.words and node.helps == "a tighter threshold" for node, edge in full)
+    assert not [edge for node, edge in full if f"more bits on {edge.edge}" in node.helps]
+
+
+def test_one_shot_is_measured_once_on_each_data_set(search_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    class Counting(Evaluator):
+        def measure(self, plan: Any, *args: Any, **more: Any) -> Any:
+            measured.append(plan.key)
+            return super().measure(plan, *args, **more)
+
+    monkeypatch.setattr("hago.report.gather.Evaluator", Counting)
+    front = search_folder / "net.front.json"
+    report = make_report(network(), CHIP, front, data(), points=3, remedies=False, progress=False)
+    assert len(report.points) == 3 and all(point.one_shot_costs for point in report.points)
+    assert {point.plan_key for point in report.points} <= set(measured) and len(measured) <= 3 + 1
+
+
+def test_points_share_resolvers_and_drawings(search_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hago.report import gather
+
+    drawn: list[Any] = []
+    resolved: list[Any] = []
+
+    def draw(graph: Any) -> Any:
+        drawn.append(graph)
+        return draw_network(graph)
+
+    def resolve(graph: Any, hardware: Any, strategy: Any) -> Any:
+        resolved.append(strategy)
+        return make(graph, hardware, strategy)
+
+    make = gather.stored_resolver
+    monkeypatch.setattr(gather, "draw_network", draw)
+    monkeypatch.setattr(gather, "stored_resolver", resolve)
+    records = [search_folder / name for name in ("net.jsonl", "net.front.json")]
+    report = make_report(network(), CHIP, records, points=3, progress=False)
+    assert len(report.points) == 3 and len(drawn) == len(report.drawings) == 1
+    assert len(resolved) == len({id(strategy) for strategy in resolved}) == 3
+
+
+def test_a_report_says_why_one_shot_is_missing(search_folder: Path) -> None:
+    report = make_report(network(), CHIP, search_folder / "net.json", data(7), remedies=False, progress=False)
+    assert not report.points[0].one_shot_costs
+    assert sum("one shot is not shown, since it needs the calibration data" in note for note in report.notes) == 1
 
 
 def test_no_model_is_compared_with_float_on_agreement(full_report: Report) -> None:
