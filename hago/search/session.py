@@ -534,7 +534,8 @@ class Search:
                 strategy_of=self.strategy_of,
             )
             before = (self.before, self.gradient_forwards + self.simulations)
-            figure = self.scorer.goal.objective.figure
+            goal = self.scorer.goal
+            figure = goal.objective.figure
             choices = {key: tuple(group.choices) for key, group in self.prepared.space.groups.items()}
             running = RunningSearch(figure, choices, lambda: writer.front, self.strategy_of, before[1])
 
@@ -568,6 +569,7 @@ class Search:
                     submit=remote_scoring(self.scorer, pool),
                     race=self.scorer.race is not None,
                     before=before,
+                    measure=figure if goal.minimize is None else "",
                 )
             except BaseException:
                 writer.stop()
