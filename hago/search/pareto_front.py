@@ -350,6 +350,11 @@ class FrontWriter:
             self.finish()
 
     @property
+    def cost(self) -> str:
+        """The cost by which the front is ordered."""
+        return self._front.cost
+
+    @property
     def front(self) -> ParetoFront:
         """The front of the trials so far."""
         kept, front = self._points, self._front

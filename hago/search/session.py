@@ -537,7 +537,16 @@ class Search:
             goal = self.scorer.goal
             figure = goal.objective.figure
             choices = {key: tuple(group.choices) for key, group in self.prepared.space.groups.items()}
-            running = RunningSearch(figure, choices, lambda: writer.front, self.strategy_of, before[1])
+            running = RunningSearch(
+                hardware=self.prepared.hardware.name,
+                model_hash=self.prepared.graph.model_hash,
+                measure=figure,
+                cost=writer.cost,
+                choices=choices,
+                front_of=lambda: writer.front,
+                strategy_of=self.strategy_of,
+                forwards=before[1],
+            )
 
             def on_trial(trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
                 self.on_trial(trial)
