@@ -51,6 +51,19 @@ class Running(Protocol):
         ...
 
 
+def _check_search(running: Any, name: str) -> None:
+    """Refuse a training run, which has no trials.
+
+    Args:
+        name: of the callback.
+    """
+    if not isinstance(running, RunningSearch):
+        raise HagoError(
+            f"{name} serves searches, and is a callback of {type(running).__name__} here; pass it to the search, as "
+            "callbacks=[...]"
+        )
+
+
 class TensorBoard:
     """Writes the figures of every trial or step as scalars for TensorBoard, which `tensorboard --logdir FOLDER` shows.
 
@@ -158,7 +171,13 @@ class OptunaStudy:
         self._stored = 0
 
     def __call__(self, search: RunningSearch, trial: Trial) -> None:
-        """Add a trial, and before the first those that were read from the log and that the study lacks."""
+        """Add a trial, and before the first those that were read from the log and that the study lacks.
+
+        Raises:
+            HagoError: the storage cannot be reached, the study has trials of another search, or it is a callback of
+                training.
+        """
+        _check_search(search, "OptunaStudy")
         if self._study is None:
             self._open(search)
         self._search = search
@@ -251,7 +270,12 @@ class EarlyStopping:
         self.patience = patience
 
     def __call__(self, search: RunningSearch, trial: Trial) -> None:
-        """Look at the search after one trial."""
+        """Look at the search after one trial.
+
+        Raises:
+            HagoError: it is a callback of training.
+        """
+        _check_search(search, "EarlyStopping")
         best = search.best
         if best is not None and trial.index - best.index >= self.patience:
             search.stop()

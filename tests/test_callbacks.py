@@ -249,6 +249,13 @@ def test_early_stopping_ends_a_search_that_improves_no_more() -> None:
     assert len(trials) - 1 - best == 2 and len(trials) < 60
 
 
+@pytest.mark.parametrize("name", ["EarlyStopping", "OptunaStudy"])
+def test_a_callback_of_searches_refuses_training(name: str, tmp_path: Path) -> None:
+    made = EarlyStopping(2) if name == "EarlyStopping" else OptunaStudy(f"journal:{tmp_path}/study.log")
+    with pytest.raises(HagoError, match=rf"^{name} serves searches.*RunningTraining here.*pass it to the search"):
+        train(made)
+
+
 @pytest.mark.parametrize("patience", [0, 1.5, True])
 def test_a_wrong_patience_is_refused(patience: Any) -> None:
     with pytest.raises(HagoError, match="patience"):
