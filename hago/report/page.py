@@ -28,7 +28,7 @@ from hago.report.document import Report
 from hago.report.trials import cost_figure, cost_text
 from hago.serialization.json_text import replace_file
 from hago.serialization.summary import measure_name, measure_text
-from hago.serialization.text_table import count, counted
+from hago.serialization.text_table import BYTE_UNITS, count, counted, unit_of
 
 #: The characters of JSON that HTML, or JavaScript before 2019, reads otherwise, as JSON writes them escaped.
 _ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -36,7 +36,6 @@ _ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\
 RELOAD_SECONDS: Final = 10
 #: The most trials that the table of trials lists.
 MOST_ROWS: Final = 2000
-_SIZES: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 #: The number below which all digits of a count are shown.
 _ALL_DIGITS: Final = 100_000
 #: What words of the page mean.
@@ -166,7 +165,7 @@ def _amount(value: float | None, name: str) -> str:
 
 def _bytes(value: float) -> str:
     """Bytes with as many places in every cell of a column: 950 B, 231.0 KiB, 1.03 MiB."""
-    size, unit = next((each for each in _SIZES if value >= each[0]), _SIZES[-1])
+    size, unit = unit_of(value, BYTE_UNITS)
     places = 0 if size == 1 else 1 if value >= 10 * size else 2
     return f"{value / size:.{places}f} {unit}"
 

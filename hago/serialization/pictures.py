@@ -21,7 +21,6 @@ SIZE: Final = (6.4, 3.6)
 DENSITY: Final = 100
 #: Colors of the color-blind safe palette of Okabe and Ito (https://jfly.uni-koeln.de/color/).
 BLUE, ORANGE, GREEN, RED, GRAY, LIGHT_BLUE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999", "#56B4E9"
-_BYTES: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 
 
 def matplotlib_module(name: str) -> Any:
@@ -63,11 +62,6 @@ def data_frame(rows: Sequence[Mapping[str, Any]], index: str) -> Any:
         raise HagoError("data frames need the package pandas: pip install 'hago[pandas]'") from None
     columns = dict.fromkeys(name for row in rows for name in row)
     return pandas.DataFrame(list(rows), columns=list(columns) or [index]).set_index(index)
-
-
-def byte_scale(most: float) -> tuple[str, int]:
-    """The unit in which byte counts up to `most` are best read, and its number of bytes."""
-    return next(((unit, size) for unit, size in _BYTES if most >= size), _BYTES[-1])
 
 
 def plain_text(text: str) -> str:
