@@ -146,7 +146,10 @@ def test_trials_are_drawn_by_their_measure_where_two_are_equal() -> None:
         for i in range(3)
     )
     assert trials[2].results["sim_acc"] == trials[2].results["agreement"]
-    for measure, label, last in (("agreement", "agreement (%)", [90, 80, 70]), ("sim_acc", "accuracy (%)", [50, 60, 70])):
+    for measure, label, last in (
+        ("agreement", "agreement (%)", [90, 80, 70]),
+        ("sim_acc", "accuracy (%)", [50, 60, 70]),
+    ):
         ax = StudyResult(trials[2], trials, "finished", measure).plot(new_axes())
         drawn = next(c for c in ax.collections if c.get_label() == "trial").get_offsets()
         assert ax.get_ylabel() == label and [float(y) for _, y in drawn] == pytest.approx(last)
@@ -191,7 +194,7 @@ def test_names_of_nodes_are_no_formulas() -> None:
     ends = tuple(f"$x^{i}$\n" for i, row in enumerate(statistic().rows) if row.name in statistic().outputs)
     ax = replace(statistic(), rows=rows, outputs=ends).plot(new_axes())
     ax.figure.savefig("/dev/null", format="png")
-    assert all(re.fullmatch(r"\\\$x\^\d+\\\$\?", t.get_text()) for t in ax.get_yticklabels())
+    assert all(re.fullmatch(r"\\\$x\^\d+\\\$\\n", t.get_text()) for t in ax.get_yticklabels())
 
 
 def test_what_is_empty_is_drawn_empty() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from hago.errors import HagoError
+from hago.serialization.summary import printable
 
 #: Width and height of the picture in a notebook, in inches, and its pixels per inch as a web page counts them.
 SIZE: Final = (6.4, 3.6)
@@ -65,8 +66,9 @@ def data_frame(rows: Sequence[Mapping[str, Any]], index: str) -> Any:
 
 
 def plain_text(text: str) -> str:
-    """A name as a label: without control characters, and with dollar signs that matplotlib does not read as TeX."""
-    return "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")
+    """A name as a label: with control characters as escapes, and with dollar signs that matplotlib does not read as
+    TeX."""
+    return printable(text).replace("$", r"\$")
 
 
 def style_axes(ax: Any, grid: str = "both") -> None:
