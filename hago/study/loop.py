@@ -159,7 +159,8 @@ def _cells(trial: Trial) -> dict[str, Any]:
 
 
 def _improvements(trials: Sequence[Trial]) -> Iterator[Trial]:
-    """The accepted trials that are better than all before them."""
+    """The accepted trials that rank above all before them. The best trial may be another: one within the tolerance of a
+    searcher, one that overflows where every trial does, or the first, where no other is surely better."""
     best: Trial | None = None
     for trial in trials:
         if trial.score.accepted and (best is None or trial.score.rank > best.score.rank):
