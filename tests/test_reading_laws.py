@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import pytest
 from calls import Calls, calls, sources
+from products import whole
 
 import hago
 
@@ -312,9 +313,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (hago.__path__[0] + "/..", script.parents[1] / "scripts"))),
     }
-    done = subprocess.run(
-        [sys.executable, script, folder], capture_output=True, text=True, cwd=folder, env=environment, check=False
-    )
+    command = [sys.executable, script, folder, *(["--whole"] if whole() else [])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
