@@ -18,7 +18,14 @@ from typing import Any, Protocol
 
 from hago.errors import HagoError
 from hago.search import ParetoFront, RunningSearch
-from hago.searchers import close_storage, hide_password, open_storage, storage_errors
+from hago.searchers import (
+    close_storage,
+    hide_password,
+    open_storage,
+    storage_errors,
+    study_numbers,
+    trial_outcome,
+)
 from hago.serialization.summary import number_values
 from hago.study import Trial
 
@@ -42,6 +49,19 @@ class Running(Protocol):
     def stop(self) -> None:
         """End the run."""
         ...
+
+
+def _check_search(running: Any, name: str) -> None:
+    """Refuse a training run, which has no trials.
+
+    Args:
+        name: of the callback.
+    """
+    if not isinstance(running, RunningSearch):
+        raise HagoError(
+            f"{name} serves searches, and is a callback of {type(running).__name__} here; pass it to the search, as "
+            "callbacks=[...]"
+        )
 
 
 class TensorBoard:
@@ -147,12 +167,17 @@ class OptunaStudy:
         with storage_errors(storage, "open"):
             self._storage: Any = open_storage(storage)
         self._study: Any = None
-        self._objectives = ("", "")
         self._search: RunningSearch | None = None
         self._stored = 0
 
     def __call__(self, search: RunningSearch, trial: Trial) -> None:
-        """Add a trial, and before the first those that were read from the log and that the study lacks."""
+        """Add a trial, and before the first those that were read from the log and that the study lacks.
+
+        Raises:
+            HagoError: the storage cannot be reached, the study has trials of another search, or it is a callback of
+                training.
+        """
+        _check_search(search, "OptunaStudy")
         if self._study is None:
             self._open(search)
         self._search = search
@@ -165,8 +190,7 @@ class OptunaStudy:
         """Create the study, or join the one that holds the first trials of this search."""
         import optuna
 
-        front, strategy = search.front, search.strategy_of(search.trials[0])
-        name = self._name or f"hago-{strategy.hardware.name}-{strategy.model_hash[:8]}"
+        name = self._name or f"hago-{search.hardware}-{search.model_hash[:8]}"
         with storage_errors(self._url, "open"):
             self._study = optuna.create_study(
                 storage=self._storage, study_name=name, directions=["maximize", "minimize"], load_if_exists=True
@@ -177,27 +201,23 @@ class OptunaStudy:
                 f"study {name!r} of storage {hide_password(self._url)!r} has trials of another search; "
                 "give another name or storage"
             )
-        self._objectives = (front.measure, front.cost)
         with storage_errors(self._url, "write to"):
-            self._study.set_metric_names(list(self._objectives))
+            self._study.set_metric_names([search.measure, search.cost])
         self._stored = len(stored)
 
     def _trial_of(self, search: RunningSearch, trial: Trial) -> Any:
         """A trial as Optuna keeps it: failed where it has no value."""
         import optuna
 
-        score, (measure, cost) = trial.score, self._objectives
-        values = [trial.results.get(measure, score.value), score.costs.get(cost, math.nan)]
-        overflow = float(sum(score.excess_bits.values()) or len(score.overflows))
-        outcome: dict[str, Any] = {"values": values, "system_attrs": {"constraints": [overflow, score.shortfall]}}
-        if score.infeasible or not all(map(math.isfinite, values)):
-            outcome = {"state": optuna.trial.TrialState.FAIL}
+        score = trial.score
+        values = [float(trial.results.get(search.measure, score.value)), score.costs.get(search.cost, math.nan)]
         figures = {**number_values(trial.results), **score.costs, "why": trial.why, "seconds": trial.seconds}
         distributions: dict[str, Any] = {
-            key: optuna.distributions.IntDistribution(min(bits), max(bits)) for key, bits in search.choices.items()
+            key: optuna.distributions.IntDistribution(min(bits), max(bits), step=study_numbers(bits)[1])
+            for key, bits in search.choices.items()
         }
         return optuna.trial.create_trial(
-            params=dict(trial.bits), distributions=distributions, user_attrs=figures, **outcome
+            params=dict(trial.bits), distributions=distributions, user_attrs=figures, **trial_outcome(score, values)
         )
 
     def close(self) -> None:
@@ -250,7 +270,12 @@ class EarlyStopping:
         self.patience = patience
 
     def __call__(self, search: RunningSearch, trial: Trial) -> None:
-        """Look at the search after one trial."""
+        """Look at the search after one trial.
+
+        Raises:
+            HagoError: it is a callback of training.
+        """
+        _check_search(search, "EarlyStopping")
         best = search.best
         if best is not None and trial.index - best.index >= self.patience:
             search.stop()

@@ -492,6 +492,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="one case, whose file is kept and named")
     args = parser.parse_args(arguments)
+    _graph()  # once for all children
     # in a child: a process that has computed gradients cannot fork another that does, with PyTorch built for GPUs
     with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("fork").Pool(1) as pool:
         good = pool.apply(originals, (Path(folder),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ pytest.register_assert_rewrite("ops.laws", "plans")
 # the scripts, of which tests run small parts, and the networks and chips made up that both need
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 sys.path += [str(SCRIPTS), str(SCRIPTS / "made_up")]
+
+# the processes that tests start do not wait for each other's threads
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # the same cases in every run, more of them with --whole; `--hypothesis-profile=explore` draws new ones
 settings.register_profile("hago", deadline=None, derandomize=True, max_examples=40)

@@ -1,11 +1,11 @@
 """Load files of every kind and print what Python's audit events say that it touched besides; see test_reading_laws.py.
 
-    PYTHONPATH=scripts python tests/reading_audit.py FOLDER
+    PYTHONPATH=scripts python tests/reading_audit.py FOLDER [--whole]
 
 Hooks cannot be removed, so this runs in a process of its own. Files of every kind are good, mutated
 (`scripts/fuzz_files.py`), or good ones in which a text is replaced by a name that a careless reader would import, open
 or run. An event is fine where a good or a plainly damaged file of the kind led to it as well, or where every path in
-it lies in the folder of the case.
+it lies in the folder of the case. Without `--whole` there are fewer cases of the kinds that take most of the time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ NAMES = (
     "set_vital",
     "cuda:0", "xla", "meta", "privateuseone", "antigravity", "this:s", "$(touch trap_file)", "`touch trap_file`",
 )  # fmt: skip
-MUTATED = 12
+#: Files of each kind that are mutated, and texts that are replaced in each part of a good one; fewer of the kinds that
+#: are not only loaded but used.
+CASES = (12, 20)
+CASES_OF_SLOW = (4, 6)
+SLOW = ("quantizer", "replay", "page", "training", "model", "groups")
 
 
 class Watch:
@@ -88,26 +92,26 @@ def _said(argument: Any) -> str:
     return str(getattr(argument, "co_filename", ""))
 
 
-def hostile(kind: str, content: bytes, folder: str) -> Iterator[bytes]:
-    """Good files with one text replaced."""
+def hostile(kind: str, content: bytes, folder: str, most: int) -> Iterator[bytes]:
+    """Good files with one text replaced, at most so many in each part."""
     rng = random.Random(kind)
     names = [n.replace("TRAP", folder) for n in NAMES]
     if kind in fuzz_files.SEALED:
         document, tensors = from_bytes(content, fuzz_files.SEALED[kind], "a good file")
         # texts of JSON within JSON are replaced as well
-        for value in _replaced(document, names, rng, 40):
+        for value in _replaced(document, names, rng, 2 * most):
             yield to_bytes(fuzz_files.SEALED[kind], value, tensors)
         return
     try:
         lines = [json.loads(line) for line in content.decode("utf-8").splitlines()]
     except ValueError:
         try:
-            yield from (json.dumps(v).encode() for v in _replaced(json.loads(content), names, rng, 20))
+            yield from (json.dumps(v).encode() for v in _replaced(json.loads(content), names, rng, most))
         except ValueError:
             return
         return
     for number, line in enumerate(lines[:2]):
-        for value in _replaced(line, names, rng, 20):
+        for value in _replaced(line, names, rng, most):
             yield b"\n".join(json.dumps(v).encode() for v in [*lines[:number], value, *lines[number + 1 :]]) + b"\n"
 
 
@@ -142,7 +146,7 @@ def broken(trap: str) -> dict[str, Callable[[Path], object]]:
     }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *, whole: bool) -> None:
     trap = folder / "trap"
     trap.mkdir()
     (trap / "trap_file").write_text("x = 1\n")
@@ -166,9 +170,10 @@ def main(folder: Path) -> None:
         for plain in (content, content[:-20], content, b"{}", b""):
             usual |= run(kind, plain)
         rng = random.Random(kind)
+        mutated, replaced = CASES_OF_SLOW if kind in SLOW and not whole else CASES
         for made in (
-            *(fuzz_files.mutated(kind, content, rng) for _ in range(MUTATED)),
-            *hostile(kind, content, str(trap)),
+            *(fuzz_files.mutated(kind, content, rng) for _ in range(mutated)),
+            *hostile(kind, content, str(trap), replaced),
         ):
             count += 1
             found += [(kind, *event) for event in sorted(run(kind, made) - usual)]
@@ -181,4 +186,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), whole="--whole" in sys.argv)

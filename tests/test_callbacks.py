@@ -18,7 +18,8 @@ from hago.callbacks import EarlyStopping, OptunaStudy, TensorBoard, WeightsAndBi
 from hago.errors import HagoError
 from hago.qat import RunningTraining, TrainingStep
 from hago.search import SearchOptions, run_search
-from hago.searchers import close_storage, open_storage
+from hago.searchers import close_storage, open_storage, trial_outcome
+from hago.study import Score
 
 DATA = [(seeded(4, 3, 8, 8, seed=s), torch.arange(4) % 5) for s in range(2)]
 PIXELS = [torch.randn(32, 1, 6, 6, generator=torch.Generator().manual_seed(3))]
@@ -172,6 +173,40 @@ def test_a_study_of_optuna_has_every_trial_and_the_front(kind: str, tmp_path: Pa
     close_storage(storage)
 
 
+def test_a_study_has_overflow_and_limits_as_constraints_and_the_steps_of_bits(tmp_path: Path) -> None:
+    import optuna
+
+    url, spaces = f"journal:{tmp_path}/study.log", list[Any]()
+    with OptunaStudy(url, "chips") as kept:
+        options = SearchOptions.of("random:trials=30", estimator="max_range", progress=False, keep="sqnr >= 25")
+        callbacks = [kept, lambda running, trial: spaces.append(running.choices)]
+        outcome = run_search(residual_block(), "int16_accumulator", DATA, options.changed(callbacks=callbacks))
+    study = optuna.load_study(study_name="chips", storage=open_storage(url))
+    scores, seen = [t.score for t in outcome.result.trials], list[list[float]]()
+    for score, trial in zip(scores, study.trials, strict=True):
+        if trial.state == optuna.trial.TrialState.COMPLETE:
+            seen.append(trial.system_attrs["constraints"])
+            assert seen[-1] == [sum(score.excess_bits.values()) or len(score.overflows), min(score.shortfall, 1e30)]
+        for key, distribution in trial.distributions.items():
+            allowed = range(distribution.low, distribution.high + 1, distribution.step)
+            assert set(spaces[0][key]) <= set(allowed) and trial.params[key] in allowed
+    assert any(overflow > 0 for overflow, _ in seen) and any(shortfall > 0 for _, shortfall in seen)
+
+
+def test_a_score_that_is_not_finite_is_a_failed_trial_and_constraints_are_finite() -> None:
+    failed = {"state": optuna_state("FAIL")}
+    assert trial_outcome(Score(-math.inf), [1.0, 2.0]) == trial_outcome(Score(1.0), [1.0, math.nan]) == failed
+    assert trial_outcome(Score(1.0, infeasible="no signature"), [1.0]) == failed
+    outcome = trial_outcome(Score(1.0, overflows={"a": 3}, shortfall=math.inf), [1.0])
+    assert outcome == {"values": [1.0], "system_attrs": {"constraints": [1.0, 1e30]}}
+
+
+def optuna_state(name: str) -> Any:
+    import optuna
+
+    return optuna.trial.TrialState[name]
+
+
 def test_a_study_goes_on_with_the_log_and_refuses_another_search(tmp_path: Path) -> None:
     import optuna
 
@@ -212,6 +247,13 @@ def test_early_stopping_ends_a_search_that_improves_no_more() -> None:
     trials = search(EarlyStopping(2), searcher="random:trials=60,batch=3").result.trials
     best = max(range(len(trials)), key=lambda i: (trials[i].score.rank, -i))
     assert len(trials) - 1 - best == 2 and len(trials) < 60
+
+
+@pytest.mark.parametrize("name", ["EarlyStopping", "OptunaStudy"])
+def test_a_callback_of_searches_refuses_training(name: str, tmp_path: Path) -> None:
+    made = EarlyStopping(2) if name == "EarlyStopping" else OptunaStudy(f"journal:{tmp_path}/study.log")
+    with pytest.raises(HagoError, match=rf"^{name} serves searches.*RunningTraining here.*pass it to the search"):
+        train(made)
 
 
 @pytest.mark.parametrize("patience", [0, 1.5, True])

@@ -20,7 +20,7 @@ import hago
 from hago.errors import HagoError
 from hago.search import SearchOptions, SearchOutcome, SearchScore, run_search
 from hago.search.pareto_front import ParetoFront
-from hago.study import StudyResult
+from hago.study import Score, StudyResult, Trial
 
 DATA = [(seeded(4, 3, 8, 8, seed=s), torch.arange(4) % 5) for s in range(2)]
 CHIP = "int16_accumulator"
@@ -140,6 +140,30 @@ def test_trials_are_drawn_by_whether_they_are_eligible() -> None:
     assert ax.get_ylabel() == "SQNR (dB)"
 
 
+def test_trials_are_drawn_by_their_measure_where_two_are_equal() -> None:
+    trials = tuple(
+        Trial(i, {"conv:0": 8}, Score(0.5 + 0.1 * i, {"sim_acc": 0.5 + 0.1 * i, "agreement": 0.9 - 0.1 * i}))
+        for i in range(3)
+    )
+    assert trials[2].results["sim_acc"] == trials[2].results["agreement"]
+    for measure, label, last in (
+        ("agreement", "agreement (%)", [90, 80, 70]),
+        ("sim_acc", "accuracy (%)", [50, 60, 70]),
+    ):
+        ax = StudyResult(trials[2], trials, "finished", measure).plot(new_axes())
+        drawn = next(c for c in ax.collections if c.get_label() == "trial").get_offsets()
+        assert ax.get_ylabel() == label and [float(y) for _, y in drawn] == pytest.approx(last)
+    assert StudyResult(trials[2], trials, "finished").plot(new_axes()).get_ylabel() == "objective"
+
+
+def test_the_measure_of_a_search_is_its_objective_unless_a_cost_is_minimized() -> None:
+    assert outcome().result.measure == "sqnr"
+    goals = {"sim_acc": {"objective": "accuracy"}, "": {"minimize": "size", "keep": "sqnr >= 1"}}
+    for measure, goal in goals.items():
+        options = SearchOptions.of("random:trials=2", estimator="max_range", progress=False, **goal)
+        assert run_search(residual_block(), "x86_vnni", DATA, options).result.measure == measure
+
+
 def test_the_frame_of_trials_has_their_figures_and_bits() -> None:
     pytest.importorskip("pandas")
     result, frame = outcome().result, outcome().result.to_frame()
@@ -170,7 +194,7 @@ def test_names_of_nodes_are_no_formulas() -> None:
     ends = tuple(f"$x^{i}$\n" for i, row in enumerate(statistic().rows) if row.name in statistic().outputs)
     ax = replace(statistic(), rows=rows, outputs=ends).plot(new_axes())
     ax.figure.savefig("/dev/null", format="png")
-    assert all(re.fullmatch(r"\\\$x\^\d+\\\$\?", t.get_text()) for t in ax.get_yticklabels())
+    assert all(re.fullmatch(r"\\\$x\^\d+\\\$\\n", t.get_text()) for t in ax.get_yticklabels())
 
 
 def test_what_is_empty_is_drawn_empty() -> None:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import pytest
 from calls import Calls, calls, sources
+from products import whole
 
 import hago
 
@@ -52,10 +53,15 @@ READERS: Final = (
     "hago.search.replay.replay_log",
     "hago.search.replay.replay_strategy",
 )
+#: What runs what it is given, and serves nothing in hago.
+_RUNS: Final = (
+    r"(builtins\.)?(eval|exec|compile|__import__|breakpoint)$"
+    r"|(pickle|marshal|shelve|runpy|code|pty|dill|cloudpickle|joblib|yaml)\."
+)
 #: What no reader may reach. Attributes begin with a point.
 FORBIDDEN: Final = re.compile(
-    r"(builtins\.)?(eval|exec|compile|__import__|open|globals|breakpoint)$"
-    r"|(pickle|marshal|shelve|runpy|code|subprocess|socket|urllib|http|sqlite3|multiprocessing|pty)\."
+    _RUNS + r"|(builtins\.)?(open|globals)$"
+    r"|(subprocess|socket|urllib|http|sqlite3|multiprocessing)\."
     r"|ctypes\.(\w*DLL|\w*dll|util|pythonapi|LibraryLoader)"
     r"|importlib\.(import_module|util|machinery|reload)|pkgutil\.(resolve_name|get_data)"
     r"|os\.(system|popen|exec\w*|spawn\w*|posix_spawn\w*|fork|startfile|open|listdir|scandir|walk|remove|unlink|rename)$"
@@ -169,6 +175,26 @@ def test_no_reader_reaches_what_runs_code_or_opens_another_file() -> None:
     unexplained = {f"{unit} takes {what}, reached from {found[unit, what]}" for unit, what in found.keys() - ALLOWED}
     assert not unexplained
     assert not ALLOWED.keys() - found.keys()  # what is gone needs no reason
+
+
+def running(units: Calls) -> set[tuple[str, str]]:
+    """(unit, what runs code) of all of hago, whether readers reach it or not."""
+    return {(unit, n) for unit in units.units for n in names_of(units, unit) if re.match(_RUNS, n)}
+
+
+def test_nothing_in_hago_unpickles_or_evaluates() -> None:
+    assert running(calls()) == {("hago.graph.model_source._read_torch", "pickle.UnpicklingError")}
+    assert running(calls()) <= ALLOWED.keys()
+
+
+@pytest.mark.parametrize(
+    "call", ["eval(text)", "exec(text)", "pickle.load(f)", "pickle.Unpickler(f)", "joblib.load(f)"]
+)
+def test_a_call_that_runs_code_is_noticed_anywhere(call: str) -> None:
+    module = "hago.export.formats"
+    text = sources()[module] + f"\n\nimport joblib, pickle\n\n\ndef broken(f, text):\n    return {call}\n"
+    (found,) = running(Calls.of({**sources(), module: text})) - running(calls())
+    assert found == (f"{module}.broken", call.partition("(")[0])
 
 
 def test_every_function_that_opens_a_file_is_a_reader_or_explained() -> None:
@@ -287,9 +313,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (hago.__path__[0] + "/..", script.parents[1] / "scripts"))),
     }
-    done = subprocess.run(
-        [sys.executable, script, folder], capture_output=True, text=True, cwd=folder, env=environment, check=False
-    )
+    command = [sys.executable, script, folder, *(["--whole"] if whole() else [])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

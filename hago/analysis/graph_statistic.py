@@ -733,8 +733,8 @@ class GraphStatistic(Summarized):
         Raises:
             HagoError: pandas is not installed.
         """
-        names, *cells = csv_rows(self.rows, self.blame) if self.rows else [["node"]]
-        return data_frame([dict(zip(names, row, strict=True)) for row in cells], "node")
+        parts = self.blame
+        return data_frame([_csv_cells(row, parts.get(row.name, 0.0)) for row in self.rows], "node")
 
     def plot(self, ax: Any = None, *, nodes: int = 15) -> Any:
         """Draw the nodes with the largest parts in the error of the outputs, in their order, on axes of matplotlib:

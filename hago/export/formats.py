@@ -9,6 +9,7 @@ optional package imports it when it writes.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -288,16 +289,22 @@ def _tpu_mlir_warnings(tables: Tables) -> list[str]:
 def _write_model_explorer(request: ExportRequest) -> ExportResult:
     stem = request.path.name.removesuffix(".json").removesuffix(".graph")
     label = f"{stem} on {request.plan.hardware.name}"
-    documents = {"graph": graph_collection(request.plan, label)}
+    documents, names = {"graph": graph_collection(request.plan, label)}, {"graph": "graph"}
     for name, values in {**plan_figures(request.plan), **request.figures}.items():
         kind = re.sub(r"\W+", "_", name.partition(" (")[0].lower())  # without its unit
-        documents[kind] = node_data(name, values)
+        if kind in documents:
+            raise HagoError(
+                f"figure {name!r} would be written to {stem}.{kind}.json, the file of {names[kind]!r}; give it another "
+                "name"
+            )
+        documents[kind], names[kind] = node_data(name, values), name
     paths = {kind: request.path.with_name(f"{stem}.{kind}.json") for kind in documents}
     for kind, document in documents.items():
         replace_file(paths[kind], canonical(document) + "\n")
     shown = ",".join(str(path) for kind, path in paths.items() if kind != "graph")
+    command = shlex.join(["model-explorer", str(paths["graph"]), f"--node_data_paths={shown}"])
     lines = [f"{kind:11}  {path}" for kind, path in paths.items()]
-    lines.append(f"show them with  model-explorer {paths['graph']} --node_data_paths={shown}")
+    lines.append(f"show them with  {command}")
     return ExportResult("\n".join(lines), {kind: str(path) for kind, path in paths.items()}, documents)
 
 

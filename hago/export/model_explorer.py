@@ -12,8 +12,10 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
+
+from torch import Tensor
 
 from hago.arithmetic.types import Edge, QParams
 from hago.graph import CONST, Graph
@@ -98,7 +100,9 @@ def _node(plan: Plan, graph: Graph, name: str, layers: Collection[str]) -> dict[
             for slot, source in enumerate(node.inputs)
         ],
         "inputsMetadata": [
-            {"id": str(edge.slot), "attrs": _pairs(_edge(plan, edge))} for edge in node.edges if _edge(plan, edge)
+            {"id": str(edge.slot), "attrs": _pairs(_edge(plan, edge, target))}
+            for edge in node.edges
+            if (target := plan.target(edge)) is not None
         ],
         "outputsMetadata": [{"id": "0", "attrs": _pairs(_output(plan, graph, name))}],
     }
@@ -122,10 +126,10 @@ def _attributes(plan: Plan, graph: Graph, name: str) -> Iterator[tuple[str, str]
     yield "largest |accumulator|", f"{own.bound:.0f} of {own.desc.register.dtype.max}"
 
 
-def _edge(plan: Plan, edge: Edge) -> Sequence[tuple[str, str]]:
-    """What the Plan says of an in-edge; nothing where it is read as a real value."""
-    target = plan.target(edge)
-    return () if target is None else [("edge", str(edge)), *_qparams(plan, str(edge), target)]
+def _edge(plan: Plan, edge: Edge, target: QParams) -> Iterator[tuple[str, str]]:
+    """What the Plan says of an in-edge that is quantized."""
+    yield "edge", str(edge)
+    yield from _qparams(plan, str(edge), target)
 
 
 def _output(plan: Plan, graph: Graph, name: str) -> Iterator[tuple[str, str]]:
@@ -139,17 +143,17 @@ def _output(plan: Plan, graph: Graph, name: str) -> Iterator[tuple[str, str]]:
 def _qparams(plan: Plan, key: str, target: QParams) -> Iterator[tuple[str, str]]:
     yield "bits", str(bits_of(target))
     yield "dtype", target.dtype.name
-    yield "scale", _numbers(target.scale.flatten().tolist())
-    yield "zero_point", _numbers(target.zero_point.flatten().tolist())
+    yield "scale", _numbers(target.scale)
+    yield "zero_point", _numbers(target.zero_point)
     if key in plan.thresholds:
         low, high = plan.thresholds[key]
         yield "threshold", f"{float(low.min()):.6g} to {float(high.max()):.6g}"
 
 
-def _numbers(values: Sequence[float]) -> str:
+def _numbers(values: Tensor) -> str:
     """One number, or those of the first channels and how many there are."""
-    shown = ", ".join(f"{value:.6g}" for value in values[:_LISTED])
-    return shown if len(values) <= _LISTED else f"{shown}, ... ({len(values)} channels)"
+    shown = ", ".join(f"{value:.6g}" for value in values.flatten()[:_LISTED].tolist())
+    return shown if values.numel() <= _LISTED else f"{shown}, ... ({values.numel()} channels)"
 
 
 def _pairs(attributes: Any) -> list[dict[str, str]]:

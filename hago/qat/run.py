@@ -263,7 +263,7 @@ class TrainingRun:
         self.optimizer = RelativeAdam([(p, model.size_of(n)) for n, p in named], lr=0.0)
         self.rates = [rates[1] if n.startswith("ranges.") else rates[0] for n in self.names]
         self.step, self.seconds = 0, 0.0
-        self._consistent = True  # False while a step changes weights and optimizer
+        self._consistent = True  # False while a step changes weights and optimizer, and where they gave no loss
 
     def resume(self) -> bool:
         """Load the checkpoint if there is one, and return whether there was."""
@@ -316,22 +316,16 @@ class TrainingRun:
                         self.save()
                     interrupts.check()
                     done = TrainingStep(self.step - 1, loss, rate, self.seconds)
-                    if on_step is not None and self._stops(on_step, done, line):
-                        break
-            except KeyboardInterrupt:
+                    if on_step is not None:
+                        with line.cleared():  # it may print
+                            stops = on_step(done)
+                        if stops:
+                            break
+            except BaseException:
                 if self._consistent:
                     self.save()
                 raise
         self.save()
-
-    def _stops(self, on_step: Callable[[TrainingStep], bool], step: TrainingStep, line: StatusLine) -> bool:
-        """Whether the caller's function, which may print, ends the run after a step."""
-        try:
-            with line.cleared():
-                return on_step(step)
-        except Exception:
-            self.save()
-            raise
 
     def _progress_text(self, loss: float) -> str:
         """The step, the loss, and the time left at the rate so far."""
@@ -359,6 +353,7 @@ class TrainingRun:
         loss = self.loss(outputs, batch.reference, batch.labels)
         value = float(loss.detach())
         if not math.isfinite(value):
+            self._consistent = False  # weights with such a loss do not replace those of the last checkpoint
             raise HagoError(f"the loss is {value} at step {self.step}; lower the learning rate")
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

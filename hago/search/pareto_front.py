@@ -34,7 +34,6 @@ from hago.serialization.pictures import (
     GRAY,
     LIGHT_BLUE,
     axes_for,
-    byte_scale,
     data_frame,
     matplotlib_module,
     picture,
@@ -51,7 +50,7 @@ from hago.serialization.summary import (
     measure_text,
     number_values,
 )
-from hago.serialization.text_table import counted, table
+from hago.serialization.text_table import BYTE_UNITS, counted, table, unit_of
 from hago.study import Score, Trial, TrialFront
 
 FRONT_VERSION: Final = 2
@@ -192,7 +191,7 @@ class ParetoFront(Summarized):
         label, factor = measure_axis(self.measure)
         costs, scores = [p.costs[self.cost] for p in self], [factor * p.score for p in self]
         is_bytes = self.cost in METRICS and METRICS[self.cost].unit == "B"
-        unit, size = byte_scale(max(costs, default=0.0)) if is_bytes else ("", 1)
+        size, unit = unit_of(max(costs, default=0.0), BYTE_UNITS) if is_bytes else (1, "")
         costs = [cost / size for cost in costs]
         ax.step(costs, scores, where="post", color=LIGHT_BLUE, linewidth=1.2, zorder=1)
         for cost, score, point in zip(costs, scores, self, strict=True):
@@ -348,6 +347,11 @@ class FrontWriter:
         """Write the file after an interrupt, unless the log was still being replayed, when the front is incomplete."""
         if self._new_trials:
             self.finish()
+
+    @property
+    def cost(self) -> str:
+        """The cost by which the front is ordered."""
+        return self._front.cost
 
     @property
     def front(self) -> ParetoFront:

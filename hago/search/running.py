@@ -24,7 +24,10 @@ class RunningSearch:
     """A search while it runs, as its callbacks get it.
 
     Args:
+        hardware: the name of the hardware.
+        model_hash: the hash of the model.
         measure: the figure of trials that the search maximizes, e.g. `sqnr`.
+        cost: the cost of the front, e.g. `weight_bytes`.
         choices: the bits that every group of edges may have.
         front_of: makes the front of the trials so far.
         strategy_of: makes the strategy of a trial.
@@ -33,13 +36,18 @@ class RunningSearch:
 
     def __init__(
         self,
+        *,
+        hardware: str,
+        model_hash: str,
         measure: str,
+        cost: str,
         choices: Mapping[str, tuple[int, ...]],
         front_of: Callable[[], ParetoFront],
         strategy_of: Callable[[Trial], Strategy],
         forwards: float = 0.0,
     ) -> None:
-        self._measure, self._choices = measure, choices
+        self._hardware, self._model_hash = hardware, model_hash
+        self._measure, self._cost, self._choices = measure, cost, choices
         self._front_of, self._strategy_of = front_of, strategy_of
         self._forwards = forwards
         self._trials: list[Trial] = []
@@ -47,9 +55,24 @@ class RunningSearch:
         self._stops = False
 
     @property
+    def hardware(self) -> str:
+        """The name of the hardware."""
+        return self._hardware
+
+    @property
+    def model_hash(self) -> str:
+        """The hash of the model, as strategies and the log have it."""
+        return self._model_hash
+
+    @property
     def measure(self) -> str:
         """The figure of trials that the search maximizes, e.g. `sqnr`, a key of `Trial.results`."""
         return self._measure
+
+    @property
+    def cost(self) -> str:
+        """The cost of the front, e.g. `weight_bytes`, a key of `Score.costs`."""
+        return self._cost
 
     @property
     def choices(self) -> Mapping[str, tuple[int, ...]]:

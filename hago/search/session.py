@@ -534,9 +534,19 @@ class Search:
                 strategy_of=self.strategy_of,
             )
             before = (self.before, self.gradient_forwards + self.simulations)
-            figure = self.scorer.goal.objective.figure
+            goal = self.scorer.goal
+            figure = goal.objective.figure
             choices = {key: tuple(group.choices) for key, group in self.prepared.space.groups.items()}
-            running = RunningSearch(figure, choices, lambda: writer.front, self.strategy_of, before[1])
+            running = RunningSearch(
+                hardware=self.prepared.hardware.name,
+                model_hash=self.prepared.graph.model_hash,
+                measure=figure,
+                cost=writer.cost,
+                choices=choices,
+                front_of=lambda: writer.front,
+                strategy_of=self.strategy_of,
+                forwards=before[1],
+            )
 
             def on_trial(trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
                 self.on_trial(trial)
@@ -568,6 +578,7 @@ class Search:
                     submit=remote_scoring(self.scorer, pool),
                     race=self.scorer.race is not None,
                     before=before,
+                    measure=figure if goal.minimize is None else "",
                 )
             except BaseException:
                 writer.stop()

@@ -1,7 +1,14 @@
 """The search algorithms. Each proposes points of a Space and is told their scores; `registry` lists them by name."""
 
 from hago.searchers.knapsack import Knapsack
-from hago.searchers.optuna import close_storage, hide_password, open_storage, storage_errors
+from hago.searchers.optuna import (
+    close_storage,
+    hide_password,
+    open_storage,
+    storage_errors,
+    study_numbers,
+    trial_outcome,
+)
 from hago.searchers.registry import (
     AUTO,
     SEARCHERS,
@@ -35,4 +42,6 @@ __all__ = [
     "parse_searcher",
     "searcher_text",
     "storage_errors",
+    "study_numbers",
+    "trial_outcome",
 ]

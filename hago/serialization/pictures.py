@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from hago.errors import HagoError
+from hago.serialization.summary import printable
 
 #: Width and height of the picture in a notebook, in inches, and its pixels per inch as a web page counts them.
 SIZE: Final = (6.4, 3.6)
 DENSITY: Final = 100
 #: Colors of the color-blind safe palette of Okabe and Ito (https://jfly.uni-koeln.de/color/).
 BLUE, ORANGE, GREEN, RED, GRAY, LIGHT_BLUE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999", "#56B4E9"
-_BYTES: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 
 
 def matplotlib_module(name: str) -> Any:
@@ -65,14 +65,10 @@ def data_frame(rows: Sequence[Mapping[str, Any]], index: str) -> Any:
     return pandas.DataFrame(list(rows), columns=list(columns) or [index]).set_index(index)
 
 
-def byte_scale(most: float) -> tuple[str, int]:
-    """The unit in which byte counts up to `most` are best read, and its number of bytes."""
-    return next(((unit, size) for unit, size in _BYTES if most >= size), _BYTES[-1])
-
-
 def plain_text(text: str) -> str:
-    """A name as a label: without control characters, and with dollar signs that matplotlib does not read as TeX."""
-    return "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")
+    """A name as a label: with control characters as escapes, and with dollar signs that matplotlib does not read as
+    TeX."""
+    return printable(text).replace("$", r"\$")
 
 
 def style_axes(ax: Any, grid: str = "both") -> None:

@@ -41,13 +41,13 @@ class Summary:
 
     def rows(self) -> list[tuple[str, str]]:
         """The facts that are printed, with control characters written as escapes."""
-        return [(head(_printable(name), NAME_WIDTH), _printable(value)) for name, value in self.facts.items() if value]
+        return [(head(printable(name), NAME_WIDTH), printable(value)) for name, value in self.facts.items() if value]
 
     def text(self) -> str:
         """The title, and each fact on one or two lines."""
         rows = self.rows()
         indent = 2 + _GAP + max((len(name) for name, _ in rows), default=0)
-        lines = [head(_printable(self.title), WIDTH)]
+        lines = [head(printable(self.title), WIDTH)]
         for name, value in rows:
             wrapped = textwrap.wrap(
                 value, WIDTH - indent, max_lines=FACT_LINES, placeholder=" ...", break_on_hyphens=False
@@ -63,7 +63,7 @@ class Summary:
             f'<td style="text-align:left">{html.escape(value)}</td></tr>'
             for name, value in self.rows()
         )
-        title = f'<caption style="text-align:left"><b>{html.escape(_printable(self.title))}</b></caption>'
+        title = f'<caption style="text-align:left"><b>{html.escape(printable(self.title))}</b></caption>'
         return f"<table>{title}<tbody>{rows}</tbody></table>"
 
 
@@ -91,7 +91,7 @@ class Summarized:
         return ""
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text with control characters, line breaks included, as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -100,7 +100,7 @@ def wrapped_lines(line: str) -> list[str]:
     """The parts of a line of text, none wider than `WIDTH`; all but the first are indented further than the line.
     Control characters are written as escapes."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)
-    return textwrap.wrap(_printable(line), WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [line]
+    return textwrap.wrap(printable(line), WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [line]
 
 
 # ---------------------------------------------------------------- facts as text

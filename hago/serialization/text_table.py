@@ -16,7 +16,8 @@ WIDTH: Final = 100
 #: The fewest columns that a column of names keeps where a table is too wide.
 LEAST_NAME: Final = 14
 _GAP: Final = 2
-_SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+#: The units of byte counts, each with its size, the largest first.
+BYTE_UNITS: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 #: How a column gives way where its table is too wide: the lines of a cell in so many columns.
@@ -141,19 +142,24 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """A value in the first of its units that is not larger than it, or in the last, with four significant digits.
+def unit_of(value: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
+    """The first of the units that is not larger than a value, or the last.
 
     Args:
         units: each with its size, the largest first.
     """
-    size, name = next((unit for unit in units if value >= unit[0]), units[-1])
+    return next((unit for unit in units if value >= unit[0]), units[-1])
+
+
+def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """A value in its unit, see `unit_of`, with four significant digits."""
+    size, name = unit_of(value, units)
     return f"{value / size:.4g} {name}"
 
 
 def bytes_text(value: float) -> str:
     """A number of bytes: 950 B, 157.9 KiB, 4 MiB."""
-    return scaled(value, _SIZES)
+    return scaled(value, BYTE_UNITS)
 
 
 def ratio_text(part: int, total: int) -> str:

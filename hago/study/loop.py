@@ -60,11 +60,14 @@ class StudyResult(Summarized):
         trials: all trials in order, those of earlier sessions included.
         stopped_because: "finished" if the searcher ended, "callback" if a callback asked for it; otherwise the limit of
             the budget that was reached.
+        measure: the name in `Trial.results` of what trials are ranked by; empty where that is no result of theirs, but
+            `Score.value` alone.
     """
 
     best: Trial
     trials: tuple[Trial, ...]
     stopped_because: Stop
+    measure: str = ""
 
     @property
     def bits(self) -> Mapping[str, int]:
@@ -114,7 +117,7 @@ class StudyResult(Summarized):
             HagoError: matplotlib is not installed.
         """
         ax = axes_for(ax)
-        label, factor = measure_axis(self._measure) if self._measure else ("objective", 1.0)
+        label, factor = measure_axis(self.measure) if self.measure else ("objective", 1.0)
         shown = [(t.index, factor * self._value_of(t), t.score.accepted) for t in self.trials]
         shown = [each for each in shown if math.isfinite(each[1])]
         for accepted, words, marker, color in ((True, "trial", "o", BLUE), (False, "not eligible", "x", RED)):
@@ -136,14 +139,8 @@ class StudyResult(Summarized):
         style_axes(ax)
         return ax
 
-    @property
-    def _measure(self) -> str:
-        """The result that trials are ranked by; empty where none has the value of the best trial."""
-        figures = number_values(self.best.results)
-        return next((name for name, figure in figures.items() if figure == self.best.score.value), "")
-
     def _value_of(self, trial: Trial) -> float:
-        return float(trial.results.get(self._measure, trial.score.value)) if self._measure else trial.score.value
+        return float(trial.results.get(self.measure, trial.score.value))
 
     def _picture(self) -> str:
         return picture(self.plot, "the trials") if len(self.trials) > 1 else ""
@@ -162,7 +159,8 @@ def _cells(trial: Trial) -> dict[str, Any]:
 
 
 def _improvements(trials: Sequence[Trial]) -> Iterator[Trial]:
-    """The accepted trials that are better than all before them."""
+    """The accepted trials that rank above all before them. The best trial may be another: one within the tolerance of a
+    searcher, one that overflows where every trial does, or the first, where no other is surely better."""
     best: Trial | None = None
     for trial in trials:
         if trial.score.accepted and (best is None or trial.score.rank > best.score.rank):
@@ -191,6 +189,7 @@ def run_study(
     notice: Notice = log_notice,
     clock: Callable[[], float] = time.monotonic,
     before: tuple[float, float] = (0.0, 0.0),
+    measure: str = "",
 ) -> StudyResult:
     """Search until the searcher ends or the budget is spent.
 
@@ -218,6 +217,7 @@ def run_study(
         notice: called with messages for the user: a torn line that was dropped, a log of other versions.
         clock: seconds, for the budget.
         before: seconds and forward passes that this search has spent already; they count towards the budget.
+        measure: of the result, see `StudyResult`; the search does not depend on it.
 
     Raises:
         HagoError: the budget cannot be parsed, or the searcher asked no point.
@@ -259,7 +259,7 @@ def run_study(
         reason = run.go(*before)
         if file is not None:
             file.check()
-    return StudyResult(run.best_or_raise(), tuple(run.trials), reason)
+    return StudyResult(run.best_or_raise(), tuple(run.trials), reason, measure)
 
 
 def _now() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from commands import Run, after_hago, runner
+from products import some
 
 from hago.analysis.answer import one_shot_options
 from hago.calibration import ESTIMATORS
@@ -69,8 +70,7 @@ def one_shot(document: Any) -> list[Any]:
 
 
 # ---------------------------------------------------------------- one shot
-@pytest.mark.parametrize("searcher", ["auto", "greedy"])
-@pytest.mark.parametrize("estimator", [None, *sorted(ESTIMATORS)])
+@pytest.mark.parametrize(("estimator", "searcher"), some(2, [None, *sorted(ESTIMATORS)], ["auto", "greedy"]))
 def test_one_shot_is_the_same_in_all_commands(hago: Run, estimator: str | None, searcher: str) -> None:
     """One shot is what `hago quantize` gives with the same options; a search that refined thresholds has another
     estimator in its strategy, from which other commands made one shot."""

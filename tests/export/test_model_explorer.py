@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,22 @@ def test_an_export_writes_the_graph_and_a_file_for_every_figure(tmp_path: Path) 
     q.export(tmp_path / "net.json", "model_explorer", figures=statistic(CHIPS[0]).figures())
     names = {"graph", "bits", "accumulator", "sqnr", "blame", "cause"}
     assert {p.name for p in tmp_path.iterdir()} == {f"net.{name}.json" for name in names}
+
+
+@pytest.mark.parametrize("name", ["Blame", "graph", "bits (of weights)"])
+def test_two_figures_of_one_file_are_refused(name: str, tmp_path: Path) -> None:
+    figures = {"blame (%)": {}, name: {}}
+    with pytest.raises(HagoError, match=r"would be written to net\.\w+\.json, the file of .*; give it another name"):
+        quantizer(CHIPS[0]).export(tmp_path / "net", "model_explorer", figures=figures)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_can_be_pasted_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    (tmp_path / "my nets; $HOME").mkdir()
+    path = tmp_path / "my nets; $HOME" / "net"
+    line = quantizer(CHIPS[0]).export(path, "model_explorer").text.splitlines()[-1]
+    data = ",".join(f"{path}.{kind}.json" for kind in ("bits", "accumulator"))
+    assert shlex.split(line)[-3:] == ["model-explorer", f"{path}.graph.json", f"--node_data_paths={data}"]
 
 
 def test_figures_are_for_formats_that_show_them(tmp_path: Path) -> None:

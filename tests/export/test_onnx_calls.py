@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -97,10 +98,12 @@ UNTRIED: Final = {
 }
 
 
+@functools.cache
 def imported(fn: Callable[[Tensor], Any]) -> Graph:
     return from_torch(Fn(fn).eval(), (images(2, 4, 4, 5),))
 
 
+@functools.cache
 def imported_unconverted(fn: Callable[[Tensor], Any]) -> Graph:
     """The graph as strategies of the first version have it, with composite calls not converted."""
     program = torch.export.export(Fn(fn).eval(), (images(2, 4, 4, 5),), dynamic_shapes=({0: torch.export.Dim.AUTO},))

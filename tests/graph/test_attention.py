@@ -232,7 +232,7 @@ BLOCKS: Final[Mapping[str, Callable[[], nn.Module]]] = {
 }
 
 
-@pytest.mark.parametrize(("chip", "block"), some(3, sorted(SHIPPED), sorted(BLOCKS)))
+@pytest.mark.parametrize(("chip", "block"), some(4, sorted(SHIPPED), sorted(BLOCKS)))
 def test_simulator_and_integers_agree(chip: str, block: str) -> None:
     made = prepare(BLOCKS[block]().eval(), SHIPPED[chip], [images(4, 5, 16)])
     plan = made.resolver(made.space.widest())
@@ -245,8 +245,7 @@ def test_simulator_and_integers_agree(chip: str, block: str) -> None:
         assert WHOLE in ops(plan.graph) and not products
 
 
-@pytest.mark.parametrize("form", ["qdq", "qoperator"])
-@pytest.mark.parametrize("block", sorted(BLOCKS))
+@pytest.mark.parametrize(("block", "form"), some(2, sorted(BLOCKS), ["qdq", "qoperator"]))
 def test_onnx(block: str, form: str) -> None:
     pytest.importorskip("onnxruntime")
     made = prepare(BLOCKS[block]().eval(), "onnxruntime_cpu", [images(4, 5, 16)])

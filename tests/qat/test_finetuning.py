@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from hago.graph.graph import Graph
 from hago.plan.strategy import Strategy
 from hago.qat.finetuning import Finetuned
 from hago.runtime.exactness import compare_plan_exactly
+from hago.serialization.tensor_file import from_bytes
 
 HARDWARE = "x86_vnni"
 
@@ -168,6 +170,25 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path: Path) -> None:
     with pytest.raises(StrategyMismatch, match="is of a run with seed 0, this one has 1"):
         tuned(checkpoint=path, objective=goes_on, seed=1)
     assert same(tuned(checkpoint=path, objective=goes_on, seed=1, resume=False), tuned(objective=goes_on, seed=1))
+
+
+@pytest.mark.parametrize(
+    "wrong, error, steps", [(Stop, Stop, 5), (math.nan, HagoError, 3)], ids=["an exception", "a loss that is NaN"]
+)
+def test_an_exception_keeps_what_was_trained_and_a_loss_that_is_no_number_does_not(
+    wrong: Any, error: type[Exception], steps: int, tmp_path: Path
+) -> None:
+    calls = []
+
+    def breaks(outputs: Any, reference: Any, labels: Any) -> Tensor:
+        calls.append(1)
+        if len(calls) == 6 and wrong is Stop:
+            raise Stop
+        return (outputs[0] - reference[0]).square().mean() * (wrong if len(calls) == 6 else 1.0)
+
+    with pytest.raises(error):
+        tuned(checkpoint=tmp_path / "c", every=3, objective=breaks)
+    assert from_bytes((tmp_path / "c").read_bytes(), "hago checkpoint", "c")[0]["step"] == steps
 
 
 #: Kills a run until one ends by itself; one process for all, so that torch is imported once.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,11 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plans import resolver_of
+from products import some
 from specs import EVERY
 from torch import Tensor, nn
 
 from hago import from_torch
 from hago.arithmetic.equality import count_differing
+from hago.graph import Graph
 from hago.plan import Plan
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.self_test import REGISTERS, Verdict, check_softmax, exact_kernels
@@ -68,8 +71,9 @@ MASKS = {
 }
 
 
-def plan_of(model: nn.Module, name: str, *inputs: Tensor) -> Plan:
-    resolver = resolver_of(from_torch(model.eval(), inputs), EVERY[name], list(inputs))
+def plan_of(model: nn.Module | Graph, name: str, *inputs: Tensor) -> Plan:
+    graph = model if isinstance(model, Graph) else from_torch(model.eval(), inputs)
+    resolver = resolver_of(graph, EVERY[name], list(inputs))
     return resolver(resolver.space.widest())
 
 
@@ -93,16 +97,15 @@ def test_masks(mask: str) -> None:
 
 
 @needs_softmax
-@pytest.mark.parametrize("heads", [0, 1, 4])
-@pytest.mark.parametrize("tokens", [1, 3, 16, 33, 64, 197])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "tokens", "causal"), some(3, [0, 1, 4], [1, 3, 16, 33, 64, 197], [False, True]))
 def test_sizes(heads: int, tokens: int, causal: bool) -> None:
     model, x = Attention(32, heads, is_causal=causal, scale=0.4), torch.randn(3, tokens, 32)
-    check(plan_of(model, "x86_vnni", x), x * 3)
+    plan = plan_of(model, "x86_vnni", x)
+    check(plan, x * 3)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        check(plan_of(model, "x86_vnni", x), x[:1])
+        check(plan, x[:1])
     finally:
         torch.set_num_threads(before)
 
@@ -154,10 +157,15 @@ def test_what_is_no_attention(behind: str) -> None:
         assert all(count_differing(a, b) == 0 for a, b in pairs), executor.explain()
 
 
+@functools.cache
+def two_heads() -> Graph:
+    return from_torch(Attention(16, 2).eval(), (torch.randn(2, 13, 16),))
+
+
 @pytest.mark.parametrize("name", sorted(EVERY))
 def test_every_hardware_with_and_without_the_kernel(name: str) -> None:
     x = torch.randn(2, 13, 16)
-    plan = plan_of(Attention(16, 2), name, x)
+    plan = plan_of(two_heads(), name, x)
     (expected,) = IntegerModel(plan).run([x * 2])
     for kernels in (FOUND, replace(FOUND, softmax=Verdict(False, "left out"))):
         executor = Executor(plan, using=kernels)

@@ -34,8 +34,9 @@ ARM: Final = "aarch64-linux-gnu-g++"
 EMULATOR: Final = "qemu-aarch64-static"
 
 
-#: What reads or writes outside of an array ends the program.
-SANITIZED: Final = ("-fsanitize=address", "-g")
+#: What reads or writes outside of an array ends the program. Checks that are calls, not code in place, and no names of
+#: lines for the debugger, compile in a third of the time.
+SANITIZED: Final = ("-fsanitize=address", "--param", "asan-instrumentation-with-call-threshold=0")
 
 
 @dataclass(frozen=True)

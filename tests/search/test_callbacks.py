@@ -135,9 +135,7 @@ def test_an_exception_ends_the_search_and_all_that_it_found_is_on_disk(
 @pytest.mark.parametrize(
     "callbacks, said", [(print, "expected a list"), ([3], r"callbacks\[0\] is 3"), ("ab", "expected a list")]
 )
-def test_what_is_no_callback_is_refused_before_the_search(
-    callbacks: Any, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_no_callback_is_refused_before_the_search(callbacks: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(HagoError, match=said):
         search(tmp_path, callbacks)
     assert not list(tmp_path.iterdir())

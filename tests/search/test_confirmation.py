@@ -15,6 +15,7 @@ import torch
 from building import residual_block, seeded
 from hypothesis import given
 from hypothesis import strategies as st
+from products import some
 from torch import Tensor
 from toys import timeless
 
@@ -148,13 +149,12 @@ def proposed(prepared: Prepared, data: list[tuple[Tensor, Tensor]], aside: Fold 
 WITHOUT_THRESHOLDS = [name for name in DEFAULT_CORRECTIONS if name != "thresholds"]
 
 
-@pytest.mark.parametrize("spec", ["x86_vnni", "tflite", "vta"])
-def test_samples_that_are_kept_aside_shape_no_proposal(spec: str) -> None:
-    prepared = prepare(residual_block(), spec, DATA)
-    for aside in folds_of([8, 8])[1:3]:
-        others = other_where_kept(aside)
-        assert proposed(prepared, DATA, aside) == proposed(prepared, others, aside)
-        assert proposed(prepared, DATA, None) != proposed(prepared, others, None)  # the law bites
+@pytest.mark.parametrize(("spec", "turn"), some(2, ["x86_vnni", "tflite", "vta"], [1, 2]))
+def test_samples_that_are_kept_aside_shape_no_proposal(spec: str, turn: int) -> None:
+    prepared, aside = prepare(residual_block(), spec, DATA), folds_of([8, 8])[turn]
+    others = other_where_kept(aside)
+    assert proposed(prepared, DATA, aside) == proposed(prepared, others, aside)
+    assert proposed(prepared, DATA, None) != proposed(prepared, others, None)  # the law bites
 
 
 @pytest.mark.parametrize("spec", ["x86_vnni", "tflite", "vta"])
@@ -252,9 +252,10 @@ def one_linear() -> torch.nn.Module:
     return fc.eval()
 
 
-@pytest.mark.parametrize("count", [2, 12, 64, 256])
-@pytest.mark.parametrize("spec", ["x86_vnni", "vta", "tflite"])
-@pytest.mark.parametrize("objective", ["sqnr", "kl", "agreement"])
+@pytest.mark.parametrize(
+    ("count", "spec", "objective"),
+    some(3, [2, 12, 64, 256], ["x86_vnni", "vta", "tflite"], ["sqnr", "kl", "agreement"]),
+)
 def test_what_is_taken_is_surely_better_where_it_was_not_shaped(count: int, spec: str, objective: str) -> None:
     """Or nothing is taken: strategies hold estimated thresholds then."""
     data = [4.0 * seeded(count, 6, seed=7) ** 3]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from networks import Outliers, ResNet, Small, Uneven, images, randomized
+from products import some, whole
 from torch import Tensor, nn
 from toys import timeless
 
@@ -154,15 +155,16 @@ def gain_of(effort: str, name: str, chip: str, bits: int) -> tuple[float, bool]:
 def test_a_search_is_no_worse_than_a_fast_one_shot_on_unseen_samples(effort: str) -> None:
     cells = [(name, CHIPS[index % len(CHIPS)], 4 if index % 2 else 8) for index, name in enumerate(NETWORKS)]
     cells.append(("clamped", "x86_vnni", 4))  # where biases alone are better than rounding and biases
+    if not whole():
+        cells = cells[::2] if effort == "good" else cells[:2]
     gains = {cell: gain_of(effort, *cell) for cell in cells}
     assert sum(gain for gain, _ in gains.values()) / len(gains) >= 0.0, gains
     assert not any(worse for _, worse in gains.values()), gains
 
 
-@pytest.mark.parametrize("effort", EFFORTS)
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(("chip", "effort"), some(3, CHIPS, EFFORTS))
 def test_a_search_begins_with_the_thresholds_and_bits_of_one_shot(
-    effort: str, chip: str, monkeypatch: pytest.MonkeyPatch
+    chip: str, effort: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So it is no worse where no trial is surely better."""
     model = Uneven().eval()

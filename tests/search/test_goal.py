@@ -12,6 +12,7 @@ import torch
 from building import Builder, residual_block, seeded
 from hypothesis import given
 from hypothesis import strategies as st
+from products import some
 from torch import nn
 
 from hago import replay, search_quantize_strategy
@@ -234,9 +235,15 @@ def test_what_cannot_be_reached_is_said_before_any_trial(limits: dict[str, str],
     assert not log.exists()
 
 
-@pytest.mark.parametrize("figure", ["sqnr", "agreement"])
-@pytest.mark.parametrize("chip", ["int16_accumulator", "x86_vnni", "cambricon_mlu"])
-@pytest.mark.parametrize("searcher", ["sensitivity", "random", "gradient"])
+@pytest.mark.parametrize(
+    ("searcher", "chip", "figure"),
+    some(
+        3,
+        ["sensitivity", "random", "gradient"],
+        ["int16_accumulator", "x86_vnni", "cambricon_mlu"],
+        ["sqnr", "agreement"],
+    ),
+)
 def test_what_a_search_reaches_is_not_refused(searcher: str, chip: str, figure: str) -> None:
     """The most bits are not always the best: here registers are too narrow for them, there it is chance."""
     options = SearchOptions.of(searcher, objective=figure, budget=12, search_topology=False, progress=False)
