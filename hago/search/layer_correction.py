@@ -52,6 +52,10 @@ WINDOW_BYTES: Final = 1 << 28
 MOST_TOGETHER: Final = 4096
 #: Part of the mean of the diagonal that is added to the diagonal of second moments.
 DAMPING: Final = 0.01
+#: The least that is added.
+LEAST_DAMPING: Final = 1e-9
+#: Where a window has more than this many times as many weights as there are windows, matrices of windows are smaller.
+FEW_WINDOWS: Final = 8
 #: Windows that differ by this many times more from the float model's than such a part of all do are taken as they are.
 OUTLIER_FACTOR: Final = 4.0
 OUTLIER_QUANTILE: Final = 0.9
@@ -237,12 +241,10 @@ def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, rul
     windows = (torch.split(w, MOST_TOGETHER, 2) for w in (seen, wanted))
     parts = []
     for part, of_float, values, low, high, step in zip(*windows, *columns, strict=True):
-        halves = [
-            (_products(a, a), _products(a, b - a)) for a, b in zip(part.chunk(2, 1), of_float.chunk(2, 1), strict=True)
-        ]
+        kind = _FewWindows if FEW_WINDOWS * part.shape[1] < part.shape[2] else _Moments  # n by n, or K by K
+        halves = [kind.of(a, b - a) for a, b in zip(part.chunk(2, 1), of_float.chunk(2, 1), strict=True)]
         values = values + _giving_back(values, halves)
-        moments = torch.stack([m for m, _ in halves]).mean(0)
-        parts.append(_with_feedback(values, moments, low, high, None if target.group is None else step))
+        parts.append(_joined(halves).with_feedback(values, low, high, None if target.group is None else step))
     integers = torch.cat(parts, 1).transpose(1, 2).reshape(weight.movedim(1, -1).shape).movedim(-1, 1)
     return integers.contiguous().to(nearest.dtype)
 
@@ -278,24 +280,135 @@ def _without_outliers(seen: Tensor, wanted: Tensor) -> Tensor:
     return torch.where((lost > most).unsqueeze(2), seen, wanted)
 
 
-def _giving_back(weights: Tensor, halves: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def _giving_back(weights: Tensor, halves: Sequence[_Moments | _FewWindows]) -> Tensor:
     """The change of weights (groups, K, outputs) that gives back what layers before have lost, as far as a change by
-    one half of the windows does so on the other half; none where there is one window.
-
-    Args:
-        halves: of each half of the windows, X^T X and X^T (X_float - X).
-    """
-
-    def change(moments: Tensor, lost: Tensor) -> Tensor:
-        return torch.cholesky_solve(lost @ weights, torch.linalg.cholesky(_damped(moments, DAMPING)))
-
+    one half of the windows does so on the other half; none where there is one window."""
     if len(halves) < 2:
         return torch.zeros_like(weights)
-    (first, lost_of_first), (second, lost_of_second) = halves
-    by_first = change(first, lost_of_first)
-    gain, curvature = (by_first * (lost_of_second @ weights)).sum(), (by_first * (second @ by_first)).sum()
+    first, second = halves
+    gain, curvature = second.gain(first.change(weights), weights)
     part = (gain / curvature.clamp_min(TINY)).clamp(0.0, 1.0)
-    return part * change((first + second) / 2, (lost_of_first + lost_of_second) / 2)
+    return part * _joined(halves).change(weights)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """The second moments of windows.
+
+    Args:
+        seen: X^T X (groups, K, K) over the number of windows, float64.
+        lost: X^T (X_float - X), likewise.
+    """
+
+    seen: Tensor
+    lost: Tensor
+
+    @staticmethod
+    def of(seen: Tensor, lost: Tensor) -> _Moments:
+        """Of what windows (groups, places, K) hold in the simulation, and what they lack to the float model's."""
+        return _Moments(_products(seen, seen), _products(seen, lost))
+
+    def _damped(self) -> Tensor:
+        diagonal = self.seen.diagonal(dim1=1, dim2=2)
+        return self.seen + torch.diag_embed(
+            (DAMPING * diagonal.mean(1, keepdim=True) + LEAST_DAMPING).expand_as(diagonal)
+        )
+
+    def change(self, weights: Tensor) -> Tensor:
+        """The least squares H^-1 X^T (X_float - X) w for weights (groups, K, outputs)."""
+        return torch.cholesky_solve(self.lost @ weights, torch.linalg.cholesky(self._damped()))
+
+    def gain(self, change: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """How much of what is lost a change of weights gives back, and its square: their ratio is the best part."""
+        return (change * (self.lost @ weights)).sum(), (change * (self.seen @ change)).sum()
+
+    def with_feedback(self, real: Tensor, least: Tensor, most: Tensor, step: Tensor | None) -> Tensor:
+        """Integers near real weights, float64 (groups, K, outputs); see the module's text.
+
+        Args:
+            real, least, most: the weights in units that are equal along K, and the ends of their integers.
+            step: the scale of every weight in these units; None where it is 1.
+        """
+        moments = self._damped()
+        order = _most_read_first(moments.diagonal(dim1=1, dim2=2))
+        # the upper Cholesky factor of the inverse is the inverse of the upper V with V V^T = H
+        lower = torch.linalg.cholesky(_sorted(_sorted(moments, order, 1), order, 2).flip(1, 2))
+        identity = torch.eye(lower.shape[1], dtype=torch.float64)
+        factor = torch.linalg.solve_triangular(lower.flip(1, 2), identity, upper=True)
+        factor = factor / factor.diagonal(dim1=1, dim2=2).unsqueeze(2)
+        left, low, high = (_sorted(values, order, 1) for values in (real, least, most))
+        steps = None if step is None else _sorted(step, order, 1).clamp_min(TINY)
+        rounded, count = torch.empty_like(left), left.shape[1]
+        for start in range(0, count, BLOCK):
+            end = min(count, start + BLOCK)
+            errors = torch.empty_like(left[:, start:end])
+            for j in range(start, end):
+                near = _round(left, rounded, j, low, high, steps)
+                error = torch.sub(left[:, j], near, out=errors[:, j - start])
+                left[:, j + 1 : end].addcmul_(factor[:, j, j + 1 : end].unsqueeze(2), error.unsqueeze(1), value=-1)
+            left[:, end:] -= factor[:, start:end, end:].transpose(1, 2) @ errors
+        return _restored(rounded, order)
+
+
+@dataclass(frozen=True, slots=True)
+class _FewWindows:
+    """Windows that are fewer than their weights: the same as `_Moments`, by n x n instead of K x K matrices, since
+    (X^T X + d)^-1 X^T = X^T (X X^T + d)^-1.
+
+    Args:
+        seen: X (groups, n, K) over the root of n, float64.
+        lost: X_float - X, likewise.
+    """
+
+    seen: Tensor
+    lost: Tensor
+
+    @staticmethod
+    def of(seen: Tensor, lost: Tensor) -> _FewWindows:
+        scale = seen.shape[1] ** -0.5
+        return _FewWindows(seen.to(torch.float64) * scale, lost.to(torch.float64) * scale)
+
+    def _damping(self) -> Tensor:
+        """(groups, 1, 1)."""
+        return DAMPING * self.seen.square().sum(1).mean(1).reshape(-1, 1, 1) + LEAST_DAMPING
+
+    def change(self, weights: Tensor) -> Tensor:
+        identity = torch.eye(self.seen.shape[1], dtype=torch.float64)
+        damped = self.seen @ self.seen.transpose(1, 2) + self._damping() * identity
+        return self.seen.transpose(1, 2) @ torch.cholesky_solve(self.lost @ weights, torch.linalg.cholesky(damped))
+
+    def gain(self, change: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        given = self.seen @ change
+        return (given * (self.lost @ weights)).sum(), given.square().sum()
+
+    def with_feedback(self, real: Tensor, least: Tensor, most: Tensor, step: Tensor | None) -> Tensor:
+        order = _most_read_first(self.seen.square().sum(1))
+        columns = _sorted(self.seen, order, 2).transpose(1, 2).unsqueeze(3)  # (groups, K, n, 1)
+        # from the last: S = d + the sum of x x^T over all later weights, whose inverse changes by one x at a time
+        inverse = torch.eye(columns.shape[2], dtype=torch.float64) / self._damping()
+        makes_up = torch.empty_like(columns)  # S^-1 x: by which outputs later weights make up for an error of this one
+        for j in reversed(range(columns.shape[1])):
+            x = columns[:, j]
+            moved = torch.matmul(inverse, x, out=makes_up[:, j])
+            inverse -= moved @ moved.transpose(1, 2) / (1.0 + (x * moved).sum(1, keepdim=True))
+        left, low, high = (_sorted(values, order, 1) for values in (real, least, most))
+        steps = None if step is None else _sorted(step, order, 1).clamp_min(TINY)
+        rounded = torch.empty_like(left)
+        owed = left.new_zeros(len(left), columns.shape[2], left.shape[2])  # outputs (groups, n, outputs) to make up for
+        for j in range(columns.shape[1]):
+            left[:, j] += (columns[:, j].transpose(1, 2) @ owed).squeeze(1)
+            near = _round(left, rounded, j, low, high, steps)
+            owed += makes_up[:, j] * (left[:, j] - near).unsqueeze(1)
+        return _restored(rounded, order)
+
+
+def _joined(parts: Sequence[_Moments | _FewWindows]) -> _Moments | _FewWindows:
+    """The same of all windows of parts of about the same size."""
+    seen, lost = [p.seen for p in parts], [p.lost for p in parts]
+    if isinstance(parts[0], _Moments):
+        return _Moments(torch.stack(seen).mean(0), torch.stack(lost).mean(0))
+    scale = len(parts) ** -0.5
+    return _FewWindows(torch.cat(seen, 1) * scale, torch.cat(lost, 1) * scale)
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
@@ -303,45 +416,28 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     return (a.transpose(1, 2) @ b).to(torch.float64) / a.shape[1]
 
 
-def _damped(moments: Tensor, damping: float) -> Tensor:
-    """Moments with a part of the mean of their diagonal added to it, so that they have an inverse."""
-    diagonal = moments.diagonal(dim1=1, dim2=2)
-    return moments + torch.diag_embed((damping * diagonal.mean(1, keepdim=True) + 1e-9).expand_as(diagonal))
+def _most_read_first(moments: Tensor) -> Tensor:
+    """The order in which K weights are rounded, from their second moments (groups, K): what is read most first."""
+    return torch.sort(moments, dim=1, descending=True, stable=True).indices
 
 
-def _with_feedback(real: Tensor, moments: Tensor, least: Tensor, most: Tensor, step: Tensor | None) -> Tensor:
-    """Integers near real weights, float64 (groups, K, outputs); see the module's text.
+def _sorted(values: Tensor, order: Tensor, axis: int) -> Tensor:
+    return values.gather(axis, order.unsqueeze(2 if axis == 1 else 1).expand(values.shape))
+
+
+def _restored(values: Tensor, order: Tensor) -> Tensor:
+    """The inverse of `_sorted` along the first axis after the groups."""
+    return torch.empty_like(values).scatter_(1, order.unsqueeze(2).expand(values.shape), values)
+
+
+def _round(left: Tensor, rounded: Tensor, j: int, low: Tensor, high: Tensor, steps: Tensor | None) -> Tensor:
+    """Round the weights of one place, into `rounded`; returns what they stand for.
 
     Args:
-        real, least, most: the weights in units that are equal along K, and the ends of their integers.
-        moments: (groups, K, K).
-        step: the scale of every weight in these units; None where it is 1.
+        left, rounded: all weights (groups, K, outputs), and their integers.
+        low, high: the ends of their integers.
+        steps: the scale of every weight in the units of `left`; None where it is 1.
     """
-    moments = _damped(moments, DAMPING)
-    order = torch.sort(
-        moments.diagonal(dim1=1, dim2=2), dim=1, descending=True, stable=True
-    ).indices  # what is read most is rounded first
-
-    def in_order(values: Tensor, axis: int) -> Tensor:
-        index = order.unsqueeze(2 if axis == 1 else 1).expand(values.shape)
-        return values.gather(axis, index)
-
-    # the upper Cholesky factor of the inverse is the inverse of the upper V with V V^T = H
-    lower = torch.linalg.cholesky(in_order(in_order(moments, 1), 2).flip(1, 2))
-    identity = torch.eye(lower.shape[1], dtype=torch.float64)
-    factor = torch.linalg.solve_triangular(lower.flip(1, 2), identity, upper=True)
-    factor = factor / factor.diagonal(dim1=1, dim2=2).unsqueeze(2)
-    left, low, high = in_order(real, 1), in_order(least, 1), in_order(most, 1)
-    steps = None if step is None else in_order(step, 1).clamp_min(TINY)
-    rounded, count = torch.empty_like(left), left.shape[1]
-    for start in range(0, count, BLOCK):
-        end = min(count, start + BLOCK)
-        errors = torch.empty_like(left[:, start:end])
-        for j in range(start, end):
-            value = left[:, j] if steps is None else left[:, j] / steps[:, j]
-            rounded[:, j] = value.round().clamp(low[:, j], high[:, j])
-            near = rounded[:, j] if steps is None else rounded[:, j] * steps[:, j]
-            error = torch.sub(left[:, j], near, out=errors[:, j - start])
-            left[:, j + 1 : end].addcmul_(factor[:, j, j + 1 : end].unsqueeze(2), error.unsqueeze(1), value=-1)
-        left[:, end:] -= factor[:, start:end, end:].transpose(1, 2) @ errors
-    return torch.empty_like(rounded).scatter_(1, order.unsqueeze(2).expand(rounded.shape), rounded)
+    value = left[:, j] if steps is None else left[:, j] / steps[:, j]
+    rounded[:, j] = value.round().clamp(low[:, j], high[:, j])
+    return rounded[:, j] if steps is None else rounded[:, j] * steps[:, j]

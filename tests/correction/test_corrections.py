@@ -198,6 +198,30 @@ def test_layers_give_back_what_those_before_them_lost(monkeypatch: pytest.Monkey
     assert min(gains) > -0.5 and sum(gains) / len(gains) > 0.5, gains
 
 
+@pytest.mark.parametrize("has_steps", [False, True])
+@pytest.mark.parametrize(
+    "groups, windows, weights, outputs", [(1, 12, 100, 9), (3, 5, 41, 4), (1, 1, 9, 3), (2, 30, 30, 5)]
+)
+def test_few_windows_round_as_many_do(groups: int, windows: int, weights: int, outputs: int, has_steps: bool) -> None:
+    """Matrices of windows give what those of weights give, but for ties that roundoff decides."""
+    generator = torch.Generator().manual_seed(weights)
+    seen = torch.randint(-128, 128, (groups, windows, weights), generator=generator).to(torch.float64)
+    lost = torch.randn(groups, windows, weights, generator=generator, dtype=torch.float64)
+    real = 30.0 * torch.randn(groups, weights, outputs, generator=generator, dtype=torch.float64)
+    ends = torch.full_like(real, -64.0), torch.full_like(real, 63.0)
+    steps = 0.5 + torch.rand(real.shape, generator=generator, dtype=torch.float64) if has_steps else None
+    results = []
+    for kind in (layer_correction._Moments, layer_correction._FewWindows):
+        halves = [kind.of(a, b) for a, b in zip(seen.chunk(2, 1), lost.chunk(2, 1), strict=True)]
+        changed = real + layer_correction._giving_back(real, halves)
+        results.append((changed, layer_correction._joined(halves).with_feedback(changed, *ends, steps)))
+    (first, rounded), (second, others) = results
+    assert torch.allclose(first, second, rtol=1e-6, atol=1e-6)
+    assert float((rounded != others).double().mean()) < 0.01
+    nearest = (first if steps is None else first / steps).round().clamp(*ends)
+    assert windows == 1 or not torch.equal(rounded, nearest)
+
+
 def test_clipped_samples_do_not_decide_what_layers_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of 64 samples are far larger than the thresholds, which were found without them."""
     model, fresh = randomized(Uneven(), seed=3).eval(), images(256, 3, 8, 8, seed=77)
