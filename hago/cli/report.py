@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,9 +35,9 @@ from hago.report import (
     read_records,
     save_page,
 )
-from hago.search import OneShot, SearchOutcome
+from hago.search import OneShot, SearchCallback, SearchOutcome
 from hago.serialization.text_table import bytes_text, wrapped
-from hago.study import Trial, interruptible_job
+from hago.study import interruptible_job
 
 #: What stands for the data in commands where none was given.
 _DATA = "DATA"
@@ -84,14 +85,15 @@ def _hardware(args: Namespace, records: Records) -> Hardware:
 
 
 # ---------------------------------------------------------------- the page of a search
-def live_page(args: Namespace, console: Console, hardware: Hardware, log: Path) -> LiveReport:
-    """What keeps the page of a running search current."""
-    options = ReportOptions(model_name=model_name(args.model))
-    return LiveReport(Path(args.report), log, hardware, options, commands_for(args, str(log), console.words))
-
-
-def no_page(trial: Trial) -> None:
-    """Called with every trial of a search without a page."""
+@contextlib.contextmanager
+def live_page(args: Namespace, console: Console, hardware: Hardware, log: Path) -> Iterator[list[SearchCallback]]:
+    """The callback that keeps the page of `--report` current while a search runs, if there is one."""
+    if args.report is None:
+        yield []
+        return
+    options, commands = ReportOptions(model_name=model_name(args.model)), commands_for(args, str(log), console.words)
+    with LiveReport(Path(args.report), log, hardware, options, commands) as page:
+        yield [page]
 
 
 def write_page(

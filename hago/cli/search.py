@@ -41,7 +41,7 @@ from hago.cli.output_files import (
     digest,
     folders_of,
 )
-from hago.cli.report import live_page, no_page, write_page
+from hago.cli.report import live_page, write_page
 from hago.cost import METRICS, amount_text
 from hago.errors import HagoError, did_you_mean
 from hago.graph import ModelLike
@@ -208,16 +208,11 @@ def search_command(args: Namespace, console: Console) -> Outcome:
         return f"after {counted(trials, 'trial')}, which {'is' if trials == 1 else 'are'} in {log}{best}"
 
     started = time.monotonic()
-    page = None if args.report is None else live_page(args, console, hardware, log)
     pages = () if args.report is None else (Path(args.report),)
     with folders_of(log, saved, files.front, *pages), resumable(so_far), watched(args) as callbacks:
-        options = options.changed(callbacks=callbacks)
-        try:
-            watch = no_page if page is None else page
-            outcome = run_search(imported, hardware, data, options, before_trials=tell_log, on_trial=watch)
-        finally:
-            if page is not None:
-                page.stop()
+        with live_page(args, console, hardware, log) as page:
+            options = options.changed(callbacks=[*callbacks, *page])
+            outcome = run_search(imported, hardware, data, options, before_trials=tell_log)
         seconds = time.monotonic() - started
         with interruptible_job("search") as steps:
             goal = options.goal

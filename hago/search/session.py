@@ -282,7 +282,6 @@ def run_search(
     dataset: Iterable[Any],
     options: SearchOptions,
     before_trials: Callable[[], None] = lambda: None,
-    on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> SearchOutcome:
     """Search for the best strategy.
 
@@ -294,7 +293,6 @@ def run_search(
 
     Args:
         before_trials: called when everything is prepared and checked, just before the log is opened.
-        on_trial: called with every trial when its line is in the log, those of earlier runs included.
 
     Raises:
         HagoError: as `hago.search_quantize_strategy` does.
@@ -374,7 +372,6 @@ def run_search(
         gradient_forwards=start.gradient_forwards,
         simulations=start.simulations,
         before=time.monotonic() - started,
-        on_trial=on_trial,
     )
     before_trials()
     return search.run()
@@ -466,7 +463,6 @@ class Search:
         confirmation: the samples that confirm the best trial; None where only bits are chosen.
         gradient_forwards, simulations: the cost of the steps before the first trial, in forwards.
         before: seconds that these steps took.
-        on_trial: of `run_search`.
     """
 
     options: SearchOptions
@@ -481,7 +477,6 @@ class Search:
     gradient_forwards: float
     simulations: float
     before: float
-    on_trial: Callable[[Trial], None] = lambda trial: None
 
     @property
     def prepared(self) -> Prepared:
@@ -549,7 +544,6 @@ class Search:
             )
 
             def on_trial(trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
-                self.on_trial(trial)
                 texts = writer(trial, best, replayed)
                 running.add(trial, best)
                 return texts

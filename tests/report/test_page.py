@@ -6,8 +6,10 @@ import html.parser
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 import hago
 from hago.report import LiveReport, Report, ReportOptions, page_of, save_page
 from hago.report import page as page_module
-from hago.study import read_log
+from hago.study import Trial, read_log
 
 from .searched import CHIP, HOSTILE, data, network
 
@@ -258,20 +260,24 @@ class Clock:
         return self.now
 
 
+def running_search(trials: Sequence[Trial]) -> Any:
+    return SimpleNamespace(trials=tuple(trials))
+
+
 def test_the_page_of_a_running_search_is_written_now_and_then(search_folder: Path, tmp_path: Path) -> None:
     log, path, clock = search_folder / "net.jsonl", tmp_path / "live.html", Clock()
     live = LiveReport(path, log, hago.load_hardware(CHIP), ReportOptions(), lambda source: [], clock)
     trials = read_log(log).trials
     assert not path.exists()
     written = []
-    for trial in trials:
-        live(trial)
+    for count, trial in enumerate(trials, 1):
+        live(running_search(trials[:count]), trial)
         written.append(path.stat().st_mtime_ns)
         clock.now += 0.9
     assert 2 <= len(set(written)) < len(trials)
     running = Reader(path.read_text("utf-8"))
     assert any(attributes.get("http-equiv") == "refresh" for _, attributes in running.elements)
-    live.stop()
+    live.close()
     ended = Reader(path.read_text("utf-8"))
     assert not any(attributes.get("http-equiv") == "refresh" for _, attributes in ended.elements)
     assert len(json.loads(ended.scripts["application/json"])["trials"]["value"]) == len(trials)
@@ -282,15 +288,15 @@ def test_a_search_goes_on_where_its_page_cannot_be_written(search_folder: Path, 
     live = LiveReport(path, log, hago.load_hardware(CHIP), ReportOptions(), lambda source: [], clock)
     trials = read_log(log).trials
     with pytest.warns(hago.HagoWarning, match="the search goes on") as warned:
-        for trial in trials[:4]:
-            live(trial)
+        for count, trial in enumerate(trials[:4], 1):
+            live(running_search(trials[:count]), trial)
             clock.now += 60.0
     assert len(warned) == 1 and "live.html" in str(warned[0].message)
     path.parent.mkdir()
-    live(trials[4])
+    live(running_search(trials[:5]), trials[4])
     assert "5 trials" in "".join(Reader(path.read_text("utf-8")).text)
     shutil.rmtree(path.parent)
-    live.stop()
+    live.close()
     assert not path.exists()
 
 
@@ -305,8 +311,8 @@ def test_a_slow_page_is_written_seldom(search_folder: Path, tmp_path: Path, monk
     monkeypatch.setattr("hago.report.live.save_page", slow)
     log = search_folder / "net.jsonl"
     live = LiveReport(tmp_path / "live.html", log, hago.load_hardware(CHIP), ReportOptions(), lambda source: [], clock)
-    trial = read_log(log).trials[0]
+    trials = read_log(log).trials[:1]
     for _ in range(200):
-        live(trial)
+        live(running_search(trials), trials[0])
         clock.now += 1.0
     assert len(writes) / clock.now <= 0.025
