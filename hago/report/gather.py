@@ -317,7 +317,7 @@ def _trials_of(records: Records, *, running: bool) -> tuple[Trials | None, Searc
         return None, None
     passes = [] if not records.strategies else [each.to_json() for each in passes_of(records.strategies[0][1])]
     try:
-        columns = columns_of(log.header, log.trials)
+        columns = columns_of(log.header, log.trials, records.strategies[0][1].bits if records.strategies else None)
         return columns, story_of(log.header, log.trials, columns, passes, running=running)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LogError(f"log {records.log_path} cannot be read ({error!r}); it was edited") from None

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any, Final, Literal
 
 from hago.cost import METRICS, amount_text
+from hago.plan import Bits
 from hago.report.document import FewerBits, Figure, Move, SearchStory, Trials, rounded
 from hago.search import logged_front_cost
 from hago.search.objective import OBJECTIVES
-from hago.serialization.summary import measure_name
+from hago.serialization.summary import measure_name, measure_text
 from hago.study import Header, Trial, TrialFront, best_trial
 
 #: The most digits of bits that a report holds; of longer logs, only trials of the front keep their bits.
@@ -95,8 +96,12 @@ def measure_figure(name: str) -> Figure:
     return Figure(figure, measure_name(figure), "" if objective is None else objective.unit)
 
 
-def columns_of(header: Header, trials: Sequence[Trial]) -> Trials:
-    """The trials of a log, by column."""
+def columns_of(header: Header, trials: Sequence[Trial], taken: Bits | None = None) -> Trials:
+    """The trials of a log, by column.
+
+    Args:
+        taken: the bits of the strategy that the search gave, where that is known.
+    """
     measure, cost = measure_figure(str(header.objective)).name, logged_front_cost(header)
     front = TrialFront(measure, cost)
     gains: list[float | None] = []
@@ -108,7 +113,10 @@ def columns_of(header: Header, trials: Sequence[Trial]) -> Trials:
             highest = trial
         else:
             gains.append(None)
-    best = best_trial(trials, float(header.searcher.get("options", {}).get("tolerance") or 0.0))
+    best = next((trial for trial in trials if taken is not None and trial.bits == taken), None)
+    if best is None:
+        best = best_trial(trials, float(header.searcher.get("options", {}).get("tolerance") or 0.0))
+        best = best if best is not None and best.score.accepted else None
     groups = tuple(trials[0].bits) if trials else ()
     on_front = {trial.index for trial in front.trials}
     is_long = len(trials) * len(groups) > MOST_BITS
@@ -131,7 +139,7 @@ def columns_of(header: Header, trials: Sequence[Trial]) -> Trials:
         rejected=tuple(_why_rejected(t) for t in trials),
         front=tuple(t.index for t in front.trials),
         front_cost=cost,
-        best=best.index if best is not None and best.score.accepted else None,
+        best=None if best is None else best.index,
     )
 
 
@@ -201,6 +209,11 @@ def _settings(header: Header) -> dict[str, str]:
         "objective": str(header.objective),
         "minimized": str(header.settings.get("minimize") or ""),
         "limits": ", ".join(map(str, limits)),
+        "before corrections": ", ".join(
+            f"{measure_name(name)} may be {measure_text(name, gain)} less"
+            for name, gain in header.settings.get("expected_gains", {}).items()
+            if gain
+        ),
         "estimator": str(header.estimator),
         "effort": str(effort.get("name", "")) if isinstance(effort, Mapping) else "",
         "kept float": ", ".join(header.keep_float),

@@ -141,6 +141,21 @@ def logged_softmax_span(logged: Header) -> float | None:
     return None if span is None else float(span)
 
 
+def logged_gains(settings: Mapping[str, Any]) -> dict[str, float]:
+    """The expected gains of a goal that the header of a log, or a strategy, records; none of earlier ones.
+
+    Raises:
+        LogError: the record was edited.
+    """
+    gains = settings.get("expected_gains", {})
+    known = isinstance(gains, Mapping) and all(
+        isinstance(g, (int, float)) and not isinstance(g, bool) and 0.0 <= g < math.inf for g in gains.values()
+    )
+    if not known:
+        raise LogError(f"expected_gains is {shortened(gains)} in the record of a goal; it was edited")
+    return {str(name): float(gain) for name, gain in gains.items()}
+
+
 def _limits(settings: Mapping[str, Any]) -> list[str]:
     """The limits of a log as the user wrote them."""
     return list(settings.get("limits_given", settings.get("limits", ())))

@@ -269,7 +269,7 @@ def correct_point(
     Args:
         evaluator: what measured the point.
         multiple: how many times as many samples, and windows of layers, are seen as by default.
-        together: the corrections that are made together; by default, that is tried.
+        together: the corrections that are made, together; by default, which go together is tried.
     """
     prepared, names = point.prepared, point.prepared.correction_names
     attempts = _attempts([n for n in names if n != "bias" or point.plan.nodes])  # biases of float layers are floats
@@ -285,13 +285,13 @@ def correct_point(
     for rounding, bias in attempts:
         if best is not point and not few_bits:
             break
-        together = tuple(name for name, wanted in (("rounding", rounding), ("bias", bias)) if wanted)
+        made = tuple(name for name, wanted in (("rounding", rounding), ("bias", bias)) if wanted)
         found = correct_layers(point.plan, inputs, rounding=rounding, bias=bias, multiple=multiple)
         if not found:
-            passes.append(CorrectionPass(together, why_not="nothing to change"))
+            passes.append(CorrectionPass(made, why_not="nothing to change"))
             continue
         other, after = _moved(point, found, evaluator, used)
-        passes.append(pass_record(together, decibels_after(point.measured, used), after, judging, kept=False))
+        passes.append(pass_record(made, decibels_after(point.measured, used), after, judging, kept=False))
         if after > -math.inf and _value(other.measured, evaluator, used) > _value(best.measured, evaluator, used):
             best, kept = other, len(passes) - 1
     return best.with_passes(*(replace(p, why_not="") if i == kept else p for i, p in enumerate(passes)))

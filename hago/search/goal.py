@@ -311,6 +311,10 @@ class Goal:
         """The goal as the user gave it, for points whose layers are corrected."""
         return replace(self, expected_gains={})
 
+    def keeps_asked(self, score: Score) -> bool:
+        """Whether a score is accepted, and keeps the limits without what corrections are expected to gain."""
+        return score.accepted and not self.asked.shortfall({**score.results, **score.costs})
+
     @property
     def of_costs(self) -> Goal:
         """The goal without its limits on measures."""

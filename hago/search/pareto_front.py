@@ -127,8 +127,8 @@ class ParetoFront(Summarized):
         return self.points[index]
 
     def with_point(self, point: FrontPoint) -> ParetoFront:
-        """The front with a point in place of the one of the same trial, and without the points that it beats; the same
-        front if another point beats it."""
+        """The front with a point in place of the one of the same trial, and without the points that it beats; without
+        either where another point beats it."""
         others = [p for p in self if p.trial != point.trial]
         cost = point.costs[self.cost]
         if any(p.score >= point.score and p.costs[self.cost] <= cost for p in others):
@@ -332,7 +332,7 @@ class FrontWriter:
     def __call__(self, trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
         """Add a trial, and write the file if the front changed; returns texts for the line of progress."""
         self._new_trials += not replayed
-        if self._front.add(trial):
+        if self._scorer.goal.keeps_asked(trial.score) and self._front.add(trial):
             self._is_written = False
         if not replayed and not self._is_written:
             self._write()

@@ -15,8 +15,7 @@ from hago.graph import ModelLike
 from hago.hardware import hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.search.confirmation import Confirmation
-from hago.search.continuation import logged_channel_bins, logged_softmax_span
-from hago.search.corrected_trials import logged_gains
+from hago.search.continuation import logged_channel_bins, logged_gains, logged_softmax_span
 from hago.search.correcting import correct, logged_corrections
 from hago.search.goal import FRONT_COST, Goal, limits_on_costs, parse_limits
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective

@@ -7,6 +7,7 @@ thresholds and the guide; `Search` then owns the trials, and what becomes of the
 from __future__ import annotations
 
 import html
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -22,19 +23,17 @@ from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware
 from hago.plan import Strategy
 from hago.search.confirmation import Confirmation, losses_of
-from hago.search.continuation import check_same_options, logged_channel_bins, logged_softmax_span, with_limits_as_logged
-from hago.search.corrected_trials import (
-    FRONT_POINTS,
-    CorrectedTrial,
-    CorrectedTrials,
-    expected_gains,
+from hago.search.continuation import (
+    check_same_options,
+    logged_channel_bins,
     logged_gains,
-    start_at_limits,
+    logged_softmax_span,
+    with_limits_as_logged,
 )
+from hago.search.corrected_trials import CorrectedTrial, CorrectedTrials
 from hago.search.correcting import (
     TRAINABLE,
     correct,
-    correct_in_turns,
     logged_corrections,
     logged_passes,
 )
@@ -42,6 +41,7 @@ from hago.search.description import description, header_of, passes_record
 from hago.search.earlier_logs import LogPath, hashes_of, known_scores
 from hago.search.effort import Effort, logged_effort, named_effort
 from hago.search.evaluate import Evaluator, held_out_figures
+from hago.search.expected_gains import corrects_within_limits, expected_gains, start_at_limits
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.output_thresholds import chooses_thresholds
 from hago.search.pareto_front import FrontWriter, ParetoFront, front_point
@@ -82,7 +82,18 @@ from hago.searchers import (
 from hago.serialization.json_text import check_distinct
 from hago.serialization.summary import Summarized, Summary, measure_name, measure_text, number_values
 from hago.serialization.text_table import counted
-from hago.study import Budget, Header, Score, Searcher, StudyResult, Trial, interruptible_job, read_header, run_study
+from hago.study import (
+    Budget,
+    Header,
+    Score,
+    Searcher,
+    StudyResult,
+    Trial,
+    TrialFront,
+    interruptible_job,
+    read_header,
+    run_study,
+)
 
 
 # ---------------------------------------------------------------- options
@@ -349,11 +360,11 @@ def run_search(
         if logged is not None:  # what was measured then, in the digits of that machine
             start = replace(start, prepared=replace(start.prepared, passes=logged_passes(logged)))
         scorer = scorer.with_prepared(start.prepared)
-        steps("correcting the layers of a point at the limits")
-        if logged is None or "expected_gains" in logged.settings:
+        if corrects_within_limits(scorer) and (logged is None or "expected_gains" in logged.settings):
+            steps("correcting the layers of a point at the limits")
             start = start_at_limits(start, scorer)
-        gains = expected_gains(start, scorer) if logged is None else logged_gains(logged.settings)
-        goal = replace(goal, expected_gains=gains)
+            gains = expected_gains(start, scorer) if logged is None else logged_gains(logged.settings)
+            goal = replace(goal, expected_gains=gains)
         scorer = scorer.with_goal(goal)
         check_measures_reachable(goal, start.prepared, start.most_bits, scorer)
         searcher = build_searcher(searcher, start, options.seed)
@@ -495,12 +506,12 @@ class Search:
         if confirmed.score.shortfall:
             raise InfeasibleBits(explain_missed_limits(self.scorer.goal, trials, confirmed.best, confirmed.score))
         with interruptible_job("search", self.options.run.progress) as steps:
-            corrected = CorrectedTrials(self.scorer, steps)
-            best = self.corrected_best(corrected, confirmed, steps)
+            corrected = CorrectedTrials(self.scorer, self.effort, steps)
+            best = corrected.best(confirmed.best, trials)
             if best.score.shortfall:
                 raise InfeasibleBits(explain_missed_limits(self.scorer.goal.asked, trials, best.trial, best.score))
             strategy = self.measure_held_out(self.strategy_of_corrected(best), steps)
-            front = self.corrected_front(corrected, front, trials)
+            front = self.corrected_front(corrected, front, trials, best)
         return SearchOutcome(
             strategy,
             self.figure_of(best.score),
@@ -543,7 +554,20 @@ class Search:
                 forwards=before[1],
             )
 
+            is_lowered = any(goal.expected_gains.values())
+            kept: Trial | None = None
+
+            def save_if_kept(trial: Trial, replayed: bool) -> None:
+                """Save the best trial that keeps the limits as the user gave them."""
+                nonlocal kept
+                if goal.keeps_asked(trial.score) and (kept is None or trial.score.rank > kept.score.rank):
+                    kept = trial
+                    if not replayed:
+                        self.save(self.strategy_of(trial))
+
             def on_trial(trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
+                if is_lowered:
+                    save_if_kept(trial, replayed)
                 texts = writer(trial, best, replayed)
                 running.add(trial, best)
                 return texts
@@ -564,7 +588,7 @@ class Search:
                     resume=run.resume,
                     progress=run.progress,
                     value_text=self.value_text,
-                    on_best=self.save_trial,
+                    on_best=(lambda trial: None) if is_lowered else (lambda trial: self.save(self.strategy_of(trial))),
                     on_trial=on_trial,
                     on_new_trial=on_new_trial if run.callbacks else None,
                     plan_key=lambda bits: resolver(bits).key,
@@ -612,28 +636,25 @@ class Search:
         figures = score.results
         return float(figures.get("sim_acc", figures.get(self.scorer.goal.objective.name, score.value)))
 
-    def corrected_best(self, corrected: CorrectedTrials, result: StudyResult, steps: JobProgress) -> CorrectedTrial:
-        """The best trial, its layers corrected."""
-        best = corrected.best_within_limits(result.best, result.trials)
-        steps("correcting the layers of the best")
-        turns, evaluator = self.effort.turns, self.scorer.evaluator
-        if turns == 1 and not any(name.startswith("reconstruction") for name in self.prepared.correction_names):
-            return corrected.of(best)
-        return corrected.by(lambda point: correct_in_turns(point, evaluator, turns, steps), best)
-
-    def corrected_front(self, corrected: CorrectedTrials, front: ParetoFront, trials: Sequence[Trial]) -> ParetoFront:
-        """The front with the layers of its points corrected, of all with an effort of several turns and else of
-        FRONT_POINTS, where the front is what is searched for; as it is elsewhere. Its file is written after each."""
-        path = self.options.run.front
-        if self.searcher.name not in FRONT_SEARCHERS or not self.prepared.correction_names:
+    def corrected_front(
+        self, corrected: CorrectedTrials, front: ParetoFront, trials: Sequence[Trial], best: CorrectedTrial
+    ) -> ParetoFront:
+        """The front with the best trial as it is corrected, and where the front is what is searched for, with others
+        corrected. Its file is written at the end, and after an interrupt with what is corrected by then."""
+        if not self.prepared.correction_names:
             return front
-        on_front = [trials[point.trial] for point in front]
-        for made in corrected.spread(on_front, FRONT_POINTS if self.effort.turns == 1 else None):
-            front = front.with_point(
-                front_point(front.measure, made.trial.index, self.strategy_of_corrected(made), made.score)
-            )
-            if path is not None:
-                front.save(path)
+        chosen = TrialFront(front.measure, front.cost)
+        for trial in trials if self.searcher.name in FRONT_SEARCHERS else ():
+            if trial is not best.trial:
+                chosen.add(trial)
+        try:
+            for made in itertools.chain([best], corrected.spread(chosen.trials)):
+                if not made.score.shortfall:
+                    strategy = self.strategy_of_corrected(made)
+                    front = front.with_point(front_point(front.measure, made.trial.index, strategy, made.score))
+        finally:
+            if self.options.run.front is not None:
+                front.save(self.options.run.front)
         return front
 
     def strategy_of_corrected(self, made: CorrectedTrial) -> Strategy:
@@ -651,11 +672,6 @@ class Search:
         """The strategy of a trial, its layers not corrected."""
         plan = self.prepared.resolver(trial.bits)
         return make_strategy(self.prepared, plan, trial.bits, {**self.description, **_figures(trial.score)})
-
-    def save_trial(self, trial: Trial) -> None:
-        """Write the strategy of the best trial so far, unless it misses a limit before its layers are corrected."""
-        if not self.scorer.goal.asked.shortfall({**trial.results, **trial.score.costs}):
-            self.save(self.strategy_of(trial))
 
     def save(self, strategy: Strategy) -> None:
         """Write the best strategy to the path that the user gave."""
