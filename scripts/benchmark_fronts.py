@@ -1,7 +1,7 @@
 """Pareto fronts with and without corrections of layers: SQNR on unseen samples at five sizes of the weights.
 
 A front is searched with the default corrections, and once more with those of the graph alone (splitting, equalization).
-Sizes are those of 4, 5, 6, 7 and 8 bits in every weight; a cell is the SQNR in dB of the best point that is not larger,
+Sizes are those of 4.5, 5, 6, 7 and 8 bits in every weight; a cell is the SQNR in dB of the best point that is not larger,
 by the calibration samples, on samples that the search did not see. Time is the processor's on one thread, import and
 calibration included, in passes of the float network over the calibration samples.
 
@@ -21,7 +21,7 @@ from _assets import NAMES, Asset, load, outputs, sqnr
 import hago
 from hago.search import ParetoFront
 
-BITS = (4, 5, 6, 7, 8)
+BITS = (4.5, 5, 6, 7, 8)
 CORRECTIONS = {"of the graph": ["splitting", "equalization"], "default": None}
 
 
@@ -35,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser.parse_args(words)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", hago.HagoWarning)
-    print("| network, hardware | corrections | " + " | ".join(f"{b} bits" for b in BITS) + " | points | forwards |")
+    print("| network, hardware | corrections | " + " | ".join(f"{b:g} bits" for b in BITS) + " | points | forwards |")
     print("|---|---|" + "---|" * (len(BITS) + 2))
     for name in options.models:
         asset = load(options.assets, name, options.calibration, options.test)
@@ -58,7 +58,7 @@ def cells(asset: Asset, chip: str, corrections: list[str] | None) -> str:
     return " | ".join([*unseen, str(len(score.front)), f"{forwards:.0f}"])
 
 
-def at_size(asset: Asset, chip: str, front: ParetoFront, bits: int) -> str:
+def at_size(asset: Asset, chip: str, front: ParetoFront, bits: float) -> str:
     """The SQNR on unseen samples of the best point that is not larger than these bits in every weight."""
     eight = max(point.costs["weight_bytes"] for point in front)
     within = [point for point in front if point.costs["weight_bytes"] <= eight * bits / 8 * (1 + 1e-9)]

@@ -123,7 +123,8 @@ def logged_channel_bins(logged: Header) -> int:
         LogError: the header was edited.
     """
     bins = logged.settings.get("channel_bins", BINS)
-    if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= BINS or bins % 2:
+    # magnitudes have half as many, of which estimators need the one beside that of zero
+    if isinstance(bins, bool) or not isinstance(bins, int) or not 4 <= bins <= BINS or bins % 2:
         raise LogError(f"channel_bins is {shortened(bins)} in the header of the log; it was edited")
     return bins
 

@@ -49,7 +49,7 @@ def test_a_new_log_states_them(tmp_path: Path) -> None:
     assert header["settings"]["channel_bins"] == CHANNEL_BINS
 
 
-@pytest.mark.parametrize("bins", ["many", True, 0, 7, BINS + 2, 1.5])
+@pytest.mark.parametrize("bins", ["many", True, 0, 2, 7, BINS + 2, 1.5])
 def test_other_values_are_refused(bins: object, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     header, *trials = begun_with(CHANNEL_BINS, path).splitlines(keepends=True)
