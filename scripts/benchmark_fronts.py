@@ -1,9 +1,9 @@
 """Pareto fronts with and without corrections of layers: SQNR on unseen samples at five sizes of the weights.
 
 A front is searched with the default corrections, and once more with those of the graph alone (splitting, equalization).
-Sizes are those of 4.5, 5, 6, 7 and 8 bits in every weight; a cell is the SQNR in dB of the best point that is not larger,
-by the calibration samples, on samples that the search did not see. Time is the processor's on one thread, import and
-calibration included, in passes of the float network over the calibration samples.
+Sizes are those of 4.5, 5, 6, 7 and 8 bits in every weight. A cell is the SQNR in dB, on samples that the search did not
+see, of the point that is the best on the calibration samples and not larger. Time is the processor's on one thread,
+import and calibration included, in passes of the float network over the calibration samples.
 
     python scripts/benchmark_fronts.py --assets DIR --models mlperf_resnet8 cifar_resnet20 --hardware x86_vnni vta
 """
