@@ -13,6 +13,11 @@ from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130
+#: How often a thread of libgomp, which PyTorch computes with, looks for its next work before it sleeps: as often as
+#: libgomp itself has it where it knows of more threads than processors. It does not know of other processes, nor of the
+#: share of the processors that a container has; then threads that wait for 300,000 turns take the time of those that
+#: compute. It is read once, when PyTorch is imported.
+SPINS = "1000"
 TEXT = "\nhago: interrupted before the command began; nothing was written, and the same command starts again\n"
 
 
@@ -26,6 +31,9 @@ def run() -> int:
     def restore() -> None:
         if listens:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
     from hago.cli import main
 

@@ -71,6 +71,21 @@ def test_importing_hago_imports_nothing_heavy() -> None:
     assert not heavy_among(modules_after(IMPORT), ("torch", "numpy", *HEAVY))
 
 
+@pytest.mark.parametrize(
+    "given, wanted",
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_the_command_has_idle_threads_sleep_unless_the_user_says_otherwise(given: dict[str, str], wanted: str) -> None:
+    """On two threads and a busy processor, a search of a minute took ten."""
+    code = "import atexit, os; atexit.register(lambda: print(os.environ.get('GOMP_SPINCOUNT')))\n"
+    code += COMMAND.format(words=["--version"])
+    own = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True, env={**own, **given}
+    )
+    assert done.stdout.splitlines()[-1] == wanted
+
+
 def test_using_a_public_name_imports_nothing_heavy_beside_torch() -> None:
     # some versions of torch import torch.export themselves
     of_torch = modules_after("import torch")

@@ -47,6 +47,12 @@ _HOW_TO_GET_KERNELS: Final = (
     "To get hago's kernels, install a C++ compiler with OpenMP (g++ or clang++), or a wheel that carries them, which",
     "scripts/build_wheel.py builds; HAGO_NATIVE=0 must not be set.",
 )
+#: What `hago doctor` says of a busy machine.
+_BUSY: Final = (
+    "{:.1f}: the CPUs are busy, and threads of torch that wait for each other take the time of those that compute. The "
+    "command hago has them sleep; for your own programs set GOMP_SPINCOUNT=1000 (or OMP_NUM_THREADS=1) before Python "
+    "starts"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ class MachineReport:
         processor: its name and architecture.
         instructions: whether the processor has each instruction set that kernels use; empty if the system does not say.
         cpus, threads: how many CPUs this process may use, and how many threads torch uses.
+        load: how many processes computed or waited for a CPU in the last minute; None if the system does not say.
         versions: of Python, hago and the packages that it requires; None for one that is missing.
         compiler: the path and the version of the C++ compiler; None if there is none.
         cache: the folder of built kernels.
@@ -123,12 +130,18 @@ class MachineReport:
     instructions: Mapping[str, bool]
     cpus: int
     threads: int
+    load: float | None
     versions: Mapping[str, str | None]
     compiler: tuple[str, str] | None
     cache: str
     library: str
     kernels: tuple[KernelState, ...]
     extras: Mapping[str, Mapping[str, str | None]]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other work takes CPUs that the threads of torch would use."""
+        return self.load is not None and self.threads > 1 and self.load > self.cpus
 
     def missing(self) -> tuple[Extra, ...]:
         """The extras of which a package is missing."""
@@ -143,6 +156,7 @@ class MachineReport:
             "instructions": dict(self.instructions),
             "cpus": self.cpus,
             "threads": self.threads,
+            "load": self.load,
             "versions": dict(self.versions),
             "compiler": None if self.compiler is None else {"path": self.compiler[0], "version": self.compiler[1]},
             "cache": self.cache,
@@ -171,6 +185,7 @@ class MachineReport:
         return [
             f"platform      {self.platform}, {python}",
             f"processor     {self.processor}: {self.cpus} CPUs, {self.threads} of them used by torch",
+            *(wrapped(f"load          {_BUSY.format(self.load)}", " " * 14) if self.is_busy else ()),
             f"instructions  {sets if self.instructions else 'the system does not list them'}",
             *wrapped(f"versions      {', '.join(packages)}", " " * 14),
             f"compiler      {path} ({compiler_version})",
@@ -219,6 +234,7 @@ def examine_machine() -> MachineReport:
         instructions={name: name in sets for name in used} if sets else {},
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         threads=torch.get_num_threads(),
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         versions={"Python": platform.python_version(), "hago": VERSION, **{name: _version(name) for name in REQUIRED}},
         compiler=None if compiler is None else (compiler, _compiler_version(compiler)),
         cache=str(cache_folder()),

@@ -56,6 +56,12 @@ def test_what_is_there_is_reported(report: MachineReport) -> None:
     assert set(report.extras["images"]) == {"pillow"}
 
 
+@pytest.mark.parametrize("load, threads, says", [(9.0, 2, True), (1.0, 2, False), (9.0, 1, False), (None, 2, False)])
+def test_a_busy_machine_is_told(report: MachineReport, load: float | None, threads: int, says: bool) -> None:
+    text = " ".join(str(replace(report, cpus=2, threads=threads, load=load)).split())
+    assert ("9.0: the CPUs are busy" in text and "GOMP_SPINCOUNT=1000" in text) == says
+
+
 def test_the_text_names_everything(report: MachineReport) -> None:
     text = str(report)
     for name in (*report.versions, *report.instructions, *(e.name for e in EXTRAS), *(k.name for k in report.kernels)):
