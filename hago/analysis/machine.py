@@ -49,7 +49,7 @@ _HOW_TO_GET_KERNELS: Final = (
 )
 #: What `hago doctor` says of a busy machine.
 _BUSY: Final = (
-    "{:.1f}: the CPUs are busy, and threads of torch that wait for each other take the time of those that compute. The "
+    "the CPUs are busy, and threads of torch that wait for each other take the time of those that compute. The "
     "command hago has them sleep; for your own programs set GOMP_SPINCOUNT=1000 (or OMP_NUM_THREADS=1) before Python "
     "starts"
 )
@@ -185,7 +185,11 @@ class MachineReport:
         return [
             f"platform      {self.platform}, {python}",
             f"processor     {self.processor}: {self.cpus} CPUs, {self.threads} of them used by torch",
-            *(wrapped(f"load          {_BUSY.format(self.load)}", " " * 14) if self.is_busy else ()),
+            *(
+                wrapped(f"load          {self.load:.1f}: {_BUSY}", " " * 14)
+                if self.load is not None and self.is_busy
+                else ()
+            ),
             f"instructions  {sets if self.instructions else 'the system does not list them'}",
             *wrapped(f"versions      {', '.join(packages)}", " " * 14),
             f"compiler      {path} ({compiler_version})",
