@@ -51,6 +51,7 @@ from hago.importing import import_with_data
 from hago.plan import Strategy
 from hago.qat import FinetuneOptions, Tuned, finetune_after_search
 from hago.search import (
+    Goal,
     GoalOptions,
     QuantizationOptions,
     RunOptions,
@@ -62,15 +63,16 @@ from hago.search import (
     hashes_of,
     import_with_held_out,
     named_effort,
+    parse_limits,
     prepare,
     quantize_and_measure,
     resolved_text,
     run_search,
     sqnr_evaluator,
 )
-from hago.search.objective import named_objective
+from hago.search.objective import Objective, named_objective
 from hago.serialization.json_text import check_distinct
-from hago.serialization.summary import names_text
+from hago.serialization.summary import measure_text, names_text
 from hago.serialization.text_table import counted, wrapped
 from hago.study import Header, Trial, interruptible_job, read_log
 
@@ -225,7 +227,7 @@ def search_command(args: Namespace, console: Console) -> Outcome:
             strategies = [] if tuned is not None and tuned.better else [saved]
             if not write_page(args, console, outcome, one_shot, [log, files.front, *strategies], steps):
                 args = Namespace(**{**vars(args), "report": None})
-    return _outcome(args, outcome, answer, files, tuned, ThisRun(earlier, seconds))
+    return _outcome(args, outcome, answer, files, tuned, ThisRun(earlier, seconds), objective)
 
 
 def _checked(args: Namespace, files: SearchFiles, hardware: Hardware) -> tuple[SearchOptions, Header | None]:
@@ -367,7 +369,13 @@ def goal_options(args: Namespace) -> GoalOptions:
 
 
 def _outcome(
-    args: Namespace, outcome: SearchOutcome, answer: Answer, files: SearchFiles, tuned: Tuned | None, run: ThisRun
+    args: Namespace,
+    outcome: SearchOutcome,
+    answer: Answer,
+    files: SearchFiles,
+    tuned: Tuned | None,
+    run: ThisRun,
+    objective: Objective,
 ) -> Outcome:
     log, saved = files.log, files.strategy
     strategy = outcome.strategy if tuned is None else tuned.strategy
@@ -380,7 +388,7 @@ def _outcome(
         *([] if outcome.unconfirmed is None else wrapped(f"  {outcome.unconfirmed}", " " * 4)),
         *_strategy_lines(outcome.strategy),
         _costs(best),
-        *_limit_lines(strategy.made_by.get("goal", {})),
+        *_limit_lines(strategy, objective),
         *_confirmed_lines(outcome.strategy),
         *([] if tuned is None else tuned_lines(tuned, saved)),
         *([] if tuned is None or held_out is None else [f"  held out: {_figures(held_out)}"]),
@@ -481,10 +489,28 @@ def _costs(best: Trial) -> str:
     return "\n".join(wrapped("  costs: " + ", ".join(parts), " " * 4))
 
 
-def _limit_lines(goal: Mapping[str, Any]) -> list[str]:
-    """Lines that say what relative limits came to."""
-    limits = zip(goal.get("limits_given", ()), goal.get("limits", ()), strict=False)
-    return [f"  {given!r} came to {resolved_text(given, text)}" for given, text in limits if given != text]
+def _limit_lines(strategy: Strategy, objective: Objective) -> list[str]:
+    """Lines that say of every limit what it came to, where it is relative, and what the strategy has."""
+    made_by = strategy.made_by
+    goal, held_out = made_by.get("goal", {}), made_by.get("held_out") or {}
+    reached = {**made_by.get("results", {}), **made_by.get("costs", {})}
+    lines = []
+    limits = parse_limits(goal.get("limits"), objective)
+    for limit, given in zip(limits, goal.get("limits_given", goal.get("limits", ())), strict=False):
+        if given != limit.text:
+            lines += wrapped(f"  {given!r} came to {resolved_text(given, limit.text)}", " " * 4)
+        if limit.figure not in reached:
+            continue
+        if limit.is_cost:
+            lines.append(f"  limit {given!r}: {limit.amount(reached[limit.figure])}")
+            continue
+        sign, others = -1.0 if Goal(objective).measure_of(limit.figure).is_loss else 1.0, ""
+        if limit.figure in held_out:
+            missed = ", where it is missed" if limit.shortfall(held_out[limit.figure]) else ""
+            others = f", {measure_text(limit.figure, sign * held_out[limit.figure])} on the held-out data{missed}"
+        text = measure_text(limit.figure, sign * reached[limit.figure])
+        lines += wrapped(f"  limit {given!r}: {text} on the calibration data{others}", " " * 4)
+    return lines
 
 
 def quantize_command(args: Namespace, console: Console) -> Outcome:

@@ -11,7 +11,7 @@ from hago.search.correcting import (
 from hago.search.earlier_logs import LogPath, hashes_of
 from hago.search.effort import EFFORTS, Effort, effort_of, named_effort
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures, thresholds_sha256
-from hago.search.goal import FRONT_COST, GoalOptions, normalized_limits, resolved_text
+from hago.search.goal import FRONT_COST, Goal, GoalOptions, normalized_limits, parse_limits, resolved_text
 from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
 from hago.search.measured_point import MeasuredPoint, sqnr_evaluator
 from hago.search.one_shot import OneShot, quantize_and_measure, quantize_in_one_shot
@@ -49,6 +49,7 @@ __all__ = [
     "SENSITIVITY_VERSION",
     "Effort",
     "Evaluator",
+    "Goal",
     "GoalOptions",
     "LogPath",
     "MeasuredPoint",
@@ -88,6 +89,7 @@ __all__ = [
     "of_seconds",
     "paired_difference",
     "paired_interval",
+    "parse_limits",
     "passes_of",
     "plan_and_batches",
     "plan_of",

@@ -266,6 +266,25 @@ def test_a_cost_that_is_minimized_without_a_limit_is_a_warning(hago: Run) -> Non
     assert front.code == 0 and "warning" not in front.err, front.err
 
 
+def test_every_limit_is_told_with_what_is_reached(hago: Run) -> None:
+    search = ["search", NET, "--hardware", "vta", *DATA, *HELD_OUT, "--budget", "4 trials", "--save", "s.json"]
+    limits = ["--keep", "sqnr >= 8, agreement >= 40 %, mse <= 10", "--budget-cost", "size <= 90 %"]
+    run = hago(*search, *limits)
+    assert run.code == 0, run.err
+    made_by, said = Strategy.load("s.json").made_by, " ".join(run.out.split())
+    ours, others = made_by["results"], made_by["held_out"]
+    assert (
+        f"limit 'sqnr >= 8': {ours['sqnr']:.2f} dB on the calibration data, {others['sqnr']:.2f} dB on the held-out"
+        in said
+    )
+    assert f"limit 'agreement >= 40 %': {100 * ours['agreement']:.2f} % on the calibration data" in said
+    assert f"limit 'mse <= 10': {-ours['mse']:.6g} on the calibration data" in said and ours["mse"] < 0
+    assert "limit 'size <= 90 %'" in said and "'size <= 90 %' came to" in said
+    missed = hago(*search, "--keep", f"sqnr >= {ours['sqnr'] - 0.01}", "--held-out-samples", "3").out
+    between = others["sqnr"] < ours["sqnr"] - 0.01
+    assert not between or "where it is missed" in " ".join(missed.split())
+
+
 def test_a_limit_that_needs_labels_names_itself(hago: Run) -> None:
     search = ["search", NET, "--hardware", "vta", "--minimize", "size", "--budget", "2 trials"]
     run = hago(*search, "--data", "answers_zoo:images", "--keep", "accuracy >= float - 1 %")
