@@ -36,8 +36,12 @@ from hago.report import (
     save_page,
 )
 from hago.search import OneShot, SearchCallback, SearchOutcome
+from hago.search.continuation import is_of_a_cost
+from hago.search.correcting import logged_corrections
+from hago.search.effort import DEFAULT_EFFORT, logged_effort
+from hago.searchers import SEARCHERS, searcher_text
 from hago.serialization.text_table import bytes_text, wrapped
-from hago.study import interruptible_job
+from hago.study import Header, interruptible_job, read_header
 
 #: What stands for the data in commands where none was given.
 _DATA = "DATA"
@@ -176,10 +180,19 @@ def commands_for(args: Namespace, log: str, made_by: Sequence[str]) -> CommandsO
         line = command_line(*words, *data_words(given))
         return [Command("Every trial of the log evaluated again, and every figure compared to the last bit:", line)]
 
+    def searched() -> list[Command]:
+        header = read_header(Path(log)) if log and made_by[:1] != ["search"] else None
+        words = None if header is None else search_words(header, given.hardware)
+        if words is None:
+            return []
+        words = ["search", args.model, *words, "--data", given.data, *(["--weights", weights] if weights else [])]
+        line = command_line(*words, *data_words(given), "--log", log)
+        return [Command("The search, continued from its log, which does not say its budget:", line)]
+
     def commands(source: Source | None) -> list[Command]:
         if source is None:
             made = Command("This page, made again:", command_line(*made_by))
-            return [made, *replayed()]
+            return [made, *searched(), *replayed()]
         if source.kind == "trial" or not source.path:
             return replayed()
         if source.kind == "strategy":
@@ -202,6 +215,33 @@ def commands_for(args: Namespace, log: str, made_by: Sequence[str]) -> CommandsO
         return [Command(each.what, _plain(each.line)) for each in commands(source)]
 
     return plain
+
+
+def search_words(header: Header, hardware: str | None) -> list[str] | None:
+    """The options of `hago search` that a log was begun with; None where options of the command line cannot say them.
+
+    Args:
+        hardware: the name or the path that the user gave; by default the name in the log.
+    """
+    settings, searcher = header.settings, header.searcher
+    if not {"race", "thresholds"}.isdisjoint(settings) or searcher["name"] not in SEARCHERS:
+        return None
+    options = {k: v for k, v in searcher["options"].items() if v not in ("", None)}
+    words = ["--hardware", hardware or header.hardware.name, "--searcher", searcher_text(searcher["name"], options)]
+    words += ["--objective", str(header.objective)] if header.objective != "sqnr" else []
+    words += ["--seed", str(header.seed)] if header.seed else []
+    words += ["--minimize", settings["minimize"]] if "minimize" in settings else []
+    for limit in settings.get("limits_given", settings.get("limits", ())):
+        words += ["--budget-cost" if is_of_a_cost(limit) else "--keep", limit]
+    effort = logged_effort(header)
+    names, _ = logged_corrections(header)
+    words += ["--effort", effort.name] if effort.name != DEFAULT_EFFORT else []
+    if names != effort.corrections:
+        words += [word for name in names or ("none",) for word in ("--corrections", name)]
+    words += ["--estimator", str(header.estimator)] if not settings.get("refined") else []
+    words += [word for pattern in header.keep_float for word in ("--keep-float", pattern)]
+    words += [word for key, bits in header.fix_bits.items() for word in ("--fix-bits", f"{key}={bits}")]
+    return words
 
 
 def _plain(line: str) -> str:

@@ -164,13 +164,13 @@ def _limits(settings: Mapping[str, Any]) -> list[str]:
 
 def _changed_limits(goal: Goal, settings: Mapping[str, Any]) -> Iterator[ChangedOption]:
     for name, are_costs in (("budget_cost", True), ("keep", False)):
-        before = [text for text in _limits(settings) if _is_of_a_cost(text) == are_costs]
+        before = [text for text in _limits(settings) if is_of_a_cost(text) == are_costs]
         now = [limit.text for limit in goal.limits if limit.is_cost == are_costs]
         if not same_limits(before, now):
             yield ChangedOption(name, _text(before), _text(now))
 
 
-def _is_of_a_cost(limit: str) -> bool:
+def is_of_a_cost(limit: str) -> bool:
     try:
         return parse_limits([limit])[0].is_cost
     except HagoError:

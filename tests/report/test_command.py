@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -56,6 +57,29 @@ def test_the_json_that_is_printed_is_that_of_the_page(hago: Run) -> None:
     text = hago("report", *GIVEN, "net.json").out
     (made,) = Path("reports").iterdir()
     assert "Can anything overflow?" in text and str(made) in text and made.suffix == ".html"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--searcher", "pareto:points=3,rounds=1", "--seed", "3", "--fix-bits", "*:1=6", "--objective", "cosine"],
+        ["--minimize", "size", "--keep", "sqnr >= 12", "--keep", "agreement >= 20 %", "--effort", "fast"],
+        ["--budget-cost", "size <= 80 %", "--corrections", "bias", "--corrections", "rounding"],
+        ["--estimator", "mse", "--corrections", "none", "--keep-float", "*relu*"],
+    ],
+)
+def test_the_page_of_a_log_says_which_command_continues_it(hago: Run, options: list[str]) -> None:
+    budget = ["--budget", "3 trials"]
+    search = ["search", *GIVEN, "--hardware", "vta", *options, *budget, "--log", "s.jsonl", "--save", "s.json"]
+    begun = hago(*search)
+    assert begun.code == 0, begun.err
+    before = Path("s.jsonl").read_bytes()
+    lines = [c["line"] for c in hago("report", *GIVEN, "s.jsonl", "--no-remedies", "--json").json["commands"]]
+    (line,) = [line for line in lines if line.startswith("hago search ")]
+    again = hago(*shlex.split(line)[1:], *budget, "--save", "again.json")
+    assert again.code == 0, again.err
+    assert Path("s.jsonl").read_bytes() == before
+    assert json.loads(Path("again.json").read_text("utf-8")) == json.loads(Path("s.json").read_text("utf-8"))
 
 
 def test_the_commands_of_a_page_work(hago: Run) -> None:
