@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
+from hago.report.amounts import SIZES, STORED, cost_text, size_in
 from hago.report.document import FewerBits, Figure, InShort, NodeDetail, PairedFigure, Point, SearchStory, Verdict
-from hago.report.trials import SIZES, STORED, cost_text, size_in
 from hago.serialization.summary import measure_text, names_text
 from hago.serialization.text_table import counted
 
