@@ -247,7 +247,7 @@ def gather_report(
     story = None if base.search is None else _with_measures(base.search, records, given, points, steps)
     pairs = tuple(made.pairs())
     front = 0 if base.trials is None else len(base.trials.value)
-    told = Told(story, base.measure, made.cost, hardware.name, front)
+    told = Told(story, base.measure, made.cost, hardware.name, front, base.goal)
     points = [replace(point, short=answers(point, told)) for point in points]
     notes += [*made.notes, *_notes_on_points(records, points, is_measured=bool(evaluators))]
     names = [cost.name for cost in base.costs]
