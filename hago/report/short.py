@@ -93,18 +93,23 @@ def _goal(point: Point, told: Told) -> tuple[str, bool]:
         return "", False
     within = f" with {' and '.join(limit.text for limit in goal.limits)}" if goal.limits else ""
     if goal.minimize:
+        asked = f"least {goal.minimize}{within}"
         value = point.costs.get(goal.minimize)
-        sentences = [f"Least {goal.minimize}{within}{'' if value is None else f': {cost_text(goal.minimize, value)}'}."]
+        got = "" if value is None else cost_text(goal.minimize, value)
     else:
         measure = OBJECTIVES.get(goal.objective)
         is_loss = measure is not None and measure.is_loss
+        asked = f"{'least' if is_loss else 'highest'} {goal.objective}{within}"
         of_data = [
             f"{measure_text(told.measure.name, -value if is_loss else value)} on the {verdict.data}"
             for verdict in point.verdicts
             if _is_known(value := verdict.model("simulated").figures.get(told.measure.name))
         ]
-        values = f": {' and '.join(of_data)}" if of_data else ""
-        sentences = [f"{'Least' if is_loss else 'Highest'} {goal.objective}{within}{values}."]
+        got = " and ".join(of_data)
+    if point.kind == "strategy":
+        sentences = [f"{asked[0].upper()}{asked[1:]}{f': {got}' if got else ''}."]
+    else:  # a trial need not be the one that the search gave
+        sentences = [f"The {asked} was asked.{f' This trial has {got}.' if got else ''}"]
     is_missed = False
     for limit in goal.limits:
         subject = "The limit" if len(goal.limits) == 1 else f"The limit {limit.text}"
@@ -281,7 +286,7 @@ def _saved_against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
         more = f": {now}, as one shot" if own == other else f": {now}, and one shot {before}"
         text = f"It saves nothing of {name}{more}."
     stored = [costs.get(STORED) for costs in (point.costs, point.one_shot_costs)]
-    if name == "weight_bytes" and stored[0] is not None and stored[1] is not None:
+    if name == "weight_bytes" and own < other and stored[0] is not None and stored[1] is not None:
         now, before = _in_one_unit(stored[0], stored[1])
         if stored[0] == stored[1]:
             text += f" But {told.hardware} stores the weights in as many bytes as one shot's, {now}."
