@@ -101,7 +101,8 @@ class Trials:
         why: the searcher's reasons, each once; `reason` has the index of that of a trial.
         seconds, elapsed: of the evaluation, and of the search until then.
         gain: by how much the trial raised the best value so far; None where it did not.
-        rejected: why a trial cannot be taken (overflow, a limit, no signature); empty for the others.
+        rejected: why a trial cannot be taken as it is (overflow, the limits that it misses, no signature); empty for
+            the others.
         front: the trials that no other beats in both the objective and `front_cost`.
         best: the trial that the search gives, which with a tolerance may have a lower value than others; None where no
             trial can be taken.
@@ -219,6 +220,47 @@ class SearchStory:
     fewer_of: Literal["weights", "edges"]
     uncorrected: bool = False
     running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskedLimit:
+    """A limit of a goal.
+
+    Args:
+        text: the limit as the user wrote it.
+        figure, name: of the measure or the cost in results, and in limits; the figure is empty where the limit is on a
+            measure of the user's own that is not at hand.
+        least, most: the values that keep it; those of losses are negated.
+        before: the least value that was asked of trials, before their layers are corrected.
+        below_float: how far values may be below that of the float model on the same data; None for other limits.
+        is_relative: whether the user gave it relative to another model.
+        is_cost, is_loss: whether it is on a cost, or on a loss.
+    """
+
+    text: str
+    figure: str
+    name: str
+    least: float | None = None
+    most: float | None = None
+    before: float | None = None
+    below_float: float | None = None
+    is_relative: bool = False
+    is_cost: bool = False
+    is_loss: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskedGoal:
+    """What was asked of a search.
+
+    Args:
+        minimize: the cost that is minimized; empty where the objective is maximized.
+        objective: its name.
+    """
+
+    minimize: str
+    objective: str
+    limits: tuple[AskedLimit, ...]
 
 
 # ---------------------------------------------------------------- the network
@@ -406,11 +448,13 @@ class InShort:
 
     Args:
         alarm: whether it is one that a reader must not miss.
+        leads: whether it stands before all else.
     """
 
     question: str
     answer: str
     alarm: bool = False
+    leads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,6 +524,7 @@ class Report(Summarized):
         measure: what the points are judged by.
         costs: the costs that figures are given for, that of the front first.
         front_cost: the cost of the front.
+        goal: what was asked of the search; None where nothing is limited or minimized.
         notes: what is missing, and why.
         shown: the point that is shown first; None where none is shown in full.
         sensitivities: by group and bits, the expected loss, from a table that was given.
@@ -496,6 +541,7 @@ class Report(Summarized):
     front_cost: str
     search: SearchStory | None
     trials: Trials | None
+    goal: AskedGoal | None = None
     notes: tuple[str, ...] = ()
     data: tuple[DataSet, ...] = ()
     points: tuple[Point, ...] = ()

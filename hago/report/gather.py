@@ -38,7 +38,9 @@ from hago.graph import Graph, ModelLike
 from hago.hardware import Hardware, hardware_hash
 from hago.importing import import_for_strategy
 from hago.plan import Plan, Resolver, Strategy
+from hago.report.amounts import STORED, cost_figure
 from hago.report.document import (
+    AskedGoal,
     Command,
     DataSet,
     Drawing,
@@ -55,15 +57,14 @@ from hago.report.document import (
     Verdict,
     rounded,
 )
+from hago.report.goals import asked_goal, limited_measures
 from hago.report.layout import draw_network
 from hago.report.nodes import Tables, describe_nodes, histograms_of, ram_bytes, widest_edges
 from hago.report.records import Records
 from hago.report.short import Told, answers, named_trials
 from hago.report.trials import (
-    STORED,
     bits_text,
     columns_of,
-    cost_figure,
     measure_figure,
     story_of,
     with_stored_bytes,
@@ -85,6 +86,7 @@ from hago.search import (
 )
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
 from hago.serialization.json_text import canonical
+from hago.serialization.summary import number_values
 from hago.study import versions
 
 #: The values of all nodes and samples on which the nodes of the point that is shown first are inspected, and those of
@@ -98,6 +100,8 @@ POINTS: Final = 5
 STORED_TRIALS: Final = 100
 #: The most Resolvers that are kept, each with the network that its strategy corrects.
 RESOLVERS: Final = 2
+#: What reading a value of another type than hago writes raises.
+_MISREAD: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
 #: What a strategy says of its making that one shot with the same options shares.
 _ONE_SHOT_OPTIONS: Final = (
     *("estimator", "refined", "estimated", "topology", "keep_float", "fix_bits", "data_hash", "corrections"),
@@ -225,7 +229,13 @@ def gather_report(
     objective = _objective_for(records, options, data)
     evaluators = {
         name: Evaluator(
-            graph, each.observed(steps.on_batch), objective, hardware.known_ops, cache_bytes=0, engine="float"
+            graph,
+            each.observed(steps.on_batch),
+            objective,
+            hardware.known_ops,
+            [measure for measure in limited_measures(base.goal) if each.classed or not measure.needs_labels],
+            cache_bytes=0,
+            engine="float",
         )
         for name, each in data.items()
     }
@@ -237,7 +247,7 @@ def gather_report(
     story = None if base.search is None else _with_measures(base.search, records, given, points, steps)
     pairs = tuple(made.pairs())
     front = 0 if base.trials is None else len(base.trials.value)
-    told = Told(story, base.measure, made.cost, hardware.name, front)
+    told = Told(story, base.measure, made.cost, hardware.name, front, base.goal)
     points = [replace(point, short=answers(point, told)) for point in points]
     notes += [*made.notes, *_notes_on_points(records, points, is_measured=bool(evaluators))]
     names = [cost.name for cost in base.costs]
@@ -275,7 +285,7 @@ def _of_records(
     records: Records, hardware: Hardware, options: ReportOptions, commands: CommandsOf, *, running: bool
 ) -> Report:
     """What the records say without the network."""
-    trials, story = _trials_of(records, running=running)
+    trials, story = _trials_of(records, options, running=running)
     return Report(
         title=options.title or f"{options.model_name} on {hardware.name}",
         at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -288,6 +298,7 @@ def _of_records(
         front_cost=trials.front_cost if trials else records.front.cost if records.front else FRONT_COST,
         search=story,
         trials=trials,
+        goal=_goal_of(records, options),
         sensitivities=records.sensitivities,
     )
 
@@ -306,7 +317,31 @@ def _notes_on_points(records: Records, points: Sequence[Point], *, is_measured: 
         yield "a log has no sensitivities; give the FILE of 'hago sensitivity --save FILE', too, and nodes show them"
 
 
-def _trials_of(records: Records, *, running: bool) -> tuple[Trials | None, SearchStory | None]:
+def _goal_of(records: Records, options: ReportOptions) -> AskedGoal | None:
+    """What was asked of the search of the log, the first strategy or the front; None where nothing is limited or
+    minimized.
+
+    Raises:
+        LogError: a value of the record is of another type than hago writes.
+    """
+    if records.header is not None:
+        settings: Any = records.header.settings
+    elif records.strategies:
+        settings = records.strategies[0][1].made_by.get("goal", {})
+    else:
+        settings = {} if records.front is None else records.front.made_by.get("goal", {})
+    try:
+        return asked_goal(settings, _objective_name(records), _own(options))
+    except _MISREAD as error:
+        raise LogError(f"the goal of the search cannot be read ({error!r}); its record was edited") from None
+
+
+def _own(options: ReportOptions) -> Objective | None:
+    """The objective that the user gave, if any."""
+    return None if options.objective is None else named_objective(options.objective)
+
+
+def _trials_of(records: Records, options: ReportOptions, *, running: bool) -> tuple[Trials | None, SearchStory | None]:
     """The trials of the log, and the course of the search; None without a log, or where it is empty.
 
     Raises:
@@ -317,9 +352,11 @@ def _trials_of(records: Records, *, running: bool) -> tuple[Trials | None, Searc
         return None, None
     passes = [] if not records.strategies else [each.to_json() for each in passes_of(records.strategies[0][1])]
     try:
-        columns = columns_of(log.header, log.trials, records.strategies[0][1].bits if records.strategies else None)
+        given = records.strategies[0][1] if records.strategies else None
+        taken, results = (None, None) if given is None else (given.bits, number_values(given.made_by.get("results")))
+        columns = columns_of(log.header, log.trials, taken, results, _own(options))
         return columns, story_of(log.header, log.trials, columns, passes, running=running)
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except _MISREAD as error:
         raise LogError(f"log {records.log_path} cannot be read ({error!r}); it was edited") from None
 
 

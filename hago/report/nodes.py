@@ -21,8 +21,8 @@ from hago.data import Batch
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node, run_real
 from hago.ops import Ops
 from hago.plan import Bits, Plan, Space, Topology, bits_of
+from hago.report.amounts import STORED
 from hago.report.document import Channels, EdgeDetail, EdgeKind, Histogram, NodeDetail, rounded
-from hago.report.trials import STORED
 
 #: Bins of a histogram.
 BINS: Final = 48

@@ -279,7 +279,7 @@ function drawFront() {
   const full = new Set(R.points.map((point) => point.trial));
   const order = [...shown].sort((i, j) => FRONT.has(i) - FRONT.has(j));
   for (const i of order) {
-    const kind = T.rejected[i] ? "dot rejected" : FRONT.has(i) ? "dot front" : "dot";
+    const kind = T.rejected[i] && i !== T.best ? "dot rejected" : FRONT.has(i) ? "dot front" : "dot";
     const dot = svg("circle", { class: `${kind} ${full.has(i) ? "full" : "hollow"}`, cx: x.at(column[i]), cy: y.at(drawn(T.value[i])), r: full.has(i) ? 6 : FRONT.has(i) ? 4.5 : 3.5, "data-trial": i });
     made.append(dot);
   }
@@ -318,7 +318,7 @@ function drawSearch() {
     steps.push(`${x.at(i)},${y.at(best)}`);
   });
   if (best !== null) made.append(svg("polyline", { class: "best-line", points: [...steps, `${x.at(T.value.length - 1)},${y.at(best)}`].join(" ") }));
-  for (const i of shown) made.append(svg("circle", { class: T.rejected[i] ? "dot rejected" : T.gain[i] !== null ? "dot front" : "dot", cx: x.at(i), cy: y.at(drawn(T.value[i])), r: T.gain[i] !== null ? 4.5 : 3, "data-trial": i }));
+  for (const i of shown) made.append(svg("circle", { class: T.rejected[i] && i !== T.best ? "dot rejected" : T.gain[i] !== null ? "dot front" : "dot", cx: x.at(i), cy: y.at(drawn(T.value[i])), r: T.gain[i] !== null ? 4.5 : 3, "data-trial": i }));
   place.replaceChildren(made);
   plots.search = { made, at: (i) => T.value[i] === null ? null : [x.at(i), y.at(drawn(T.value[i]))], order: shown, readout: $("search-readout") };
   follow(plots.search);

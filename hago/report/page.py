@@ -24,8 +24,8 @@ from typing import Any, Final
 
 from hago.cost import METRICS
 from hago.errors import HagoError
+from hago.report.amounts import cost_text, size_text
 from hago.report.document import Report
-from hago.report.trials import cost_text, size_text
 from hago.serialization.json_text import replace_file
 from hago.serialization.summary import measure_name, measure_text
 from hago.serialization.text_table import count, counted

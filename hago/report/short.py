@@ -9,8 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
-from hago.report.document import FewerBits, Figure, InShort, NodeDetail, PairedFigure, Point, SearchStory, Verdict
-from hago.report.trials import SIZES, STORED, cost_text, size_in
+from hago.report.amounts import SIZES, STORED, cost_figure, cost_text, size_in
+from hago.report.document import (
+    AskedGoal,
+    AskedLimit,
+    FewerBits,
+    Figure,
+    InShort,
+    NodeDetail,
+    PairedFigure,
+    Point,
+    SearchStory,
+    Verdict,
+)
+from hago.report.goals import keeps, least_of, limit_text, number_text
+from hago.search.objective import OBJECTIVES
 from hago.serialization.summary import measure_text, names_text
 from hago.serialization.text_table import counted
 
@@ -36,6 +49,7 @@ class Told:
         cost: the cost of the front.
         hardware: its name.
         trials: number of trials; 0 without a log.
+        goal: what was asked of the search; None where nothing is limited or minimized.
     """
 
     search: SearchStory | None
@@ -43,6 +57,7 @@ class Told:
     cost: str
     hardware: str
     trials: int
+    goal: AskedGoal | None = None
 
 
 def named_trials(search: SearchStory | None) -> list[int]:
@@ -52,10 +67,12 @@ def named_trials(search: SearchStory | None) -> list[int]:
 
 
 def answers(point: Point, told: Told) -> tuple[InShort, ...]:
-    """The answers for one point; that on one shot first, where one shot is surely better."""
+    """The answers for one point: first what was asked, then one shot where that is surely better."""
+    held, is_missed = _goal(point, told)
     one_shot, is_worse = _against_one_shot(point, told)
     against = InShort("Is it better than one shot?", one_shot, alarm=is_worse)
     asked = (
+        InShort("What was asked, and does it hold?", held, alarm=is_missed, leads=True),
         *((against,) if is_worse else ()),
         InShort("What does it give, and what does it lose?", _lost(point, told)),
         *(() if is_worse else (against,)),
@@ -66,6 +83,75 @@ def answers(point: Point, told: Told) -> tuple[InShort, ...]:
         InShort("How is it done again?", point.commands[0].line if point.commands else ""),
     )
     return tuple(each for each in asked if each.answer)
+
+
+# ---------------------------------------------------------------- what was asked
+def _goal(point: Point, told: Told) -> tuple[str, bool]:
+    """What was asked of the search and whether it holds, and whether it does not for what the search gave."""
+    goal = told.goal
+    if goal is None:
+        return "", False
+    within = f" with {' and '.join(limit.text for limit in goal.limits)}" if goal.limits else ""
+    if goal.minimize:
+        asked = f"least {goal.minimize}{within}"
+        value = point.costs.get(goal.minimize)
+        got = "" if value is None else cost_text(goal.minimize, value)
+    else:
+        measure = OBJECTIVES.get(goal.objective)
+        is_loss = measure is not None and measure.is_loss
+        asked = f"{'least' if is_loss else 'highest'} {goal.objective}{within}"
+        of_data = [
+            f"{measure_text(told.measure.name, -value if is_loss else value)} on the {verdict.data}"
+            for verdict in point.verdicts
+            if _is_known(value := verdict.model("simulated").figures.get(told.measure.name))
+        ]
+        got = " and ".join(of_data)
+    if point.kind == "strategy":
+        sentences = [f"{asked[0].upper()}{asked[1:]}{f': {got}' if got else ''}."]
+    else:  # a trial need not be the one that the search gave
+        sentences = [f"The {asked} was asked.{f' This trial has {got}.' if got else ''}"]
+    is_missed = False
+    for limit in goal.limits:
+        subject = "The limit" if len(goal.limits) == 1 else f"The limit {limit.text}"
+        text, held = _on_cost(limit, point) if limit.is_cost else _on_measure(limit, point)
+        sentences.append(f"{subject} {text}.")
+        is_missed |= held is False
+    before = _is_uncorrected(point, told.search)
+    if before and any(not limit.is_cost for limit in goal.limits):
+        sentences.append("All of it is of before layers were corrected, and limits on measures are for after.")
+    return " ".join(sentences), is_missed and not before
+
+
+def _on_cost(limit: AskedLimit, point: Point) -> tuple[str, bool | None]:
+    """Whether a limit on a cost holds, in words, and as a value; None where that is not known."""
+    value = point.costs.get(limit.figure)
+    if value is None:
+        return "was not checked", None
+    held, most = keeps(limit, value), limit.most
+    of = f"; asked: at most {limit_text(limit, most, value)}" if limit.is_relative and most is not None else ""
+    return f"{'holds' if held else 'does not hold'} ({number_text(limit, value, most)}{of})", held
+
+
+def _on_measure(limit: AskedLimit, point: Point) -> tuple[str, bool | None]:
+    """Likewise of a limit on a measure, on every data set."""
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for verdict in point.verdicts:
+        figures, whole = verdict.model("simulated").figures, verdict.model("float").figures.get(limit.figure)
+        value, least = figures.get(limit.figure), least_of(limit, whole)
+        if least is None or not _is_known(value):
+            continue
+        of = ""
+        if limit.is_relative:
+            side = "most" if limit.is_loss else "least"
+            of = f"; asked: at {side} {limit_text(limit, least, value)}"
+        text = f"on the {verdict.data} ({number_text(limit, value, least)}{of})"
+        found[keeps(limit, value, whole)].append(text)
+    kept, missed = (" and ".join(found[held]) for held in (True, False))
+    if not kept and not missed:
+        return "was not measured", None
+    if not missed:
+        return f"holds {kept}", True
+    return (f"holds {kept} and not {missed}" if kept else f"does not hold {missed}"), False
 
 
 # ---------------------------------------------------------------- what it gives
@@ -153,10 +239,17 @@ def _against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
     better = [d for d in found.values() if d.better == "simulated"]
     texts = ", ".join(f"{_MEASURES.get(d.measure, d.measure)} ({interval_text(d)})" for d in found.values())
     where = f"Against {ONE_SHOT} on the {verdict.data}, sample by sample: {texts}"
-    one_of = _size_of_one_shot(point, told.hardware)
+    saved, is_saved = _saved_against_one_shot(point, told)
+    one_of = (
+        "" if saved and told.goal and told.goal.minimize == "weight_bytes" else _size_of_one_shot(point, told.hardware)
+    )
     if _is_uncorrected(point, told.search):
         one_of += " Layers of one shot were corrected, and those of this trial were not."
     one_of += f" This point is one of {counted(told.trials, 'trial')}." if told.trials > 1 else ""
+    if is_saved:
+        return f"{saved} {_lost_for_it(found)} {where}.{one_of}", False
+    if saved:
+        one_of = f" {saved}{one_of}"
     if worse and not better:
         names = names_text([_MEASURES.get(d.measure, d.measure) for d in worse])
         return f"No: one shot is surely better in {names}. {where}.{one_of}", True
@@ -175,6 +268,49 @@ def _against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
         f"Surely{only} in {names_text([_MEASURES.get(d.measure, d.measure) for d in better])}. {where}.{one_of}",
         False,
     )
+
+
+def _saved_against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
+    """What a point has less than one shot of the cost that is minimized, in words, and whether it has less; nothing
+    where none is minimized, or that of one shot is not known."""
+    name = "" if told.goal is None else told.goal.minimize
+    own, other = point.costs.get(name), point.one_shot_costs.get(name)
+    if own is None or not other:
+        return "", False
+    now, before = (
+        _in_one_unit(own, other) if cost_figure(name).unit == "B" else (cost_text(name, v) for v in (own, other))
+    )
+    if own < other:
+        text = f"It saves {100 * (1 - own / other):.1f} % of {name}: {now} instead of {before}."
+    else:
+        more = f": {now}, as one shot" if own == other else f": {now}, and one shot {before}"
+        text = f"It saves nothing of {name}{more}."
+    stored = [costs.get(STORED) for costs in (point.costs, point.one_shot_costs)]
+    if name == "weight_bytes" and own < other and stored[0] is not None and stored[1] is not None:
+        now, before = _in_one_unit(stored[0], stored[1])
+        if stored[0] == stored[1]:
+            text += f" But {told.hardware} stores the weights in as many bytes as one shot's, {now}."
+        else:
+            text += f" As {told.hardware} stores them, weights take {now} instead of {before}."
+    return text, own < other
+
+
+def _lost_for_it(found: Mapping[str, PairedFigure]) -> str:
+    """What is lost for the cost that is saved."""
+    names = {
+        better: names_text([_MEASURES.get(d.measure, d.measure) for d in found.values() if d.better == better])
+        for better in ("one shot", "simulated")
+    }
+    if names["one shot"]:
+        also = f", and this is surely better in {names['simulated']}" if names["simulated"] else ""
+        return f"For that, one shot is surely better in {names['one shot']}{also}."
+    if names["simulated"]:
+        return f"Nothing is surely lost for that, and it is surely better in {names['simulated']}."
+    if not any(_is_known(d.difference) for d in found.values()):
+        return "What is lost for that was not measured."
+    if all(d.low == d.high == 0.0 for d in found.values()):
+        return "Nothing is lost for that."
+    return "Nothing is surely lost for that: differences may be chance."
 
 
 def _size_of_one_shot(point: Point, hardware: str) -> str:

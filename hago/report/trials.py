@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
-from hago.cost import METRICS, amount_text
 from hago.plan import Bits
-from hago.report.document import FewerBits, Figure, Move, SearchStory, Trials, rounded
+from hago.report.amounts import STORED
+from hago.report.document import AskedGoal, FewerBits, Figure, Move, SearchStory, Trials, rounded
+from hago.report.goals import asked_goal, kept_by, misses
 from hago.search import logged_front_cost
-from hago.search.objective import OBJECTIVES
+from hago.search.objective import OBJECTIVES, Objective
 from hago.serialization.summary import measure_name, measure_text
 from hago.study import Header, Trial, TrialFront, best_trial
 
@@ -22,56 +23,9 @@ MOST_BITS: Final = 1_000_000
 MOST_MOVES: Final = 40
 #: The most bits on average that the list of what fewer bits cost begins with.
 MOST_MEAN: Final = 8
-#: The bytes of constants as the chip stores them, each in its dtype: a cost of points, and of trials with a Plan.
-STORED: Final = "stored_bytes"
 #: The corrections that are made of the strategy that was found, after all trials.
 _OF_LAYERS: Final = frozenset(("rounding", "bias", "reconstruction"))
-#: The units of bytes, each with its size.
-SIZES: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
-#: What each cost is called on the page.
-COST_TITLES: Final[Mapping[str, str]] = {
-    "weight_bytes": "size of weights, packed",
-    STORED: "weights as stored",
-    "activation_bytes": "bytes of activations",
-    "bytes_moved": "bytes moved",
-    "macs": "multiply-accumulates",
-    "bops": "bit operations",
-    "effective_bits": "mean bits of a weight",
-    "requantized": "values requantized",
-    "cycles": "cycles",
-    "latency": "latency",
-    "energy": "energy",
-}
-
-
-def cost_figure(name: str) -> Figure:
-    """A cost, with its title and unit."""
-    unit = "B" if name == STORED else METRICS[name].unit if name in METRICS else ""
-    return Figure(name, COST_TITLES.get(name, name), unit)
-
-
-def cost_text(name: str, value: float) -> str:
-    """A cost with its unit, in three or four digits."""
-    if cost_figure(name).unit == "B":
-        return size_text(value)
-    return amount_text(name, value) if name in METRICS else f"{value:.6g}"
-
-
-def size_text(value: float) -> str:
-    """Bytes with as many places wherever they are shown: 950 B, 231.0 KiB, 1.03 MiB."""
-    size, unit = next((each for each in SIZES if value >= each[0]), SIZES[-1])
-    return size_in(value, size, unit, value)
-
-
-def size_in(value: float, size: int, unit: str, least: float) -> str:
-    """Bytes in a unit, with the places that the least of several amounts has in it.
-
-    Args:
-        size: of the unit.
-    """
-    places = 0 if size == 1 else 1 if least >= 10 * size else 2
-    return f"{value / size:.{places}f} {unit}"
 
 
 def with_stored_bytes(columns: Trials, stored: Mapping[int, float]) -> Trials:
@@ -96,11 +50,19 @@ def measure_figure(name: str) -> Figure:
     return Figure(figure, measure_name(figure), "" if objective is None else objective.unit)
 
 
-def columns_of(header: Header, trials: Sequence[Trial], taken: Bits | None = None) -> Trials:
+def columns_of(
+    header: Header,
+    trials: Sequence[Trial],
+    taken: Bits | None = None,
+    results: Mapping[str, Any] | None = None,
+    own: Objective | None = None,
+) -> Trials:
     """The trials of a log, by column.
 
     Args:
         taken: the bits of the strategy that the search gave, where that is known.
+        results: its figures on the data of the search, with all corrections.
+        own: the objective, where it is one of the user's own.
     """
     measure, cost = measure_figure(str(header.objective)).name, logged_front_cost(header)
     front = TrialFront(measure, cost)
@@ -117,6 +79,8 @@ def columns_of(header: Header, trials: Sequence[Trial], taken: Bits | None = Non
     if best is None:
         best = best_trial(trials, float(header.searcher.get("options", {}).get("tolerance") or 0.0))
         best = best if best is not None and best.score.accepted else None
+    goal = asked_goal(header.settings, str(header.objective), own)
+    kept = kept_by(goal, results or {})
     groups = tuple(trials[0].bits) if trials else ()
     on_front = {trial.index for trial in front.trials}
     is_long = len(trials) * len(groups) > MOST_BITS
@@ -136,7 +100,7 @@ def columns_of(header: Header, trials: Sequence[Trial], taken: Bits | None = Non
         seconds=tuple(round(t.seconds, 3) for t in trials),
         elapsed=tuple(round(t.elapsed, 3) for t in trials),
         gain=tuple(gains),
-        rejected=tuple(_why_rejected(t) for t in trials),
+        rejected=tuple(_why_rejected(t, goal, kept, is_taken=t is best) for t in trials),
         front=tuple(t.index for t in front.trials),
         front_cost=cost,
         best=None if best is None else best.index,
@@ -188,7 +152,13 @@ def _value(trial: Trial, measure: str) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-def _why_rejected(trial: Trial) -> str:
+def _why_rejected(trial: Trial, goal: AskedGoal | None, kept: bool | None, *, is_taken: bool) -> str:
+    """Why a trial cannot be taken as it is; empty where it can.
+
+    Args:
+        kept: whether the limits hold for what the search gave; None where that is not known.
+        is_taken: whether it is what the search gave.
+    """
     score = trial.score
     if score.infeasible:
         return score.infeasible
@@ -196,7 +166,14 @@ def _why_rejected(trial: Trial) -> str:
         return f"stopped early: {score.dropped.get('because', 'worse')}"
     if score.overflows:
         return f"overflows at {len(score.overflows)} nodes"
-    return "violates a limit" if score.shortfall else ""
+    if not score.shortfall:
+        return ""
+    text = "; ".join(misses(goal, {**trial.results, **score.costs})) or "violates a limit"
+    if not is_taken:
+        return text
+    limits = "the limit" if goal is not None and len(goal.limits) == 1 else "the limits"
+    how = {True: f": corrected, it keeps {limits}", False: f": corrected, it misses {limits}, but by the least"}
+    return f"{text}; taken all the same{'' if kept is None else how[kept]}"
 
 
 def _settings(header: Header) -> dict[str, str]:

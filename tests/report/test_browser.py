@@ -18,9 +18,10 @@ import pytest
 
 from hago.cost import METRICS
 from hago.report import Report, save_page
+from hago.report.amounts import cost_figure
 from hago.report.document import rounded
 from hago.report.page import NONE, listed
-from hago.report.trials import cost_figure, measure_figure
+from hago.report.trials import measure_figure
 
 from .searched import HOSTILE
 

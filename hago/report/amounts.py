@@ -1,0 +1,57 @@
+"""Costs as a report shows them: their titles, and their values in few digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from hago.cost import METRICS, amount_text
+from hago.report.document import Figure
+
+#: The bytes of constants as the chip stores them, each in its dtype: a cost of points, and of trials with a Plan.
+STORED: Final = "stored_bytes"
+#: The units of bytes, each with its size.
+SIZES: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+#: What each cost is called on the page.
+COST_TITLES: Final[Mapping[str, str]] = {
+    "weight_bytes": "size of weights, packed",
+    STORED: "weights as stored",
+    "activation_bytes": "bytes of activations",
+    "bytes_moved": "bytes moved",
+    "macs": "multiply-accumulates",
+    "bops": "bit operations",
+    "effective_bits": "mean bits of a weight",
+    "requantized": "values requantized",
+    "cycles": "cycles",
+    "latency": "latency",
+    "energy": "energy",
+}
+
+
+def cost_figure(name: str) -> Figure:
+    """A cost, with its title and unit."""
+    unit = "B" if name == STORED else METRICS[name].unit if name in METRICS else ""
+    return Figure(name, COST_TITLES.get(name, name), unit)
+
+
+def cost_text(name: str, value: float) -> str:
+    """A cost with its unit, in three or four digits."""
+    if cost_figure(name).unit == "B":
+        return size_text(value)
+    return amount_text(name, value) if name in METRICS else f"{value:.6g}"
+
+
+def size_text(value: float) -> str:
+    """Bytes with as many places wherever they are shown: 950 B, 231.0 KiB, 1.03 MiB."""
+    size, unit = next((each for each in SIZES if value >= each[0]), SIZES[-1])
+    return size_in(value, size, unit, value)
+
+
+def size_in(value: float, size: int, unit: str, least: float) -> str:
+    """Bytes in a unit, with the places that the least of several amounts has in it.
+
+    Args:
+        size: of the unit.
+    """
+    places = 0 if size == 1 else 1 if least >= 10 * size else 2
+    return f"{value / size:.{places}f} {unit}"
