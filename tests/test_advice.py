@@ -1266,6 +1266,14 @@ IMPLAUSIBLE: Final = ("data/test_wrong_data.py", "test_implausible_values_are_wa
 BY_VALUES: Final = ("data/test_wrong_data.py", "test_control_flow_by_values_names_the_line")
 #: Advice that other tests take, and which.
 ELSEWHERE: Final = {
+    "serves searches, and is a callback of {} here": (
+        "test_callbacks.py",
+        "test_a_callback_of_searches_refuses_training",
+    ),
+    "would be written to {}.{}.json, the file of": (
+        "export/test_model_explorer.py",
+        "test_two_figures_of_one_file_are_refused",
+    ),
     "cannot be traced or scripted by torch.jit": ("test_api.py", "test_an_integer_model_is_not_traced"),
     "realize() for the integer model, simulate()": ("test_api.py", "test_models_are_modules"),
     "train it as any nn.Module, then hago.from_qat": (

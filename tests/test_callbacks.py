@@ -178,7 +178,8 @@ def test_a_study_has_overflow_and_limits_as_constraints_and_the_steps_of_bits(tm
 
     url, spaces = f"journal:{tmp_path}/study.log", list[Any]()
     with OptunaStudy(url, "chips") as kept:
-        options = SearchOptions.of("random:trials=30", estimator="max_range", progress=False, keep="sqnr >= 25")
+        how = {"estimator": "max_range", "progress": False, "keep": "sqnr >= 25", "corrections": "none"}
+        options = SearchOptions.of("random:trials=30", **how)
         callbacks = [kept, lambda running, trial: spaces.append(running.choices)]
         outcome = run_search(residual_block(), "int16_accumulator", DATA, options.changed(callbacks=callbacks))
     study = optuna.load_study(study_name="chips", storage=open_storage(url))

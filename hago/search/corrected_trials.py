@@ -72,7 +72,8 @@ class CorrectedTrials:
         once = self._within_limits(best, trials) if any(self._searched.expected_gains.values()) else None
         evaluator, turns, names = self._scorer.evaluator, self._effort.turns, self._scorer.prepared.correction_names
         trial = best if once is None else once.trial
-        self._report("correcting the layers of the best")
+        if names:
+            self._report("correcting the layers of the best")
         if turns == 1 and not any(name.startswith("reconstruction") for name in names):
             return self._by(self._correct, trial) if once is None else once
         further = self._by(lambda point: correct_in_turns(point, evaluator, turns, self._report), trial)

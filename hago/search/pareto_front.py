@@ -324,6 +324,7 @@ class FrontWriter:
         self._scorer, self._path, self._made_by, self._is_local = scorer, path, made_by, is_local
         self._strategy_of = strategy_of
         self._points: dict[int, FrontPoint] = {}
+        self._corrected: ParetoFront | None = None
         self._new_trials = 0
         # forwards before the first trial are not counted
         self._forwards_before = scorer.evaluator.forwards if is_local else 0.0
@@ -353,9 +354,16 @@ class FrontWriter:
         """The cost by which the front is ordered."""
         return self._front.cost
 
+    def replace(self, front: ParetoFront) -> None:
+        """Put the front with corrected points in place of that of the trials, and write the file."""
+        self._corrected = front
+        self._write()
+
     @property
     def front(self) -> ParetoFront:
-        """The front of the trials so far."""
+        """The front of the trials so far, or what was put in its place."""
+        if self._corrected is not None:
+            return self._corrected
         kept, front = self._points, self._front
         # only strategies of points that are on the front are kept
         self._points = {t.index: kept.get(t.index) or self._point(t) for t in front.trials}

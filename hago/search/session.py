@@ -501,7 +501,7 @@ class Search:
         """
         if self.scorer.race is not None:
             check_racing(self.searcher.name)
-        searched, front = self.run_trials()
+        searched, writer = self.run_trials()
         confirmed, trials = self.confirm_best(searched), searched.trials
         if confirmed.score.shortfall:
             raise InfeasibleBits(explain_missed_limits(self.scorer.goal, trials, confirmed.best, confirmed.score))
@@ -511,12 +511,12 @@ class Search:
             if best.score.shortfall:
                 raise InfeasibleBits(explain_missed_limits(self.scorer.goal.asked, trials, best.trial, best.score))
             strategy = self.measure_held_out(self.strategy_of_corrected(best), steps)
-            front = self.corrected_front(corrected, front, trials, best)
+            self.correct_front(corrected, writer, trials, best)
         return SearchOutcome(
             strategy,
             self.figure_of(best.score),
             replace(searched, best=best.trial),
-            front,
+            writer.front,
             forwards=self.gradient_forwards + self.scorer.evaluator.reuse.spent.passes,
             before=self.before,
             prepared=self.calibrated,
@@ -526,7 +526,7 @@ class Search:
             else Unconfirmed(searched.best, self.value_text(searched.best), self.confirmation.count),
         )
 
-    def run_trials(self) -> tuple[StudyResult, ParetoFront]:
+    def run_trials(self) -> tuple[StudyResult, FrontWriter]:
         """Ask, score and log, trial by trial. After each, the best strategy and the front are on disk, and callbacks
         are called."""
         options, run, resolver, how = self.options, self.options.run, self.prepared.resolver, self.description
@@ -602,7 +602,7 @@ class Search:
                 writer.stop()
                 raise
         writer.finish()
-        return result, writer.front
+        return result, writer
 
     def confirm_best(self, result: StudyResult) -> StudyResult:
         """Replace the best trial by the first, the start, unless it is surely better on samples that were kept aside.
@@ -636,13 +636,14 @@ class Search:
         figures = score.results
         return float(figures.get("sim_acc", figures.get(self.scorer.goal.objective.name, score.value)))
 
-    def corrected_front(
-        self, corrected: CorrectedTrials, front: ParetoFront, trials: Sequence[Trial], best: CorrectedTrial
-    ) -> ParetoFront:
-        """The front with the best trial as it is corrected, and where the front is what is searched for, with others
-        corrected. Its file is written at the end, and after an interrupt with what is corrected by then."""
+    def correct_front(
+        self, corrected: CorrectedTrials, writer: FrontWriter, trials: Sequence[Trial], best: CorrectedTrial
+    ) -> None:
+        """Put the best trial as it is corrected into the front, and where the front is what is searched for, other
+        trials as they are corrected. After an interrupt, the file of the front has those that are corrected by then."""
         if not self.prepared.correction_names:
-            return front
+            return
+        front = writer.front
         chosen = TrialFront(front.measure, front.cost)
         for trial in trials if self.searcher.name in FRONT_SEARCHERS else ():
             if trial is not best.trial:
@@ -653,9 +654,7 @@ class Search:
                     strategy = self.strategy_of_corrected(made)
                     front = front.with_point(front_point(front.measure, made.trial.index, strategy, made.score))
         finally:
-            if self.options.run.front is not None:
-                front.save(self.options.run.front)
-        return front
+            writer.replace(front)
 
     def strategy_of_corrected(self, made: CorrectedTrial) -> Strategy:
         """The strategy of a trial whose layers are corrected."""
