@@ -35,10 +35,15 @@ from hago.report import (
     read_records,
     save_page,
 )
-from hago.search import OneShot, SearchCallback, SearchOutcome
-from hago.search.continuation import is_of_a_cost
-from hago.search.correcting import logged_corrections
-from hago.search.effort import DEFAULT_EFFORT, logged_effort
+from hago.search import (
+    DEFAULT_EFFORT,
+    OneShot,
+    SearchCallback,
+    SearchOutcome,
+    is_of_a_cost,
+    logged_corrections,
+    logged_effort,
+)
 from hago.searchers import SEARCHERS, searcher_text
 from hago.serialization.text_table import bytes_text, wrapped
 from hago.study import Header, interruptible_job, read_header

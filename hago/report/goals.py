@@ -9,8 +9,7 @@ from typing import Any, Final
 from hago.errors import HagoError
 from hago.report.amounts import cost_text
 from hago.report.document import AskedGoal, AskedLimit, rounded
-from hago.search.continuation import logged_gains
-from hago.search.goal import Limit, normalized_limit, parse_limits
+from hago.search import Limit, logged_gains, normalized_limit, parse_limits
 from hago.search.objective import OBJECTIVES, Objective
 from hago.serialization.summary import measure_text
 

@@ -1,17 +1,28 @@
 """One search of one model on one chip: prepare, measure sensitivities, refine thresholds, evaluate, replay."""
 
 from hago.search import objective
+from hago.search.continuation import is_of_a_cost, logged_gains
 from hago.search.correcting import (
     CORRECTIONS,
     DEFAULT_CORRECTIONS,
     correct,
     correct_point,
+    logged_corrections,
     of_seconds,
 )
 from hago.search.earlier_logs import LogPath, hashes_of
-from hago.search.effort import EFFORTS, Effort, effort_of, named_effort
+from hago.search.effort import DEFAULT_EFFORT, EFFORTS, Effort, effort_of, logged_effort, named_effort
 from hago.search.evaluate import Evaluator, Measurement, held_out_figures, thresholds_sha256
-from hago.search.goal import FRONT_COST, Goal, GoalOptions, normalized_limits, parse_limits, resolved_text
+from hago.search.goal import (
+    FRONT_COST,
+    Goal,
+    GoalOptions,
+    Limit,
+    normalized_limit,
+    normalized_limits,
+    parse_limits,
+    resolved_text,
+)
 from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
 from hago.search.measured_point import MeasuredPoint, sqnr_evaluator
 from hago.search.one_shot import OneShot, quantize_and_measure, quantize_in_one_shot
@@ -44,6 +55,7 @@ from hago.search.stored_strategy import (
 __all__ = [
     "CORRECTIONS",
     "DEFAULT_CORRECTIONS",
+    "DEFAULT_EFFORT",
     "EFFORTS",
     "FRONT_COST",
     "SENSITIVITY_VERSION",
@@ -51,6 +63,7 @@ __all__ = [
     "Evaluator",
     "Goal",
     "GoalOptions",
+    "Limit",
     "LogPath",
     "MeasuredPoint",
     "Measurement",
@@ -78,12 +91,17 @@ __all__ = [
     "hashes_of",
     "held_out_figures",
     "import_with_held_out",
+    "is_of_a_cost",
     "is_one_shot",
     "load_front",
+    "logged_corrections",
+    "logged_effort",
     "logged_front_cost",
+    "logged_gains",
     "logged_scorer",
     "make_strategy",
     "named_effort",
+    "normalized_limit",
     "normalized_limits",
     "objective",
     "of_seconds",
