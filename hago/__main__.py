@@ -13,11 +13,11 @@ from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130
-#: How often a thread of libgomp, which PyTorch computes with, looks for its next work before it sleeps: as often as
-#: libgomp itself has it where it knows of more threads than processors. It does not know of other processes, nor of the
-#: share of the processors that a container has; then threads that wait for 300,000 turns take the time of those that
-#: compute. It is read once, when PyTorch is imported.
-SPINS = "1000"
+#: How often a thread of libgomp, which PyTorch computes with, looks for its next work before it sleeps. The default,
+#: 300,000, has threads that wait take the time of those that compute, where other processes or the share of a container
+#: leave them less than a processor each. With fewer than this, small layers are slower on a quiet machine. It is read
+#: once, when PyTorch is imported.
+SPINS = "4000"
 TEXT = "\nhago: interrupted before the command began; nothing was written, and the same command starts again\n"
 
 

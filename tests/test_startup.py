@@ -73,7 +73,7 @@ def test_importing_hago_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize(
     "given, wanted",
-    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    [({}, "4000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
 )
 def test_the_command_has_idle_threads_sleep_unless_the_user_says_otherwise(given: dict[str, str], wanted: str) -> None:
     """On two threads and a busy processor, a search of a minute took ten."""

@@ -50,7 +50,7 @@ _HOW_TO_GET_KERNELS: Final = (
 #: What `hago doctor` says of a busy machine.
 _BUSY: Final = (
     "the CPUs are busy, and threads of torch that wait for each other take the time of those that compute. The "
-    "command hago has them sleep; for your own programs set GOMP_SPINCOUNT=1000 (or OMP_NUM_THREADS=1) before Python "
+    "command hago has them sleep; for your own programs set GOMP_SPINCOUNT=4000 (or OMP_NUM_THREADS=1) before Python "
     "starts"
 )
 

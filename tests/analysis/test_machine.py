@@ -59,7 +59,7 @@ def test_what_is_there_is_reported(report: MachineReport) -> None:
 @pytest.mark.parametrize("load, threads, says", [(9.0, 2, True), (1.0, 2, False), (9.0, 1, False), (None, 2, False)])
 def test_a_busy_machine_is_told(report: MachineReport, load: float | None, threads: int, says: bool) -> None:
     text = " ".join(str(replace(report, cpus=2, threads=threads, load=load)).split())
-    assert ("9.0: the CPUs are busy" in text and "GOMP_SPINCOUNT=1000" in text) == says
+    assert ("9.0: the CPUs are busy" in text and "GOMP_SPINCOUNT=4000" in text) == says
 
 
 def test_the_text_names_everything(report: MachineReport) -> None:
