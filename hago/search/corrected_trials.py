@@ -146,13 +146,8 @@ class CorrectedTrials:
 
     def _is_sure(self, point: MeasuredPoint) -> bool:
         """See `CorrectedTrial.is_sure`."""
-        evaluator, contributions = self._scorer.evaluator, point.measured.contributions
         limits = tuple(limit for limit in self._asked.limits if self._is_of_losses(limit))
-        samples = evaluator.batches.samples
-        if samples < 4 or not limits:
-            return True
-        last = {n: each[-(samples // 4) :] if len(each) == samples else each for n, each in contributions.items()}
-        return not replace(self._asked, limits=limits).shortfall(evaluator.summary(last))
+        return not replace(self._asked, limits=limits).shortfall(self._scorer.evaluator.summary_of_last(point.measured))
 
     def _is_of_losses(self, limit: Limit) -> bool:
         """Whether a limit is on a measure of every sample that counts no classes."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from hago.calibration import dorefa_of
 from hago.correction import CorrectionPass, Corrections, OffsetConstants, Splits, name_apart, passes_from_json
 from hago.data import Batch
-from hago.errors import HagoError, InfeasibleBits, as_strings, check_choice
+from hago.errors import HagoError, as_strings, check_choice
 from hago.graph import takes_any_batch
 from hago.plan import Plan
 from hago.search.block_reconstruction import STEPS, most_samples_of_blocks, reconstruct_blocks
@@ -29,13 +29,14 @@ from hago.search.measured_point import (
     SQNR,
     MeasuredPoint,
     decibels_after,
+    first_point_if_any,
     pass_record,
     sqnr_evaluator,
     value_of,
 )
 from hago.search.objective import OBJECTIVES
 from hago.search.preparation import Prepared
-from hago.search.safe_bits import first_safe_bits, safe_bits
+from hago.search.safe_bits import safe_bits
 from hago.search.split import find_splits
 from hago.search.squared_gradients import GRADIENT_SAMPLES, SquaredGradients
 from hago.study import Header
@@ -151,7 +152,8 @@ def _best_of_graph(
     samples = evaluator.batches.samples
     seen = GRADIENT_SAMPLES if samples >= 2 * GRADIENT_SAMPLES else 0
     tried = [prepared, *(candidate for _, candidate in candidates)]
-    measured = [_measured_safely(of, evaluator) for of in tried]
+    points = [first_point_if_any(of, evaluator) for of in tried]
+    measured = [None if point is None else point.measured for point in points]
     values = [-math.inf if m is None else decibels_after(m, seen) for m in measured]
 
     def is_sure(index: int) -> bool:
@@ -172,14 +174,6 @@ def _best_of_graph(
         for index, (names, _) in enumerate(candidates, 1)
     ]
     return tried[best], passes
-
-
-def _measured_safely(prepared: Prepared, evaluator: Evaluator) -> Measurement | None:
-    """What the widest bits that do not overflow give; None where all do."""
-    try:
-        return first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)[2]
-    except InfeasibleBits:
-        return None
 
 
 def _of_graph(prepared: Prepared) -> list[tuple[tuple[str, ...], Prepared]]:

@@ -185,6 +185,14 @@ class Evaluator:
                 results[f"{measure.figure}_interval"] = list(wilson_interval(value * samples, samples))
         return results
 
+    def summary_of_last(self, measured: Measurement) -> dict[str, Any]:
+        """The measures on the last quarter of the samples, from which no corrections of layers are found; on all where
+        there are fewer than four, and of functions that give one number for a batch."""
+        samples = self.batches.samples
+        last = samples // 4 or samples
+        parts = {n: c[-last:] if len(c) == samples else c for n, c in measured.contributions.items()}
+        return self.summary(parts)
+
     @property
     def forward_seconds(self) -> float:
         """The time of one pass of the float model over the data."""

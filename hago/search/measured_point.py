@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from hago.correction import CorrectionPass, WhyNot
+from hago.errors import InfeasibleBits
 from hago.plan import Bits, Plan
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.objective import OBJECTIVES, Objective
@@ -50,6 +51,14 @@ def first_point(prepared: Prepared, evaluator: Evaluator) -> MeasuredPoint:
     """
     bits, _, measured = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
     return MeasuredPoint(prepared, bits, measured)
+
+
+def first_point_if_any(prepared: Prepared, evaluator: Evaluator) -> MeasuredPoint | None:
+    """The same; None where accumulators overflow at every width."""
+    try:
+        return first_point(prepared, evaluator)
+    except InfeasibleBits:
+        return None
 
 
 def sqnr_evaluator(prepared: Prepared) -> Evaluator:

@@ -27,7 +27,6 @@ import torch
 
 from hago.calibration import named_estimator
 from hago.data import Batch, Batches
-from hago.errors import InfeasibleBits
 from hago.search.confirmation import (
     FEW,
     MARGIN,
@@ -44,7 +43,7 @@ from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_CHUNK, Gradients
 from hago.search.measured_point import (
     SQNR,
     MeasuredPoint,
-    first_point,
+    first_point_if_any,
     pass_record,
 )
 from hago.search.objective import OBJECTIVES, Objective
@@ -228,7 +227,7 @@ def choose_thresholds(
     best = max(sure or tried, key=lambda by_fold: gain_of(by_fold).part)
     # of several folds, the thresholds are chosen once more from all samples
     is_final = len(folds) == 1 or best[0].prepared is made.prepared
-    final = best[0] if is_final else _measured(made.proposal(), evaluator)
+    final = best[0] if is_final else first_point_if_any(made.proposal(), evaluator)
     record = pass_record(
         ("thresholds",),
         _decibels_aside(before, folds),
@@ -246,18 +245,10 @@ def choose_thresholds(
 
 def _measured_proposals(made: OutputThresholds, evaluator: Evaluator, folds: int) -> list[list[MeasuredPoint]]:
     """The proposals that do not overflow, the chosen thresholds first: of each, the points of all folds."""
-    found = [[_measured(made.proposal(index), evaluator) for index in range(folds)]]
+    found = [[first_point_if_any(made.proposal(index), evaluator) for index in range(folds)]]
     if made.changes_estimator:
-        found.append([_measured(made.prepared, evaluator)] * folds)
+        found.append([first_point_if_any(made.prepared, evaluator)] * folds)
     return [[p for p in by_fold if p is not None] for by_fold in found if None not in by_fold]
-
-
-def _measured(prepared: Prepared, evaluator: Evaluator) -> MeasuredPoint | None:
-    """The first point of a proposal; None where its accumulators overflow at every width."""
-    try:
-        return first_point(prepared, evaluator)
-    except InfeasibleBits:
-        return None
 
 
 def _clipped_share(point: MeasuredPoint) -> float:

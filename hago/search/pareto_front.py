@@ -9,6 +9,7 @@ file is replaced atomically. Ranges that several points share are stored once.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -128,10 +129,10 @@ class ParetoFront(Summarized):
 
     def with_point(self, point: FrontPoint) -> ParetoFront:
         """The front with a point in place of the one of the same trial, and without the points that it beats; without
-        either where another point beats it."""
+        either where another point beats it, or its score is no number."""
         others = [p for p in self if p.trial != point.trial]
         cost = point.costs[self.cost]
-        if any(p.score >= point.score and p.costs[self.cost] <= cost for p in others):
+        if math.isnan(point.score) or any(p.score >= point.score and p.costs[self.cost] <= cost for p in others):
             return replace(self, points=tuple(others))
         left = [p for p in others if p.score > point.score or p.costs[self.cost] < cost]
         return replace(self, points=tuple(sorted([*left, point], key=lambda p: p.costs[self.cost])))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from hago.cost import plan_cost
-from hago.errors import HagoError, InfeasibleBits, warn
+from hago.errors import HagoError, warn
 from hago.plan.feasibility import widest_feasible
 from hago.search.choice_refinement import refine_every_choice
 from hago.search.confirmation import Confirmation
@@ -21,7 +21,7 @@ from hago.search.effort import Effort
 from hago.search.goal import FRONT_COST, Goal
 from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.guidance import make_surrogate
-from hago.search.measured_point import first_point
+from hago.search.measured_point import first_point_if_any
 from hago.search.output_thresholds import choose_thresholds
 from hago.search.point_refinement import COMPUTED_CHOICES, refine_at_point
 from hago.search.preparation import Prepared, QuantizationOptions
@@ -141,9 +141,8 @@ def _start_of_one_shot(scorer: GoalScorer, seed: int, confirmation: Confirmation
     gradients; None where accumulators overflow at every width."""
     prepared, goal, evaluator = scorer.prepared, scorer.goal, scorer.evaluator
     most = widest_feasible(prepared.resolver).bits
-    try:
-        first = first_point(prepared, evaluator)
-    except InfeasibleBits:
+    first = first_point_if_any(prepared, evaluator)
+    if first is None:
         return None
     computed = COMPUTED_CHOICES if first.bits == most else None
     chosen = choose_thresholds(first, evaluator, losses=computed, seed=seed)

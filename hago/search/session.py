@@ -41,7 +41,7 @@ from hago.search.description import description, header_of, passes_record
 from hago.search.earlier_logs import LogPath, hashes_of, known_scores
 from hago.search.effort import Effort, logged_effort, named_effort
 from hago.search.evaluate import Evaluator, held_out_figures
-from hago.search.expected_gains import corrects_within_limits, expected_gains, start_at_limits
+from hago.search.expected_gains import corrects_within_limits, start_within_limits
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.output_thresholds import chooses_thresholds
 from hago.search.pareto_front import FrontWriter, ParetoFront, front_point
@@ -362,8 +362,8 @@ def run_search(
         scorer = scorer.with_prepared(start.prepared)
         if corrects_within_limits(scorer) and (logged is None or "expected_gains" in logged.settings):
             steps("correcting the layers of a point at the limits")
-            start = start_at_limits(start, scorer)
-            gains = expected_gains(start, scorer) if logged is None else logged_gains(logged.settings)
+            known = None if logged is None else logged_gains(logged.settings)
+            start, gains = start_within_limits(start, scorer, known)
             goal = replace(goal, expected_gains=gains)
         scorer = scorer.with_goal(goal)
         check_measures_reachable(goal, start.prepared, start.most_bits, scorer)
@@ -650,7 +650,7 @@ class Search:
                 chosen.add(trial)
         try:
             for made in itertools.chain([best], corrected.spread(chosen.trials)):
-                if not made.score.shortfall:
+                if made.score.accepted:
                     strategy = self.strategy_of_corrected(made)
                     front = front.with_point(front_point(front.measure, made.trial.index, strategy, made.score))
         finally:
