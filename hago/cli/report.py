@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hago.calibration import named_estimator
 from hago.cli.console import Console, Outcome, command_line
 from hago.cli.options import (
     check_command,
@@ -38,12 +39,16 @@ from hago.report import (
 from hago.search import (
     DEFAULT_EFFORT,
     OneShot,
+    QuantizationOptions,
     SearchCallback,
     SearchOutcome,
     is_of_a_cost,
     logged_corrections,
     logged_effort,
+    parse_limits,
+    with_search_topology,
 )
+from hago.search.objective import OBJECTIVES
 from hago.searchers import SEARCHERS, searcher_text
 from hago.serialization.text_table import bytes_text, wrapped
 from hago.study import Header, interruptible_job, read_header
@@ -112,8 +117,9 @@ def write_page(
     one_shot: OneShot | str,
     records: Sequence[Path],
     steps: JobProgress,
-) -> bool:
-    """Write the page of a search that has ended, in full; returns whether it could be written, and warns if not.
+) -> str | None:
+    """Write the page of a search that has ended, in full; returns its path, or None with a warning if it could not be
+    written.
 
     Args:
         one_shot: of `one_shot_of_search`.
@@ -124,9 +130,9 @@ def write_page(
         _write_page(args, outcome, one_shot, records, console.words, steps)
     except HagoError as error:
         warn(f"the page of the search is missing, or of its log alone: {error}")
-        return False
+        return None
     console.written.append(args.report)
-    return True
+    return str(args.report)
 
 
 def _write_page(
@@ -231,6 +237,8 @@ def search_words(header: Header, hardware: str | None) -> list[str] | None:
     settings, searcher = header.settings, header.searcher
     if not {"race", "thresholds"}.isdisjoint(settings) or searcher["name"] not in SEARCHERS:
         return None
+    if header.objective not in OBJECTIVES or not _is_estimator(str(header.estimator)):
+        return None  # of the user's own, and the log does not say where it is
     options = {k: v for k, v in searcher["options"].items() if v not in ("", None)}
     words = ["--hardware", hardware or header.hardware.name, "--searcher", searcher_text(searcher["name"], options)]
     words += ["--objective", str(header.objective)] if header.objective != "sqnr" else []
@@ -244,9 +252,23 @@ def search_words(header: Header, hardware: str | None) -> list[str] | None:
     if names != effort.corrections:
         words += [word for name in names or ("none",) for word in ("--corrections", name)]
     words += ["--estimator", str(header.estimator)] if not settings.get("refined") else []
+    is_searched, figures = settings.get("topology") == "searched", parse_limits(settings.get("limits"))
+    named = [name for name in (options.get("cost"), settings.get("minimize")) if name]
+    costs = [*named, *(x.figure for x in figures if x.is_cost)]
+    if is_searched != bool(with_search_topology(QuantizationOptions(), costs).search_topology):
+        words.append("--search-topology" if is_searched else "--no-search-topology")
     words += [word for pattern in header.keep_float for word in ("--keep-float", pattern)]
     words += [word for key, bits in header.fix_bits.items() for word in ("--fix-bits", f"{key}={bits}")]
     return words
+
+
+def _is_estimator(name: str) -> bool:
+    """Whether an estimator is one of hago's own."""
+    try:
+        named_estimator(name)
+    except HagoError:
+        return False
+    return True
 
 
 def _plain(line: str) -> str:

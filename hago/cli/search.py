@@ -225,8 +225,8 @@ def search_command(args: Namespace, console: Console) -> Outcome:
     if args.report is not None:
         with interruptible_job("report") as steps:
             strategies = [] if tuned is not None and tuned.better else [saved]
-            if not write_page(args, console, outcome, one_shot, [log, files.front, *strategies], steps):
-                args = Namespace(**{**vars(args), "report": None})
+            records = [log, files.front, *strategies]
+            files = replace(files, report=write_page(args, console, outcome, one_shot, records, steps))
     return _outcome(args, outcome, answer, files, tuned, ThisRun(earlier, seconds), objective)
 
 
@@ -252,6 +252,7 @@ class SearchFiles:
     log: Path
     strategy: Path
     front: Path
+    report: str | None = None
 
 
 def search_files(args: Namespace, hardware: Hardware, model_hash: str = "") -> SearchFiles:
@@ -398,7 +399,7 @@ def _outcome(
         f"log       {log}",
         f"strategy  {saved}",
         f"front     {files.front}",
-        *([] if args.report is None else [f"report    {args.report}"]),
+        *([] if files.report is None else [f"report    {files.report}"]),
         f"next      {further}",
     ]
     values = {
@@ -424,7 +425,7 @@ def _outcome(
         "log": str(log),
         "strategy": str(saved),
         "front": str(files.front),
-        "report": args.report,
+        "report": files.report,
         "next": further,
     }
     return Outcome("\n".join(lines), values, OK)
@@ -506,7 +507,9 @@ def _limit_lines(strategy: Strategy, objective: Objective) -> list[str]:
             continue
         sign, others = -1.0 if Goal(objective).measure_of(limit.figure).is_loss else 1.0, ""
         if limit.figure in held_out:
-            missed = ", where it is missed" if limit.shortfall(held_out[limit.figure]) else ""
+            # what is relative to the float model is so on the same data, whose float model has another value
+            is_missed = given == limit.text and limit.shortfall(held_out[limit.figure])
+            missed = ", where it is missed" if is_missed else ""
             others = f", {measure_text(limit.figure, sign * held_out[limit.figure])} on the held-out data{missed}"
         text = measure_text(limit.figure, sign * reached[limit.figure])
         lines += wrapped(f"  limit {given!r}: {text} on the calibration data{others}", " " * 4)

@@ -7,11 +7,10 @@ from typing import Final
 
 from hago.cost import METRICS, amount_text
 from hago.report.document import Figure
+from hago.serialization.text_table import BYTE_UNITS, unit_of
 
 #: The bytes of constants as the chip stores them, each in its dtype: a cost of points, and of trials with a Plan.
 STORED: Final = "stored_bytes"
-#: The units of bytes, each with its size.
-SIZES: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 #: What each cost is called on the page.
 COST_TITLES: Final[Mapping[str, str]] = {
     "weight_bytes": "size of weights, packed",
@@ -43,11 +42,10 @@ def cost_text(name: str, value: float) -> str:
 
 def size_text(value: float) -> str:
     """Bytes with as many places wherever they are shown: 950 B, 231.0 KiB, 1.03 MiB."""
-    size, unit = next((each for each in SIZES if value >= each[0]), SIZES[-1])
-    return size_in(value, size, unit, value)
+    return size_in(value, *unit_of(value, BYTE_UNITS), value)
 
 
-def size_in(value: float, size: int, unit: str, least: float) -> str:
+def size_in(value: float, size: float, unit: str, least: float) -> str:
     """Bytes in a unit, with the places that the least of several amounts has in it.
 
     Args:

@@ -87,7 +87,7 @@ from hago.search import (
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
 from hago.serialization.json_text import canonical
 from hago.serialization.summary import number_values
-from hago.study import versions
+from hago.study import Header, versions
 
 #: The values of all nodes and samples on which the nodes of the point that is shown first are inspected, and those of
 #: the other points; and the limits on the number of samples. Outputs are measured on all samples.
@@ -352,12 +352,19 @@ def _trials_of(records: Records, options: ReportOptions, *, running: bool) -> tu
         return None, None
     passes = [] if not records.strategies else [each.to_json() for each in passes_of(records.strategies[0][1])]
     try:
-        given = records.strategies[0][1] if records.strategies else None
+        given = next((s for _, s in records.strategies if _is_of_search(s, log.header)), None)
         taken, results = (None, None) if given is None else (given.bits, number_values(given.made_by.get("results")))
         columns = columns_of(log.header, log.trials, taken, results, _own(options))
-        return columns, story_of(log.header, log.trials, columns, passes, running=running)
+        return columns, story_of(log.header, log.trials, columns, passes, _own(options), running=running)
     except _MISREAD as error:
         raise LogError(f"log {records.log_path} cannot be read ({error!r}); it was edited") from None
+
+
+def _is_of_search(strategy: Strategy, header: Header) -> bool:
+    """Whether a strategy is what the search of a log gave, as far as its record says."""
+    made_by, settings = strategy.made_by, header.settings
+    same_limits = list(made_by.get("goal", {}).get("limits", ())) == list(settings.get("limits", ()))
+    return "searcher" in made_by and made_by.get("data_hash") == header.data_hash and same_limits
 
 
 def _check_same_task(records: Records, hardware: Hardware) -> None:

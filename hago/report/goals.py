@@ -48,11 +48,14 @@ def keeps(limit: AskedLimit, value: float, whole: float | None = None) -> bool:
         whole: the figure of the float model on the same data, for limits that are relative to it.
     """
     least = least_of(limit, whole)
-    if not math.isfinite(value):
+    if not math.isfinite(value) or (limit.most is not None and not _is_within(value, limit.most)):
         return False
-    if limit.most is not None and not (value <= limit.most or math.isclose(value, limit.most, rel_tol=_SAME)):
-        return False
-    return least is None or value >= least or math.isclose(value, least, rel_tol=_SAME)
+    return least is None or _is_within(least, value)
+
+
+def _is_within(low: float, high: float) -> bool:
+    """Whether a number is at most another, in the digits of the document."""
+    return low <= high or math.isclose(low, high, rel_tol=_SAME)
 
 
 def least_of(limit: AskedLimit, whole: float | None) -> float | None:
@@ -77,7 +80,7 @@ def misses(goal: AskedGoal | None, figures: Mapping[str, Any]) -> list[str]:
         if asked is None or not isinstance(value, (int, float)):
             continue
         value = float(value)
-        kept = value <= asked if limit.is_cost else value >= asked
+        kept = _is_within(value, asked) if limit.is_cost else _is_within(asked, value)
         if kept:
             continue
         side = "above" if limit.is_cost or limit.is_loss else "below"
@@ -85,6 +88,17 @@ def misses(goal: AskedGoal | None, figures: Mapping[str, Any]) -> list[str]:
         is_lowered = limit.before is not None and limit.before != limit.least
         before = " before corrections" if is_lowered else ""
         texts.append(f"{limit.name} {shown}, {side} the {wanted} that were asked{before}")
+    return texts
+
+
+def allowances(goal: AskedGoal | None) -> list[str]:
+    """By how much trials may miss limits on measures, before their layers are corrected."""
+    texts = []
+    for limit in () if goal is None else goal.limits:
+        if limit.before is None or limit.least is None or limit.before == limit.least:
+            continue
+        gain = measure_text(limit.figure, limit.least - limit.before).replace(" %", " points")
+        texts.append(f"{limit.name} may be {gain} {'above' if limit.is_loss else 'below'} its limit")
     return texts
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
-from hago.report.amounts import SIZES, STORED, cost_figure, cost_text, size_in
+from hago.report.amounts import STORED, cost_figure, cost_text, size_in
 from hago.report.document import (
     AskedGoal,
     AskedLimit,
@@ -25,7 +25,7 @@ from hago.report.document import (
 from hago.report.goals import keeps, least_of, limit_text, number_text
 from hago.search.objective import OBJECTIVES
 from hago.serialization.summary import measure_text, names_text
-from hago.serialization.text_table import counted
+from hago.serialization.text_table import BYTE_UNITS, counted, unit_of
 
 #: The bits that the answer on fewer bits is about, where the log has them.
 ASKED_BITS: Final = 6
@@ -403,7 +403,7 @@ def _measured(at: FewerBits, most: FewerBits, corrected: str) -> Iterator[str]:
 def _in_one_unit(now: float, before: float) -> tuple[str, str]:
     """Two amounts of bytes in the unit of the smaller."""
     least = min(now, before)
-    size, unit = next((each for each in SIZES if least >= each[0]), SIZES[-1])
+    size, unit = unit_of(least, BYTE_UNITS)
     return size_in(now, size, unit, least), size_in(before, size, unit, least)
 
 

@@ -11,10 +11,10 @@ from typing import Any, Final, Literal
 from hago.plan import Bits
 from hago.report.amounts import STORED
 from hago.report.document import AskedGoal, FewerBits, Figure, Move, SearchStory, Trials, rounded
-from hago.report.goals import asked_goal, kept_by, misses
+from hago.report.goals import allowances, asked_goal, kept_by, misses
 from hago.search import logged_front_cost
 from hago.search.objective import OBJECTIVES, Objective
-from hago.serialization.summary import measure_name, measure_text
+from hago.serialization.summary import measure_name
 from hago.study import Header, Trial, TrialFront, best_trial
 
 #: The most digits of bits that a report holds; of longer logs, only trials of the front keep their bits.
@@ -113,19 +113,26 @@ def bits_text(bits: Mapping[str, int], groups: Sequence[str]) -> str:
 
 
 def story_of(
-    header: Header, trials: Sequence[Trial], columns: Trials, passes: Sequence[Mapping[str, Any]], *, running: bool
+    header: Header,
+    trials: Sequence[Trial],
+    columns: Trials,
+    passes: Sequence[Mapping[str, Any]],
+    own: Objective | None = None,
+    *,
+    running: bool,
 ) -> SearchStory:
     """The course of a search.
 
     Args:
         columns: of the same trials.
         passes: what corrections gained, where a strategy has more of them than the log.
+        own: of `columns_of`.
     """
     corrections = header.settings.get("corrections")
     logged = corrections.get("passes", ()) if isinstance(corrections, Mapping) else ()
     of, means = _mean_bits(trials, columns)
     return SearchStory(
-        settings=_settings(header),
+        settings=_settings(header, asked_goal(header.settings, str(header.objective), own)),
         moves=_moves(trials, columns),
         time=_time(trials),
         passes=tuple(passes or logged),
@@ -172,11 +179,11 @@ def _why_rejected(trial: Trial, goal: AskedGoal | None, kept: bool | None, *, is
     if not is_taken:
         return text
     limits = "the limit" if goal is not None and len(goal.limits) == 1 else "the limits"
-    how = {True: f": corrected, it keeps {limits}", False: f": corrected, it misses {limits}, but by the least"}
+    how = {True: f": corrected, it keeps {limits}", False: f": corrected, it misses {limits}"}
     return f"{text}; taken all the same{'' if kept is None else how[kept]}"
 
 
-def _settings(header: Header) -> dict[str, str]:
+def _settings(header: Header, goal: AskedGoal | None) -> dict[str, str]:
     """What the header says of the search, in words."""
     options = ", ".join(f"{k}={v}" for k, v in header.searcher.get("options", {}).items() if v not in ("", None))
     effort = header.settings.get("effort")
@@ -186,11 +193,7 @@ def _settings(header: Header) -> dict[str, str]:
         "objective": str(header.objective),
         "minimized": str(header.settings.get("minimize") or ""),
         "limits": ", ".join(map(str, limits)),
-        "before corrections": ", ".join(
-            f"{measure_name(name)} may be {measure_text(name, gain)} less"
-            for name, gain in header.settings.get("expected_gains", {}).items()
-            if gain
-        ),
+        "before corrections": ", ".join(allowances(goal)),
         "estimator": str(header.estimator),
         "effort": str(effort.get("name", "")) if isinstance(effort, Mapping) else "",
         "kept float": ", ".join(header.keep_float),

@@ -27,7 +27,13 @@ from hago.search.intervals import paired_difference, paired_interval, quick_inte
 from hago.search.measured_point import MeasuredPoint, sqnr_evaluator
 from hago.search.one_shot import OneShot, quantize_and_measure, quantize_in_one_shot
 from hago.search.pareto_front import ParetoFront, load_front
-from hago.search.preparation import Prepared, QuantizationOptions, import_with_held_out, prepare
+from hago.search.preparation import (
+    Prepared,
+    QuantizationOptions,
+    import_with_held_out,
+    prepare,
+    with_search_topology,
+)
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, logged_front_cost, logged_scorer, replay_log, replay_strategy
@@ -124,4 +130,5 @@ __all__ = [
     "stored_resolver",
     "thresholds_sha256",
     "wilson_interval",
+    "with_search_topology",
 ]

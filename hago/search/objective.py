@@ -11,6 +11,8 @@ with their curvatures.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -392,7 +394,7 @@ def named_objective(spec: ObjectiveLike) -> Objective:
     samples.
 
     Raises:
-        HagoError: an unknown name.
+        HagoError: an unknown name, or a function of other arguments.
     """
     if isinstance(spec, Objective):
         return spec
@@ -404,7 +406,16 @@ def named_objective(spec: ObjectiveLike) -> Objective:
         return OBJECTIVES[spec]
     if not callable(spec):
         raise HagoError(f"objective {spec!r} is a {type(spec).__name__}; expected a name or a function")
-    return Objective(getattr(spec, "__name__", "custom"), _Called(spec), _mean)
+    name = getattr(spec, "__name__", "custom")
+    with contextlib.suppress(ValueError):  # some functions of C have no signature
+        signature = inspect.signature(spec)
+        try:
+            signature.bind(None, None, None)
+        except TypeError:
+            raise HagoError(
+                f"objective {name!r} takes {signature}; expected a function of (reference, outputs, labels)"
+            ) from None
+    return Objective(name, _Called(spec), _mean)
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,8 +287,8 @@ class _Study:
         import optuna
 
         with storage_errors(self.options.storage, "write to"):
-            trial.set_user_attr(_CONSTRAINTS, constraint_values(score))
-            if has_no_value(score):
+            trial.set_user_attr(_CONSTRAINTS, _constraint_values(score))
+            if _has_no_value(score):
                 self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
             else:
                 self.study.tell(trial, self._values(bits, score))
@@ -317,12 +317,12 @@ class _Study:
         return [score.value, self.surrogate.cost_of(bits, score)][: 1 + self.both]
 
 
-def constraint_values(score: Score) -> list[float]:
+def _constraint_values(score: Score) -> list[float]:
     """The values of the study's constraints: excess bits, and the shortfall of limits."""
     return [float(sum(score.excess_bits.values()) or len(score.overflows)), min(score.shortfall, 1e30)]
 
 
-def has_no_value(score: Score) -> bool:
+def _has_no_value(score: Score) -> bool:
     """Whether a score has no finite value."""
     return bool(score.infeasible) or not math.isfinite(score.value)
 
@@ -336,9 +336,9 @@ def trial_outcome(score: Score, values: Sequence[float]) -> dict[str, Any]:
     """
     import optuna
 
-    if has_no_value(score) or not all(map(math.isfinite, values)):
+    if _has_no_value(score) or not all(map(math.isfinite, values)):
         return {"state": optuna.trial.TrialState.FAIL}
-    return {"values": list(values), "system_attrs": {"constraints": constraint_values(score)}}
+    return {"values": list(values), "system_attrs": {"constraints": _constraint_values(score)}}
 
 
 def study_numbers(choices: Sequence[int]) -> tuple[Sequence[int], int]:

@@ -66,6 +66,7 @@ def test_the_json_that_is_printed_is_that_of_the_page(hago: Run) -> None:
         ["--minimize", "size", "--keep", "sqnr >= 12", "--keep", "agreement >= 20 %", "--effort", "fast"],
         ["--budget-cost", "size <= 80 %", "--corrections", "bias", "--corrections", "rounding"],
         ["--estimator", "mse", "--corrections", "none", "--keep-float", "*relu*"],
+        ["--search-topology", "--corrections", "none"],
     ],
 )
 def test_the_page_of_a_log_says_which_command_continues_it(hago: Run, options: list[str]) -> None:
@@ -80,6 +81,16 @@ def test_the_page_of_a_log_says_which_command_continues_it(hago: Run, options: l
     assert again.code == 0, again.err
     assert Path("s.jsonl").read_bytes() == before
     assert json.loads(Path("again.json").read_text("utf-8")) == json.loads(Path("s.json").read_text("utf-8"))
+
+
+def test_a_search_that_the_command_line_cannot_say_has_no_command(hago: Run) -> None:
+    mine = "\n\ndef mine(reference, outputs, labels):\n    return -float(abs(reference[0] - outputs[0]).sum())\n"
+    Path("report_zoo.py").write_text(ZOO + mine, "utf-8")
+    search = ["search", *GIVEN, "--hardware", "vta", "--budget", "1 trials", "--log", "s.jsonl", "--save", "s.json"]
+    assert hago(*search, "--objective", "report_zoo:mine").code == 0
+    run = hago("report", *GIVEN, "s.jsonl", "--objective", "report_zoo:mine", "--no-remedies", "--json")
+    assert run.code == 0, run.err
+    assert not [c for c in run.json["commands"] if c["line"].startswith("hago search ")]
 
 
 def test_the_commands_of_a_page_work(hago: Run) -> None:

@@ -16,7 +16,7 @@ from hago.report import LiveReport, Report, ReportOptions, page_of
 from hago.report.document import AskedGoal, InShort, Point
 from hago.report.goals import asked_goal
 from hago.report.short import Told, answers
-from hago.report.trials import columns_of
+from hago.report.trials import columns_of, story_of
 from hago.study import Log, Trial, read_log
 
 from .searched import CHIP, data, network
@@ -200,10 +200,37 @@ def test_a_trial_says_which_limit_it_misses(search_folder: Path, settings: Mappi
 
 
 @pytest.mark.parametrize(
+    ("limit", "figure", "gain", "says"),
+    [
+        ("sqnr >= 20", "sqnr", 5.65, "sqnr may be 5.65 dB below its limit"),
+        ("kl <= 0.1", "kl", 0.005, "kl may be 0.005 above its limit"),
+        ("agreement >= 99 %", "agreement", 0.012, "agreement may be 1.20 points below its limit"),
+        ("sqnr >= 20", "sqnr", 0.0, ""),
+    ],
+)
+def test_what_trials_may_lack_is_told_in_the_direction_of_the_limit(
+    search_folder: Path, limit: str, figure: str, gain: float, says: str
+) -> None:
+    log = read_log(search_folder / "net.jsonl")
+    assert log.header is not None
+    settings = {**log.header.settings, "limits": [limit], "expected_gains": {figure: gain}}
+    header = replace(log.header, settings=settings)
+    columns = columns_of(header, log.trials)
+    story = story_of(header, log.trials, columns, [], running=False)
+    assert story.settings.get("before corrections", "") == says
+
+
+def test_a_trial_that_has_a_limit_exactly_does_not_miss_it(search_folder: Path) -> None:
+    settings = {"limits": [f"accuracy >= {2 / 3!r}", "sqnr >= 20"]}
+    header, trials = limited(read_log(search_folder / "net.jsonl"), {"sim_acc": 2 / 3, "sqnr": 11.46}, settings)
+    assert "accuracy" not in columns_of(header, trials).rejected[1]
+
+
+@pytest.mark.parametrize(
     ("results", "says"),
     [
         ({"sqnr": 21.73}, "; taken all the same: corrected, it keeps the limit"),
-        ({"sqnr": 19.0}, "; taken all the same: corrected, it misses the limit, but by the least"),
+        ({"sqnr": 19.0}, "; taken all the same: corrected, it misses the limit"),
         ({}, "; taken all the same"),
     ],
 )
@@ -222,10 +249,16 @@ def test_a_report_reads_what_the_strategy_keeps(search_folder: Path, tmp_path: P
     log = read_log(search_folder / "net.jsonl")
     header, trials = limited(log, {"sqnr": 11.46}, GOAL)
     strategy = hago.Strategy.load(search_folder / "net.json")
-    taken = replace(strategy, bits=trials[1].bits, made_by={**strategy.made_by, "results": {"sqnr": 21.73}})
+    taken = replace(
+        strategy, bits=trials[1].bits, made_by={**strategy.made_by, "goal": GOAL, "results": {"sqnr": 21.73}}
+    )
     records = Records(log=Log(header, tuple(trials), 0, 0), strategies=(("net.json", taken),))
     columns, _ = _trials_of(records, ReportOptions(), running=False)
     assert columns is not None and columns.rejected[1].endswith("corrected, it keeps the limit")
+    one_shot = replace(taken, made_by={k: v for k, v in taken.made_by.items() if k != "searcher"})
+    others = replace(records, strategies=(("one_shot.json", one_shot),))
+    columns, _ = _trials_of(others, ReportOptions(), running=False)
+    assert columns is not None and columns.best == 0 and "taken" not in columns.rejected[1]
 
 
 # ---------------------------------------------------------------- one shot, and pages of running searches
@@ -291,7 +324,7 @@ def test_the_page_of_a_running_search_names_the_minimized_cost_first(
     text = "".join(Reader(path.read_text("utf-8")).text)
     if minimize:
         assert "The best so far is trial 0, with weight_bytes 135.8 KiB and SQNR 21.73 dB." in text
-        assert "measured before layers are corrected, when SQNR may be 5.65 dB less than its limit." in text
+        assert "measured before layers are corrected, when sqnr may be 5.65 dB below its limit." in text
     else:
         assert "The best so far is trial 0, with SQNR 21.73 dB." in text and "than its limit" not in text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -161,3 +162,13 @@ def test_classes_have_any_dtype(dtype: torch.dtype) -> None:
     torch.testing.assert_close(LOSSES["labels"]([made], [made], hot), expected)  # probabilities of classes
     right = OBJECTIVES["accuracy"].per_sample([made], [made], labels)
     assert OBJECTIVES["accuracy"].per_sample([made], [made], labels.to(dtype)).equal(right)
+
+
+@pytest.mark.parametrize("function", [lambda reference, outputs: 0.0, lambda *, x: 0.0, lambda: 0.0])
+def test_a_function_of_other_arguments_is_no_objective(function: Any) -> None:
+    with pytest.raises(HagoError, match=r"takes \(.*expected a function of \(reference, outputs, labels\)"):
+        named_objective(function)
+
+
+def test_a_function_with_further_defaults_is_an_objective() -> None:
+    assert named_objective(lambda reference, outputs, labels, weight=1.0: 0.0).name == "<lambda>"
