@@ -55,7 +55,7 @@ def keeps(limit: AskedLimit, value: float, whole: float | None = None) -> bool:
 
 def _is_within(low: float, high: float) -> bool:
     """Whether a number is at most another, in the digits of the document."""
-    return low <= high or math.isclose(low, high, rel_tol=_SAME)
+    return low <= high or low - high <= _SAME * abs(high)
 
 
 def least_of(limit: AskedLimit, whole: float | None) -> float | None:

@@ -19,7 +19,7 @@ from hago.errors import LogError
 from hago.plan import Strategy
 from hago.search import CORRECTIONS, correcting, passes_of
 from hago.search.effort import EFFORTS
-from hago.search.safe_bits import first_safe_bits
+from hago.search.measured_point import first_point_if_any
 from hago.search.squared_gradients import GRADIENT_SAMPLES
 from hago.study import read_log
 
@@ -88,12 +88,10 @@ def test_a_pass_that_is_not_sure_or_overflows_is_named(monkeypatch: pytest.Monke
         patch.setattr(correcting.Confirmation, "gain", lambda *_: correcting_gain())
         assert why(corrections="thresholds") == {("thresholds",): "not sure"}
 
-    def overflowing(evaluator: Any, resolver: Any, peaks: Any) -> Any:
-        if resolver.graph.corrected_from is not None:
-            raise hago.errors.InfeasibleBits("overflow")
-        return first_safe_bits(evaluator, resolver, peaks)
+    def overflowing(prepared: Any, evaluator: Any) -> Any:
+        return None if prepared.graph.corrected_from is not None else first_point_if_any(prepared, evaluator)
 
-    monkeypatch.setattr(correcting, "first_safe_bits", overflowing)
+    monkeypatch.setattr(correcting, "first_point_if_any", overflowing)
     assert why(corrections="equalization") == {("equalization",): "overflow"}
 
 
