@@ -33,6 +33,7 @@ from hago.search import (
     OneShot,
     Prepared,
     QuantizationOptions,
+    Quantizer,
     SearchOutcome,
     correct,
     import_with_held_out,
@@ -419,14 +420,20 @@ def one_shot_options(strategy: Strategy) -> QuantizationOptions:
     )
 
 
-def one_shot_plan(
-    graph: Graph, hardware: Hardware, strategy: Strategy, batches: Batches, steps: JobProgress
-) -> Plan | str:
-    """The Plan of one-shot quantization with the options of a strategy; or why there is none.
+def one_shot_again(
+    graph: Graph,
+    hardware: Hardware,
+    strategy: Strategy,
+    batches: Batches,
+    steps: JobProgress,
+    most_bits: int | None = None,
+) -> Quantizer | str:
+    """One-shot quantization with the options of a strategy; or why there is none.
 
     Args:
         batches: the data that the strategy was calibrated on.
         steps: shows the progress.
+        most_bits: that edges have; by default as many as the hardware takes.
     """
     made_by = strategy.made_by
     if made_by.get("data_hash") != batches.sha256:
@@ -441,9 +448,18 @@ def one_shot_plan(
     try:
         prepared = prepare(graph, hardware, batches, one_shot_options(strategy), steps=steps)
         names = of_seconds([str(name) for name in made_by.get("corrections", ())])
-        return quantize_in_one_shot(correct(prepared, names, strategy.corrections)).plan
+        prepared = correct(prepared, names, strategy.corrections)
+        return quantize_in_one_shot(prepared if most_bits is None else prepared.with_most_bits(most_bits))
     except (HagoError, KeyError) as error:
         return f"one shot is not shown, since it cannot be made again: {error}"
+
+
+def one_shot_plan(
+    graph: Graph, hardware: Hardware, strategy: Strategy, batches: Batches, steps: JobProgress
+) -> Plan | str:
+    """The Plan of `one_shot_again`; or why there is none."""
+    made = one_shot_again(graph, hardware, strategy, batches, steps)
+    return made if isinstance(made, str) else made.plan
 
 
 def one_shot_of_search(outcome: SearchOutcome, steps: JobProgress) -> OneShot | str:

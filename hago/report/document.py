@@ -24,7 +24,7 @@ DIGITS: Final = 12
 
 Runs = Literal["integer", "float", "input"]
 EdgeKind = Literal["data", "weight", "bias", "constant", "output"]
-PointKind = Literal["strategy", "front", "trial"]
+PointKind = Literal["strategy", "front", "trial", "few bits"]
 
 
 def rounded(value: float | None, digits: int = DIGITS) -> float | None:
@@ -102,10 +102,11 @@ class Trials:
         seconds, elapsed: of the evaluation, and of the search until then.
         gain: by how much the trial raised the best value so far; None where it did not.
         rejected: why a trial cannot be taken as it is (overflow, the limits that it misses, no signature); empty for
-            the others.
+            the others, and for the best.
         front: the trials that no other beats in both the objective and `front_cost`.
         best: the trial that the search gives, which with a tolerance may have a lower value than others; None where no
             trial can be taken.
+        best_note: why the best is taken although it misses limits as it is.
     """
 
     groups: tuple[str, ...]
@@ -124,6 +125,7 @@ class Trials:
     front: tuple[int, ...]
     front_cost: str
     best: int | None
+    best_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,7 @@ class FewerBits:
         data: the data that `figures` and `to_float` were measured on; empty where nothing was.
         figures: of the simulated model.
         to_float: the accuracy, less that of the float model; None without labels.
+        uncorrected: whether `figures` and `to_float` are of before layers were corrected, as `value` always is.
     """
 
     bits: int
@@ -193,6 +196,7 @@ class FewerBits:
     data: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)
     to_float: PairedFigure | None = None
+    uncorrected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +211,8 @@ class SearchStory:
         fewer: what fewer bits cost, from many bits to few.
         fewer_of: what the mean of bits is over: "weights", each counted, or "edges": the groups of edges whose bits the
             search varied, where weights that stay float leave the mean of all weights above 8.
-        uncorrected: whether layers of the strategy were corrected after its trial, so that figures of trials, and of
-            points of the front, are of before.
+        uncorrected: whether layers of the strategy were corrected after its trial, so that figures of trials are of
+            before.
         running: whether the search was running when the report was made.
     """
 
@@ -256,11 +260,13 @@ class AskedGoal:
     Args:
         minimize: the cost that is minimized; empty where the objective is maximized.
         objective: its name.
+        is_loss: whether it is a loss.
     """
 
     minimize: str
     objective: str
     limits: tuple[AskedLimit, ...]
+    is_loss: bool = False
 
 
 # ---------------------------------------------------------------- the network
@@ -463,7 +469,7 @@ class Point:
 
     Args:
         title: in words.
-        kind: where it comes from.
+        kind: where it comes from; "few bits" is one shot with few bits, which the report made for comparison.
         trial: its trial in the log; None where there is none, or where it is not known.
         bits: by edge group.
         costs: all that the hardware file has figures for; `float_costs` those of the float model, `one_shot_costs`
@@ -479,6 +485,7 @@ class Point:
         short: the answers to what readers ask first.
         remedies: changes that were tried, as `hago inspect` gives them; None where none were.
         corrected: what is changed in the network before it is quantized, in words.
+        uncorrected: whether its layers were not corrected as those of the strategy were that the search gave.
         commands: how it is realized and replayed.
     """
 
@@ -501,6 +508,7 @@ class Point:
     short: tuple[InShort, ...] = ()
     remedies: Mapping[str, Any] | None = None
     corrected: str = ""
+    uncorrected: bool = False
     commands: tuple[Command, ...] = ()
 
 

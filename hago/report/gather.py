@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from hago.analysis import GraphStatistic, find_remedies, inspect_plan
-from hago.analysis.answer import one_shot_plan
+from hago.analysis.answer import one_shot_again, one_shot_plan
 from hago.analysis.strategy_comparison import measure_difference
 from hago.arithmetic.equality import count_differing
 from hago.caching import LRU
@@ -61,7 +61,7 @@ from hago.report.goals import asked_goal, limited_measures
 from hago.report.layout import draw_network
 from hago.report.nodes import Tables, describe_nodes, histograms_of, ram_bytes, widest_edges
 from hago.report.records import Records
-from hago.report.short import Told, answers, named_trials
+from hago.report.short import ASKED_BITS, Told, answers, named_trials
 from hago.report.trials import (
     bits_text,
     columns_of,
@@ -241,14 +241,24 @@ def gather_report(
     }
     given = _Given(graph, hardware, batches, evaluators)
     candidates = _candidates(records, given, base, options, steps, notes)
+    candidates = _with_few_bits(candidates, given, options, steps)
+    shown = sum(candidate.source.trial is not None for candidate in candidates)
+    if base.trials is not None and base.trials.front and shown < len(base.trials.value):
+        notes.append(
+            f"{len(candidates)} points are shown in full (at most {options.points}, see --points); of the other "
+            "trials, bits and costs"
+        )
     base = _with_stored(base, records, given, candidates, steps)
     made = _Points(given, base, options, commands, steps, one_shot)
     points = [made.point(candidate, is_first=i == 0) for i, candidate in enumerate(candidates)]
     story = None if base.search is None else _with_measures(base.search, records, given, points, steps)
     pairs = tuple(made.pairs())
     front = 0 if base.trials is None else len(base.trials.value)
-    told = Told(story, base.measure, made.cost, hardware.name, front, base.goal)
-    points = [replace(point, short=answers(point, told)) for point in points]
+    few = points[-1] if points and points[-1].kind == "few bits" else None
+    # by point, what it and the one with few bits are on the last data set
+    pair_of = {pair.first: pair for pair in pairs if few is not None and pair.second == len(points) - 1}
+    told = Told(story, base.measure, made.cost, hardware.name, front, base.goal, few)
+    points = [replace(point, short=answers(point, told, pair_of.get(i))) for i, point in enumerate(points)]
     notes += [*made.notes, *_notes_on_points(records, points, is_measured=bool(evaluators))]
     names = [cost.name for cost in base.costs]
     names += [name for name in (*METRICS, STORED) if name not in names and any(name in p.costs for p in points)]
@@ -293,7 +303,7 @@ def _of_records(
         hardware=Identity(hardware.name, hardware_hash(hardware)),
         made_with=versions(torch.get_num_threads()),
         commands=tuple(commands(None)),
-        measure=measure_figure(_objective_name(records)),
+        measure=measure_figure(_objective_name(records), _own(options)),
         costs=() if trials is None else tuple(cost_figure(name) for name in trials.costs),
         front_cost=trials.front_cost if trials else records.front.cost if records.front else FRONT_COST,
         search=story,
@@ -477,13 +487,28 @@ def _candidates(
             found.append(_Candidate(f"trial {point.trial} of the front", point.strategy, source))
     elif trials is not None and left:
         found += _replayed(records, given, trials, named, left, options, steps, notes)
-    shown = sum(candidate.source.trial is not None for candidate in found)
-    if trials is not None and trials.front and shown < len(trials.value):
-        notes.append(
-            f"{len(found)} points are shown in full (at most {options.points}, see --points); of the other trials, "
-            "bits and costs"
-        )
     return found
+
+
+def _with_few_bits(
+    candidates: Sequence[_Candidate], given: _Given, options: ReportOptions, steps: JobProgress
+) -> list[_Candidate]:
+    """The points, the last of them one shot with at most ASKED_BITS bits, which tells what fewer bits cost, if there is
+    room: where the first point has more bits than the hardware takes, and one shot can be made again."""
+    kept = list(candidates)
+    if len(kept) >= options.points and kept[-1].source.kind != "strategy":
+        kept.pop()
+    if given.batches is None or not kept or len(kept) >= options.points:
+        return list(candidates)
+    strategy = kept[0].strategy
+    groups = given.resolver(strategy).space.groups
+    if not any(strategy.bits[key] > ASKED_BITS >= group.choices[-1] for key, group in groups.items()):
+        return list(candidates)
+    steps(f"quantizing to {ASKED_BITS} bits in one shot")
+    made = one_shot_again(given.graph, given.hardware, strategy, given.batches, steps, ASKED_BITS)
+    if isinstance(made, str):
+        return list(candidates)
+    return [*kept, _Candidate(f"one shot at {ASKED_BITS} bits", made.strategy, Source("few bits"))]
 
 
 def _first_of(order: Sequence[int], wanted: Sequence[int], most: int) -> list[int]:
@@ -621,20 +646,23 @@ def _with_measures(
         point = numbers[0] if numbers else None
         figures: Mapping[str, Any] = {}
         to_float: PairedFigure | None = None
+        is_corrected = False
         if point is not None:
             verdict = points[point].verdicts[-1]
-            figures = verdict.model("simulated").figures
+            figures, is_corrected = verdict.model("simulated").figures, not points[point].uncorrected
             to_float = next((d for d in verdict.differences if d.first == "float"), None)
         elif each.trial in strategies:
             steps(f"measuring trial {each.trial} on the {name}")
             strategy = strategies[each.trial]
             plan = given.resolver(strategy)(strategy.bits)
             measured, whole = evaluator.measure(plan).contributions, evaluator.float_contributions()
-            figures = _figures(evaluator, measured)
+            figures, is_corrected = _figures(evaluator, measured), bool(strategy.corrections.offsets)
             if "accuracy" in measured:
                 objective = _objective(evaluator, "accuracy")
                 to_float = _paired(objective, "float", "simulated", whole["accuracy"], measured["accuracy"])
-        fewer.append(replace(each, point=point, data=name if figures else "", figures=figures, to_float=to_float))
+        before = story.uncorrected and not is_corrected
+        on = name if figures else ""
+        fewer.append(replace(each, point=point, data=on, figures=figures, to_float=to_float, uncorrected=before))
     return replace(story, fewer=tuple(fewer))
 
 
@@ -648,6 +676,7 @@ class _Points:
 
     Attributes:
         cost: the cost of the front.
+        search: the course of the search.
         tables: the histograms and channels that the points share.
         drawings: the networks that were drawn, by index.
         notes: why one shot is missing, where it is.
@@ -664,7 +693,7 @@ class _Points:
     ) -> None:
         self.given, self.options, self.commands, self.steps = given, options, commands, steps
         self._known_one_shot = one_shot
-        self.cost = base.front_cost
+        self.cost, self.search = base.front_cost, base.search
         self.tables, self.drawings = Tables(), list[Drawing]()
         self._drawn: dict[Any, int] = {}
         self._measured: list[Mapping[str, Mapping[str, Tensor]]] = []
@@ -718,6 +747,7 @@ class _Points:
             inside_samples=0 if statistic is None else statistic.samples,
             remedies=remedies,
             corrected=str(strategy.corrections),
+            uncorrected=_is_uncorrected(self.search, candidate),
             commands=tuple(self.commands(candidate.source)),
         )
 
@@ -798,6 +828,12 @@ class _Points:
             self.steps("collecting histograms")
             self._histograms[key] = histograms_of(plan.graph, self.given.inspected(INSPECTED_VALUES), plan.ops)
         return self._histograms[key]
+
+
+def _is_uncorrected(search: SearchStory | None, candidate: _Candidate) -> bool:
+    """Whether layers of a point were not corrected as those of the strategy were that the search gave."""
+    is_trial = candidate.source.kind in ("front", "trial")
+    return is_trial and search is not None and search.uncorrected and not candidate.strategy.corrections.offsets
 
 
 def _costs(cost: Cost) -> dict[str, float]:

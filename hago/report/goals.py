@@ -32,7 +32,8 @@ def asked_goal(settings: Mapping[str, Any], objective: str, own: Objective | Non
         return None
     given, gains = list(settings.get("limits_given") or texts), logged_gains(settings)
     limits = [_asked(plain, text, gains, own) for plain, text in zip(texts, given, strict=True)]
-    return AskedGoal(minimize, objective, tuple(limits))
+    measure = own or OBJECTIVES.get(objective)
+    return AskedGoal(minimize, objective, tuple(limits), measure is not None and measure.is_loss)
 
 
 def limited_measures(goal: AskedGoal | None) -> tuple[Objective, ...]:

@@ -223,7 +223,7 @@ function renderTrialOnly() {
     facts([[R.measure.title + SEARCHED, `${measured(T.value[i])}${T.low[i] === null ? "" : ` (95 %: ${measured(T.low[i])} to ${measured(T.high[i])})`}`],
       ...R.costs.filter((cost) => cost.name in T.costs).map((cost) => [cost.title, amount(cost, T.costs[cost.name][i])]),
       ["bits", bits === null ? LEFT_OUT : bitsText(bits)],
-      ["state", T.rejected[i] || (FRONT.has(i) ? "on the front" : "")], ["asked because", T.why[T.reason[i]]]]));
+      ["state", stateOf(i)], ["asked because", T.why[T.reason[i]]]]));
 }
 
 // ---------------------------------------------------------------- plots of trials
@@ -254,9 +254,11 @@ const axisTitle = unitText ? `${R.measure.title} in ${unitText}` : R.measure.tit
 const plots = {};
 // what the measures of trials are of
 const SEARCHED = ` on the calibration data${R.search && R.search.uncorrected ? ", before layers were corrected" : ""}`;
-// the objective of a strategy that was given, measured on the data of the search; corrections may set it off its trial
+const stateOf = (i) => T.rejected[i] || (i === T.best && T.best_note ? T.best_note : FRONT.has(i) ? "on the front" : "");
+// the objective of a point that is not as its trial was measured, on the data of the search
 function strategyValue(point) {
-  const verdict = point.kind === "strategy" && point.verdicts.find((each) => each.data === "calibration data");
+  const apart = point.kind === "strategy" || point.kind === "few bits" || point.kind === "front" && R.search && R.search.uncorrected && !point.uncorrected;
+  const verdict = apart && point.verdicts.find((each) => each.data === "calibration data");
   const value = verdict ? verdict.models.find((model) => model.name === "simulated").figures[R.measure.name] : null;
   return value === undefined ? null : value;
 }
@@ -279,12 +281,12 @@ function drawFront() {
   const full = new Set(R.points.map((point) => point.trial));
   const order = [...shown].sort((i, j) => FRONT.has(i) - FRONT.has(j));
   for (const i of order) {
-    const kind = T.rejected[i] && i !== T.best ? "dot rejected" : FRONT.has(i) ? "dot front" : "dot";
+    const kind = T.rejected[i] ? "dot rejected" : FRONT.has(i) ? "dot front" : "dot";
     const dot = svg("circle", { class: `${kind} ${full.has(i) ? "full" : "hollow"}`, cx: x.at(column[i]), cy: y.at(drawn(T.value[i])), r: full.has(i) ? 6 : FRONT.has(i) ? 4.5 : 3.5, "data-trial": i });
     made.append(dot);
   }
   const strategies = {};
-  for (const [i, cost_of, value] of own) {
+  for (const [i, cost_of, value] of own.reverse()) { // the first is on top
     const at = [x.at(cost_of), y.at(drawn(value))];
     strategies[i] = at;
     const diamond = svg("path", { class: "diamond", d: `M${at[0]} ${at[1] - 7}l7 7l-7 7l-7-7z`, "data-point-of": i }, svg("title", {}, `${R.points[i].title}: ${measured(value)}, ${amount(cost, cost_of)}`));
@@ -318,7 +320,7 @@ function drawSearch() {
     steps.push(`${x.at(i)},${y.at(best)}`);
   });
   if (best !== null) made.append(svg("polyline", { class: "best-line", points: [...steps, `${x.at(T.value.length - 1)},${y.at(best)}`].join(" ") }));
-  for (const i of shown) made.append(svg("circle", { class: T.rejected[i] && i !== T.best ? "dot rejected" : T.gain[i] !== null ? "dot front" : "dot", cx: x.at(i), cy: y.at(drawn(T.value[i])), r: T.gain[i] !== null ? 4.5 : 3, "data-trial": i }));
+  for (const i of shown) made.append(svg("circle", { class: T.rejected[i] ? "dot rejected" : T.gain[i] !== null ? "dot front" : "dot", cx: x.at(i), cy: y.at(drawn(T.value[i])), r: T.gain[i] !== null ? 4.5 : 3, "data-trial": i }));
   place.replaceChildren(made);
   plots.search = { made, at: (i) => T.value[i] === null ? null : [x.at(i), y.at(drawn(T.value[i]))], order: shown, readout: $("search-readout") };
   follow(plots.search);
@@ -360,7 +362,7 @@ function tell(plot, i) {
   const interval = T.low[i] === null ? "" : ` (95 %: ${measured(T.low[i])} to ${measured(T.high[i])})`;
   const costs = Object.keys(T.costs).filter((name) => name === state.front || name === T.front_cost || name === "effective_bits");
   const bits = T.bits[i] ? `; bits of edges, as groups × bits: ${bitsText(bitsOf({ trial: i }))}` : "";
-  plot.readout.replaceChildren(element("b", {}, `Trial ${i}`), `: ${R.measure.title} ${measured(T.value[i])}${interval}${SEARCHED}; ${costs.map((name) => `${costNamed(name).title} ${amount(costNamed(name), T.costs[name][i])}`).join(", ")}${bits}${T.rejected[i] ? `; ${T.rejected[i]}` : ""}. ${T.why[T.reason[i]]}`);
+  plot.readout.replaceChildren(element("b", {}, `Trial ${i}`), `: ${R.measure.title} ${measured(T.value[i])}${interval}${SEARCHED}; ${costs.map((name) => `${costNamed(name).title} ${amount(costNamed(name), T.costs[name][i])}`).join(", ")}${bits}${T.rejected[i] || i === T.best && T.best_note ? `; ${stateOf(i)}` : ""}. ${T.why[T.reason[i]]}`);
 }
 function tellChoice(plot, choice) {
   tell(plot, trialOf(choice));
@@ -401,7 +403,7 @@ function renderComparison() {
   place.hidden = state.b === null || state.a === null;
   $("to-compare").hidden = place.hidden;
   if (place.hidden) return;
-  const uncorrected = (choice) => R.search && R.search.uncorrected && !(pointOf(choice) && pointOf(choice).kind === "strategy");
+  const uncorrected = (choice) => pointOf(choice) ? pointOf(choice).uncorrected : R.search && R.search.uncorrected;
   const [a, b] = [state.a, state.b].map((choice) => `${titleOf(choice)}${uncorrected(choice) ? ", before layers were corrected" : ""}`);
   const body = [element("p", { class: "lead" }, element("b", {}, "A"), ` is ${a}, `, element("b", {}, "B"), ` is ${b}.`)];
   if (pointOf(state.a) && pointOf(state.b) && key(state.a) !== key(state.b)) {
@@ -425,7 +427,7 @@ function renderComparison() {
     const [x, y] = [trialOf(state.a), trialOf(state.b)];
     if (T && x !== null && y !== null) body.push(table(["measure", ">A", ">B", ">B − A"], [[`${R.measure.title}${SEARCHED}: trials ${x} and ${y}`, measured(T.value[x]), measured(T.value[y]), shift(less(T.value[y], T.value[x]), R.measure.name)]]));
     for (const [name, choice] of [["A", state.a], ["B", state.b]]) if (pointOf(choice) && strategyValue(pointOf(choice)) !== null && R.search && R.search.uncorrected)
-      body.push(element("p", { class: "soft" }, `${name} is a strategy whose layers were corrected: with them its ${R.measure.title} is ${measured(strategyValue(pointOf(choice)))} on the calibration data, which no trial compares with.`));
+      body.push(element("p", { class: "soft" }, `Layers of ${name} were corrected: with them its ${R.measure.title} is ${measured(strategyValue(pointOf(choice)))} on the calibration data, which no trial compares with.`));
     body.push(element("p", { class: "note" }, "Paired intervals are there for two points that are shown in full."));
   }
   const [first, second] = [costsOf(state.a), costsOf(state.b)];

@@ -17,13 +17,13 @@ from hago.report.document import (
     Figure,
     InShort,
     NodeDetail,
+    Pair,
     PairedFigure,
     Point,
     SearchStory,
     Verdict,
 )
 from hago.report.goals import keeps, least_of, limit_text, number_text
-from hago.search.objective import OBJECTIVES
 from hago.serialization.summary import measure_text, names_text
 from hago.serialization.text_table import BYTE_UNITS, counted, unit_of
 
@@ -50,6 +50,7 @@ class Told:
         hardware: its name.
         trials: number of trials; 0 without a log.
         goal: what was asked of the search; None where nothing is limited or minimized.
+        few: one shot with at most ASKED_BITS bits; None where it was not made.
     """
 
     search: SearchStory | None
@@ -58,6 +59,7 @@ class Told:
     hardware: str
     trials: int
     goal: AskedGoal | None = None
+    few: Point | None = None
 
 
 def named_trials(search: SearchStory | None) -> list[int]:
@@ -66,8 +68,12 @@ def named_trials(search: SearchStory | None) -> list[int]:
     return [] if search is None or asked is None else list(dict.fromkeys([asked.trial, search.fewer[0].trial]))
 
 
-def answers(point: Point, told: Told) -> tuple[InShort, ...]:
-    """The answers for one point: first what was asked, then one shot where that is surely better."""
+def answers(point: Point, told: Told, to_few: Pair | None = None) -> tuple[InShort, ...]:
+    """The answers for one point: first what was asked, then one shot where that is surely better.
+
+    Args:
+        to_few: `told.few` beside the point, on the last data set; None where both are the same, or it was not made.
+    """
     held, is_missed = _goal(point, told)
     one_shot, is_worse = _against_one_shot(point, told)
     against = InShort("Is it better than one shot?", one_shot, alarm=is_worse)
@@ -76,7 +82,7 @@ def answers(point: Point, told: Told) -> tuple[InShort, ...]:
         *((against,) if is_worse else ()),
         InShort("What does it give, and what does it lose?", _lost(point, told)),
         *(() if is_worse else (against,)),
-        InShort(f"What does it cost to go to {ASKED_BITS} bits?", _fewer(told)),
+        InShort(f"What does it cost to go to {ASKED_BITS} bits?", _to_few(point, told, to_few) or _fewer(told)),
         InShort("Which layer loses most, and why?", _worst(point)),
         InShort("Does all of it run in integers?", _floats(point)),
         InShort("Can anything overflow?", _overflow(point.nodes)),
@@ -97,11 +103,9 @@ def _goal(point: Point, told: Told) -> tuple[str, bool]:
         value = point.costs.get(goal.minimize)
         got = "" if value is None else cost_text(goal.minimize, value)
     else:
-        measure = OBJECTIVES.get(goal.objective)
-        is_loss = measure is not None and measure.is_loss
-        asked = f"{'least' if is_loss else 'highest'} {goal.objective}{within}"
+        asked = f"{'least' if goal.is_loss else 'highest'} {goal.objective}{within}"
         of_data = [
-            f"{measure_text(told.measure.name, -value if is_loss else value)} on the {verdict.data}"
+            f"{measure_text(told.measure.name, -value if goal.is_loss else value)} on the {verdict.data}"
             for verdict in point.verdicts
             if _is_known(value := verdict.model("simulated").figures.get(told.measure.name))
         ]
@@ -116,10 +120,9 @@ def _goal(point: Point, told: Told) -> tuple[str, bool]:
         text, held = _on_cost(limit, point) if limit.is_cost else _on_measure(limit, point)
         sentences.append(f"{subject} {text}.")
         is_missed |= held is False
-    before = _is_uncorrected(point, told.search)
-    if before and any(not limit.is_cost for limit in goal.limits):
+    if point.uncorrected and any(not limit.is_cost for limit in goal.limits):
         sentences.append("All of it is of before layers were corrected, and limits on measures are for after.")
-    return " ".join(sentences), is_missed and not before
+    return " ".join(sentences), is_missed and not point.uncorrected
 
 
 def _on_cost(limit: AskedLimit, point: Point) -> tuple[str, bool | None]:
@@ -142,8 +145,7 @@ def _on_measure(limit: AskedLimit, point: Point) -> tuple[str, bool | None]:
             continue
         of = ""
         if limit.is_relative:
-            side = "most" if limit.is_loss else "least"
-            of = f"; asked: at {side} {limit_text(limit, least, value)}"
+            of = f"; asked: at least {limit_text(limit, least, value)}"
         text = f"on the {verdict.data} ({number_text(limit, value, least)}{of})"
         found[keeps(limit, value, whole)].append(text)
     kept, missed = (" and ".join(found[held]) for held in (True, False))
@@ -155,16 +157,11 @@ def _on_measure(limit: AskedLimit, point: Point) -> tuple[str, bool | None]:
 
 
 # ---------------------------------------------------------------- what it gives
-def _is_uncorrected(point: Point, search: SearchStory | None) -> bool:
-    """Whether a point is a trial, whose layers were not corrected as those of the strategy were that was found."""
-    return search is not None and search.uncorrected and point.kind != "strategy"
-
-
 def _lost(point: Point, told: Told) -> str:
     sentences = []
     if point.verdicts:
         verdict = point.verdicts[-1]  # held-out data where there is some
-        sentences.append(_on_data(verdict, BEFORE if _is_uncorrected(point, told.search) else ""))
+        sentences.append(_on_data(verdict, BEFORE if point.uncorrected else ""))
     size, whole = point.costs.get("weight_bytes"), point.float_costs.get("weight_bytes")
     if size is not None and whole:
         now, before = _in_one_unit(size, whole)
@@ -243,7 +240,7 @@ def _against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
     one_of = (
         "" if saved and told.goal and told.goal.minimize == "weight_bytes" else _size_of_one_shot(point, told.hardware)
     )
-    if _is_uncorrected(point, told.search):
+    if point.uncorrected:
         one_of += " Layers of one shot were corrected, and those of this trial were not."
     one_of += f" This point is one of {counted(told.trials, 'trial')}." if told.trials > 1 else ""
     if is_saved:
@@ -334,6 +331,41 @@ def _asked(search: SearchStory | None) -> FewerBits | None:
     return None if search is None else next((each for each in search.fewer if each.bits == ASKED_BITS), None)
 
 
+def _to_few(point: Point, told: Told, pair: Pair | None) -> str:
+    """What one shot with few bits saves and loses against a point; empty where it was not made."""
+    few = told.few
+    if few is None or pair is None:
+        return ""
+    texts = [
+        f"{_MEASURES.get(d.measure, d.measure)} is {_figure(d.measure, _simulated(few, pair.data, d.measure))} instead "
+        f"of {_figure(d.measure, _simulated(point, pair.data, d.measure))} ({interval_text(d)})"
+        for d in pair.figures
+        if d.measure != "agreement" or not any(each.measure == "sim_acc" for each in pair.figures)
+    ]
+    sentences = [
+        f"With at most {ASKED_BITS} bits in weights and in what layers read, where {told.hardware} takes as few, in "
+        f"one shot with corrections: on the {pair.data}, {'; '.join(texts)}.",
+        *_saved(few.costs, point.costs, told),
+        *([f"It is the point '{few.title}' of this page."] if texts else ()),
+    ]
+    at = _asked(told.search)
+    if at is not None and told.search is not None and at is not told.search.fewer[0]:
+        before_corrections = BEFORE if told.search.uncorrected else ""
+        sentences.append(
+            f"The best trial with at most {ASKED_BITS} bits on average {MEAN_OF[told.search.fewer_of]} is {at.trial}, "
+            f"with {told.measure.title} {_figure(told.measure.name, at.value)} on the calibration data"
+            f"{before_corrections}."
+        )
+    return " ".join(sentences)
+
+
+def _simulated(point: Point, data: str, measure: str) -> float | None:
+    """A measure of a point on a data set."""
+    verdict = next(each for each in point.verdicts if each.data == data)
+    value = verdict.model("simulated").figures.get(measure)
+    return value if isinstance(value, (int, float)) else None
+
+
 def _fewer(told: Told) -> str:
     search, at = told.search, _asked(told.search)
     if search is None or not search.fewer:
@@ -347,19 +379,23 @@ def _fewer(told: Told) -> str:
     if at is most:
         return f"Every trial has at most {ASKED_BITS} bits on average {of}."
     value, before = _figure(told.measure.name, at.value), _figure(told.measure.name, most.value)
-    corrected = BEFORE if search.uncorrected else ""
+    before_corrections = BEFORE if search.uncorrected else ""
     sentences = [
         f"Trial {at.trial} has {at.mean:.2f} bits on average {of}, and trial {most.trial} has {most.mean:.2f}.",
-        *_saved(at, most, told),
-        f"{told.measure.title} is {value} instead of {before} on the calibration data{corrected}.",
-        *_measured(at, most, corrected),
+        *_saved(at.costs, most.costs, told),
+        f"{told.measure.title} is {value} instead of {before} on the calibration data{before_corrections}.",
+        *_measured(at, most),
     ]
     return " ".join(sentences)
 
 
-def _saved(at: FewerBits, most: FewerBits, told: Told) -> Iterator[str]:
-    """What fewer bits save, each in a sentence: packed, as stored, time, and the others that differ."""
-    packed, stored = (tuple(each.costs.get(name) for each in (at, most)) for name in ("weight_bytes", STORED))
+def _saved(at: Mapping[str, float | None], most: Mapping[str, float | None], told: Told) -> Iterator[str]:
+    """What fewer bits save, each in a sentence: packed, as stored, time, and the others that differ.
+
+    Args:
+        at, most: costs with fewer bits, and with more.
+    """
+    packed, stored = (tuple(costs.get(name) for costs in (at, most)) for name in ("weight_bytes", STORED))
     if packed[0] is not None and packed[1] is not None:
         now, before = _in_one_unit(packed[0], packed[1])
         text = f"Packed to their bits, weights take {now} instead of {before}"
@@ -373,9 +409,9 @@ def _saved(at: FewerBits, most: FewerBits, told: Told) -> Iterator[str]:
                 text += f"; as {told.hardware} stores them, {now} instead of {before}"
         yield f"{text}."
     changes = []
-    names = [name for name in ("latency", "cycles", "bops", told.cost) if at.costs.get(name) is not None]
+    names = [name for name in ("latency", "cycles", "bops", told.cost) if at.get(name) is not None]
     for name in dict.fromkeys(names):
-        after, whole = at.costs[name], most.costs.get(name)
+        after, whole = at[name], most.get(name)
         if name in ("weight_bytes", STORED, "effective_bits") or after is None or not whole:
             continue
         title = {"bops": "bit operations"}.get(name, name.replace("_", " "))
@@ -387,7 +423,7 @@ def _saved(at: FewerBits, most: FewerBits, told: Told) -> Iterator[str]:
         yield f"{text[0].upper()}{text[1:]}."
 
 
-def _measured(at: FewerBits, most: FewerBits, corrected: str) -> Iterator[str]:
+def _measured(at: FewerBits, most: FewerBits) -> Iterator[str]:
     """The measure on held-out data of both, where it was measured."""
     if at.to_float is None or not at.data:
         return
@@ -397,7 +433,8 @@ def _measured(at: FewerBits, most: FewerBits, corrected: str) -> Iterator[str]:
         for each, name in names
         if each.to_float is not None
     ]
-    yield f"On the {at.data}{corrected}, accuracy is {' and '.join(texts)}; differences are to float."
+    before_corrections = BEFORE if at.uncorrected or most.uncorrected else ""
+    yield f"On the {at.data}{before_corrections}, accuracy is {' and '.join(texts)}; differences are to float."
 
 
 def _in_one_unit(now: float, before: float) -> tuple[str, str]:

@@ -39,15 +39,19 @@ def with_stored_bytes(columns: Trials, stored: Mapping[int, float]) -> Trials:
     return replace(columns, costs={name: costs[name] for name in names})
 
 
-def measure_figure(name: str) -> Figure:
+def measure_figure(name: str, own: Objective | None = None) -> Figure:
     """The figure that trials are judged by, with its title and unit.
 
     Args:
         name: of the objective.
+        own: the objective, where it is one of the user's own.
     """
-    objective = OBJECTIVES.get(name)
+    objective = own or OBJECTIVES.get(name)
     figure = name if objective is None else objective.figure
-    return Figure(figure, measure_name(figure), "" if objective is None else objective.unit)
+    title = measure_name(figure)
+    if objective is not None and objective.is_loss:
+        title = f"negative {title}"  # as the log has it: more is better
+    return Figure(figure, title, "" if objective is None else objective.unit)
 
 
 def columns_of(
@@ -64,7 +68,7 @@ def columns_of(
         results: its figures on the data of the search, with all corrections.
         own: the objective, where it is one of the user's own.
     """
-    measure, cost = measure_figure(str(header.objective)).name, logged_front_cost(header)
+    measure, cost = measure_figure(str(header.objective), own).name, logged_front_cost(header)
     front = TrialFront(measure, cost)
     gains: list[float | None] = []
     highest: Trial | None = None
@@ -100,10 +104,11 @@ def columns_of(
         seconds=tuple(round(t.seconds, 3) for t in trials),
         elapsed=tuple(round(t.elapsed, 3) for t in trials),
         gain=tuple(gains),
-        rejected=tuple(_why_rejected(t, goal, kept, is_taken=t is best) for t in trials),
+        rejected=tuple("" if t is best else _why_rejected(t, goal) for t in trials),
         front=tuple(t.index for t in front.trials),
         front_cost=cost,
         best=None if best is None else best.index,
+        best_note="" if best is None else _why_taken(best, goal, kept),
     )
 
 
@@ -159,13 +164,8 @@ def _value(trial: Trial, measure: str) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-def _why_rejected(trial: Trial, goal: AskedGoal | None, kept: bool | None, *, is_taken: bool) -> str:
-    """Why a trial cannot be taken as it is; empty where it can.
-
-    Args:
-        kept: whether the limits hold for what the search gave; None where that is not known.
-        is_taken: whether it is what the search gave.
-    """
+def _why_rejected(trial: Trial, goal: AskedGoal | None) -> str:
+    """Why a trial cannot be taken as it is; empty where it can."""
     score = trial.score
     if score.infeasible:
         return score.infeasible
@@ -175,9 +175,18 @@ def _why_rejected(trial: Trial, goal: AskedGoal | None, kept: bool | None, *, is
         return f"overflows at {len(score.overflows)} nodes"
     if not score.shortfall:
         return ""
-    text = "; ".join(misses(goal, {**trial.results, **score.costs})) or "violates a limit"
-    if not is_taken:
-        return text
+    return "; ".join(misses(goal, {**trial.results, **score.costs})) or "violates a limit"
+
+
+def _why_taken(best: Trial, goal: AskedGoal | None, kept: bool | None) -> str:
+    """Why the trial that the search gave is taken although it misses limits as it is; empty where it does not.
+
+    Args:
+        kept: whether the limits hold for what the search gave; None where that is not known.
+    """
+    text = _why_rejected(best, goal)
+    if not text:
+        return ""
     limits = "the limit" if goal is not None and len(goal.limits) == 1 else "the limits"
     how = {True: f": corrected, it keeps {limits}", False: f": corrected, it misses {limits}"}
     return f"{text}; taken all the same{'' if kept is None else how[kept]}"

@@ -150,6 +150,17 @@ class Prepared:
         fits = prune_infeasible_choices(self.resolver)
         return self if fits is self.space else replace(self, space=fits, resolver=self.resolver.with_space(fits))
 
+    def with_most_bits(self, bits: int) -> Prepared:
+        """The same with at most so many bits in every group; a group that has only more gets its fewest."""
+        groups = {
+            key: group
+            if group.is_kind
+            else replace(group, choices=tuple(b for b in group.choices if b <= bits) or group.choices[-1:])
+            for key, group in self.space.groups.items()
+        }
+        space = Space(groups)
+        return replace(self, space=space, resolver=self.resolver.with_space(space))
+
     def unobserved(self) -> Prepared:
         """The same with batches that call nothing, for use after the job that showed its progress."""
         return replace(self, batches=self.batches.observed(None))

@@ -24,4 +24,4 @@ def search_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def full_report(search_folder: Path) -> Report:
     """The report of a log, its strategy and its front, with data and held-out data."""
     records = [search_folder / name for name in ("net.jsonl", "net.json", "net.front.json")]
-    return make_report(network(), CHIP, records, data(), held_out=data(2), points=3, progress=False)
+    return make_report(network(), CHIP, records, data(), held_out=data(2), points=4, progress=False)

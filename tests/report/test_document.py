@@ -213,11 +213,24 @@ def test_bytes_as_stored_are_those_of_the_plans(full_report: Report, search_fold
     assert "nothing that is stored is saved on vta" in _answer(full_report, "6 bits")
 
 
+def test_few_bits_are_one_shot_beside_every_point(full_report: Report) -> None:
+    few, last = full_report.points[-1], len(full_report.points) - 1
+    assert few.kind == "few bits" and {node.bits for node in few.nodes if node.op in ("conv2d", "linear")} == {6}
+    for number, point in enumerate(full_report.points[:-1]):
+        pair = next(p for p in reversed(full_report.pairs) if (p.first, p.second) == (number, last))
+        (sqnr,) = [figure for figure in pair.figures if figure.measure == "sqnr"]
+        values = [each.verdicts[-1].model("simulated").figures["sqnr"] for each in (few, point)]
+        assert sqnr.difference == pytest.approx(values[0] - values[1])
+        answer = next(each.answer for each in point.short if "6 bits" in each.question)
+        assert f"SQNR is {values[0]:.2f} dB instead of {values[1]:.2f} dB" in answer and pair.data == "held-out data"
+    assert "one shot with corrections" not in next(each.answer for each in few.short if "6 bits" in each.question)
+
+
 def test_trials_that_answers_name_are_shown_in_full_and_measured(full_report: Report) -> None:
     search = full_report.search
     assert search is not None
     named = named_trials(search)
-    assert len(named) == 2 and all(f"trial {trial}" in _answer(full_report, "6 bits").lower() for trial in named)
+    assert len(named) == 2 and f"over all weights is {named[0]}, with SQNR" in _answer(full_report, "6 bits")
     assert set(named) <= {point.trial for point in full_report.points if point.kind == "front"}
     for each in search.fewer:
         if each.point is None:
@@ -342,7 +355,8 @@ def test_one_shot_is_measured_once_on_each_data_set(search_folder: Path, monkeyp
     monkeypatch.setattr("hago.report.gather.Evaluator", Counting)
     front = search_folder / "net.front.json"
     report = make_report(network(), CHIP, front, data(), points=3, remedies=False, progress=False)
-    assert len(report.points) == 3 and all(point.one_shot_costs for point in report.points)
+    assert [point.kind for point in report.points] == ["front", "front", "few bits"]
+    assert all(point.one_shot_costs for point in report.points[:2])
     assert {point.plan_key for point in report.points} <= set(measured) and len(measured) <= 3 + 1
 
 
@@ -385,8 +399,8 @@ def test_no_model_is_compared_with_float_on_agreement(full_report: Report) -> No
 def test_points_of_a_log_alone_are_those_of_its_front(search_folder: Path) -> None:
     log = read_log(search_folder / "net.jsonl")
     report = make_report(network(), CHIP, search_folder / "net.jsonl", data(), points=2, remedies=False, progress=False)
-    assert [point.kind for point in report.points] == ["trial", "trial"]
-    for point in report.points:
+    assert [point.kind for point in report.points] == ["trial", "few bits"]
+    for point in report.points[:1]:
         assert point.trial is not None
         trial = log.trials[point.trial]
         assert point.thresholds_sha256 == trial.thresholds_sha256 and point.plan_key == trial.score.plan_key
@@ -394,7 +408,7 @@ def test_points_of_a_log_alone_are_those_of_its_front(search_folder: Path) -> No
 
 
 def test_points_share_histograms_and_channels(full_report: Report) -> None:
-    assert len(full_report.points) == 3 and len(full_report.drawings) == 1
+    assert len(full_report.points) == 4 and len(full_report.drawings) == 1
     used = {n.histogram for p in full_report.points[1:] for n in p.nodes} - {None}
     assert used and max(i for i in used if i is not None) < len(full_report.histograms)
     named = [n.name for n in full_report.drawings[0].nodes]
@@ -403,7 +417,7 @@ def test_points_share_histograms_and_channels(full_report: Report) -> None:
 
 def test_pairs_are_of_all_points_on_all_data(full_report: Report) -> None:
     expected = [
-        (i, j, name) for i in range(3) for j in range(i + 1, 3) for name in ("calibration data", "held-out data")
+        (i, j, name) for i in range(4) for j in range(i + 1, 4) for name in ("calibration data", "held-out data")
     ]
     assert [(pair.first, pair.second, pair.data) for pair in full_report.pairs] == expected
     for pair in full_report.pairs:
@@ -440,7 +454,7 @@ def test_other_data_than_the_search_had_gives_no_points_of_the_log(search_folder
 
 
 def test_more_points_are_shown_where_they_are_asked_for(full_report: Report, search_folder: Path) -> None:
-    assert "3 points are shown in full (at most 3, see --points)" in " ".join(full_report.notes)
+    assert "4 points are shown in full (at most 4, see --points)" in " ".join(full_report.notes)
     front = hago.load_front(search_folder / "net.front.json")
     report = make_report(network(), CHIP, front, points=4, progress=False)
     assert len(report.points) == min(4, len(front)) > 3

@@ -123,10 +123,8 @@ def test_limits_on_costs_and_relative_ones_have_their_numbers(full_report: Repor
 
 
 def test_trials_are_judged_as_of_before_corrections(full_report: Report) -> None:
-    assert full_report.search is not None
-    report = replace(full_report, search=replace(full_report.search, uncorrected=True))
-    point = replace(measured(full_report, sqnr(15.0, 15.0)), kind="front")
-    made = answers_of(report, point, goal_of(**GOAL))[0]
+    point = replace(measured(full_report, sqnr(15.0, 15.0)), kind="front", uncorrected=True)
+    made = answers_of(full_report, point, goal_of(**GOAL))[0]
     assert made.answer.startswith("The least weight_bytes with sqnr >= 20 was asked. This trial has ")
     assert "does not hold" in made.answer and "before layers were corrected" in made.answer and not made.alarm
 
@@ -238,7 +236,8 @@ def test_the_trial_that_is_taken_says_why(search_folder: Path, results: Mapping[
     header, trials = limited(read_log(search_folder / "net.jsonl"), {"sqnr": 11.46}, GOAL)
     columns = columns_of(header, trials, trials[1].bits, results)
     assert columns.best == 1
-    assert columns.rejected[1] == f"sqnr 11.46, below the 14.35 that were asked before corrections{says}"
+    assert columns.best_note == f"sqnr 11.46, below the 14.35 that were asked before corrections{says}"
+    assert columns.rejected[1] == ""
     assert columns_of(header, trials, trials[0].bits, results).rejected[1].endswith("before corrections")
 
 
@@ -254,11 +253,11 @@ def test_a_report_reads_what_the_strategy_keeps(search_folder: Path, tmp_path: P
     )
     records = Records(log=Log(header, tuple(trials), 0, 0), strategies=(("net.json", taken),))
     columns, _ = _trials_of(records, ReportOptions(), running=False)
-    assert columns is not None and columns.rejected[1].endswith("corrected, it keeps the limit")
+    assert columns is not None and columns.best_note.endswith("corrected, it keeps the limit")
     one_shot = replace(taken, made_by={k: v for k, v in taken.made_by.items() if k != "searcher"})
     others = replace(records, strategies=(("one_shot.json", one_shot),))
     columns, _ = _trials_of(others, ReportOptions(), running=False)
-    assert columns is not None and columns.best == 0 and "taken" not in columns.rejected[1]
+    assert columns is not None and columns.best == 0 and not columns.best_note
 
 
 # ---------------------------------------------------------------- one shot, and pages of running searches
