@@ -201,9 +201,11 @@ def commands_for(args: Namespace, log: str, made_by: Sequence[str]) -> CommandsO
         return [Command("The search, continued from its log, which does not say its budget:", line)]
 
     def commands(source: Source | None) -> list[Command]:
+        made = Command("This page, made again:", command_line(*made_by))
         if source is None:
-            made = Command("This page, made again:", command_line(*made_by))
             return [made, *searched(), *replayed()]
+        if source.kind == "few bits":
+            return [made]
         if source.kind == "trial" or not source.path:
             return replayed()
         if source.kind == "strategy":

@@ -699,7 +699,7 @@ class _Points:
         self._measured: list[Mapping[str, Mapping[str, Tensor]]] = []
         self._histograms: dict[str, Mapping[str, Histogram]] = {}
         self.notes: list[str] = []
-        self._one_shots: dict[str, _OneShot | None] = {}
+        self._one_shot_of: tuple[str, _OneShot | None] = ("", None)
         self._contributions: dict[tuple[str, str], Mapping[str, Tensor]] = {}
 
     def point(self, candidate: _Candidate, *, is_first: bool) -> Point:
@@ -775,17 +775,17 @@ class _Points:
             return None
         options = {key: strategy.made_by.get(key) for key in _ONE_SHOT_OPTIONS}
         key = canonical({**options, "corrected": replace(strategy.corrections, offsets={}).to_json()})
-        if is_first and key not in self._one_shots:
+        if is_first:
             made = self._known_one_shot
             if made is None:
                 self.steps("quantizing in one shot")
                 made = one_shot_plan(given.graph, given.hardware, strategy, given.batches, self.steps)
             if isinstance(made, str):
                 self.notes.append(made)
-                self._one_shots[key] = None
             else:
-                self._one_shots[key] = _OneShot(made, _costs(plan_cost(made)))
-        return self._one_shots.get(key)
+                self._one_shot_of = key, _OneShot(made, _costs(plan_cost(made)))
+        own, one_shot = self._one_shot_of
+        return one_shot if own == key else None
 
     def _verdicts(
         self, candidate: _Candidate, plan: Plan, one_shot: _OneShot | None

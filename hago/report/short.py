@@ -278,7 +278,9 @@ def _saved_against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
         _in_one_unit(own, other) if cost_figure(name).unit == "B" else (cost_text(name, v) for v in (own, other))
     )
     if own < other:
-        text = f"It saves {100 * (1 - own / other):.1f} % of {name}: {now} instead of {before}."
+        part = 100 * (1 - own / other)
+        saved = f"{part:.1f} %" if part >= 0.05 else "less than 0.1 %"
+        text = f"It saves {saved} of {name}: {now} instead of {before}."
     else:
         more = f": {now}, as one shot" if own == other else f": {now}, and one shot {before}"
         text = f"It saves nothing of {name}{more}."

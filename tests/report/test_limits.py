@@ -303,6 +303,8 @@ def test_one_shot_alarms_where_no_cost_is_saved(full_report: Report) -> None:
     answer = against(full_report, point, goal_of(**GOAL))
     assert answer.alarm and answer.answer.startswith("No: one shot is surely better")
     assert "It saves nothing of weight_bytes: 200 B, as one shot." in answer.answer
+    least = replace(point, costs={**point.costs, "weight_bytes": 199.99})
+    assert "It saves less than 0.1 % of weight_bytes" in against(full_report, least, goal_of(**GOAL)).answer
     assert answer.answer.count("236 B") <= 1
     assert "saves" not in against(full_report, point, None).answer
 
