@@ -572,6 +572,15 @@ def test_example_inputs_without_a_tensor_are_described() -> None:
         hago.from_torch(net(), [3, None])
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 8, 0), (0, 3, 9, 9), (1, 100_000, 8, 8)])
+def test_no_size_is_tried_of_images_that_are_empty_or_have_many_channels(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.nn.functional.interpolate", lambda *_: pytest.fail("made another size"))
+    with pytest.raises(DataError, match=r"the model fails"):
+        hago.from_torch(net(), (torch.zeros(shape),))
+
+
 def test_models_are_left_as_they_were() -> None:
     model = net()
     with pytest.raises(DataError):

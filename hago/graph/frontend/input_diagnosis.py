@@ -26,6 +26,8 @@ from hago.errors import DataError, shortened_to
 
 #: The heights and widths that are tried for images, the usual sizes of classifiers first.
 SIZES: Final = (224, 32, 28, 64, 96, 16, 8, 128, 160, 192, 256, 299, 384, 448, 512)
+#: The most channels of images that are tried in other sizes, since these take memory.
+MOST_CHANNELS: Final = 64
 #: The most characters of an exception that a message quotes.
 LONGEST_REASON: Final = 240
 
@@ -251,7 +253,7 @@ def _conversions(x: Tensor) -> Iterator[tuple[str, Tensor]]:
         if converted is not None:
             first = f"({dtype.code})" if " " in dtype.code and layout is not _AS_IT_IS else dtype.code
             yield layout.code.replace("{}", first), _two_samples(converted)
-    if x.ndim == 4:
+    if x.ndim == 4 and x.numel() > 0 and x.shape[1] <= MOST_CHANNELS:
         real = _two_samples(x).float() / 255 if x.dtype == torch.uint8 else _two_samples(x).float()
         code = "{}.float() / 255" if x.dtype == torch.uint8 else "{}" if x.is_floating_point() else "{}.float()"
         for size in SIZES:
