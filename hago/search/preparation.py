@@ -26,7 +26,7 @@ from hago.calibration import (
     named_estimator,
 )
 from hago.correction import CorrectionPass, Corrections, OffsetConstants
-from hago.cost import METRICS
+from hago.cost import METRICS, node_macs
 from hago.data import CALIBRATION_DATA, HELD_OUT_DATA, Batches, JobProgress, warn_if_shared
 from hago.errors import DataError, HagoWarning, as_strings
 from hago.graph import OUTPUT, Graph, ModelLike
@@ -151,13 +151,15 @@ class Prepared:
         return self if fits is self.space else replace(self, space=fits, resolver=self.resolver.with_space(fits))
 
     def with_most_bits(self, bits: int) -> Prepared:
-        """The same with at most so many bits in every group; a group that has only more gets its fewest."""
-        groups = {
-            key: group
-            if group.is_kind
-            else replace(group, choices=tuple(b for b in group.choices if b <= bits) or group.choices[-1:])
-            for key, group in self.space.groups.items()
-        }
+        """The same with at most so many bits in every group that a node with multiply-accumulates reads; such a group
+        that has only more gets its fewest. Others, as those of residual sums, stay."""
+        graph, ops = self.graph, self.hardware.known_ops
+        multiplies = {node.name for node in graph.computed if node_macs(graph, node, ops)}
+        groups = dict(self.space.groups)
+        for key, group in groups.items():
+            if not group.is_kind and any(edge.dst in multiplies for edge in group.edges):
+                few = tuple(b for b in group.choices if b <= bits)
+                groups[key] = replace(group, choices=few or group.choices[-1:])
         space = Space(groups)
         return replace(self, space=space, resolver=self.resolver.with_space(space))
 
