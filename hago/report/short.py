@@ -345,8 +345,8 @@ def _to_few(point: Point, told: Told, pair: Pair | None) -> str:
         if d.measure != "agreement" or not any(each.measure == "sim_acc" for each in pair.figures)
     ]
     sentences = [
-        f"With at most {ASKED_BITS} bits in all that is multiplied, weights and their inputs, where {told.hardware} takes "
-        f"as few, in one shot with corrections: on the {pair.data}, {'; '.join(texts)}.",
+        f"With at most {ASKED_BITS} bits in all that is multiplied, weights and their inputs, where {told.hardware} "
+        f"takes as few, in one shot with corrections: on the {pair.data}, {'; '.join(texts)}.",
         *_saved(few.costs, point.costs, told),
         *([f"It is the point '{few.title}' of this page."] if texts else ()),
     ]
