@@ -20,7 +20,7 @@ from torch import Tensor
 from hago.arithmetic.numerics import extremes
 from hago.arithmetic.schemes import Grid
 from hago.calibration.given_ranges import GivenRanges
-from hago.calibration.observer import Observer
+from hago.calibration.observer import LOWEST_MASK, Observer
 from hago.calibration.statistics import CHANNEL_BINS, TensorStatistics
 from hago.data import Batch
 from hago.errors import DataError
@@ -30,8 +30,8 @@ from hago.ops import OPS, Ops
 #: Inputs of a softmax count in statistics as no further below the largest of their row than this: whatever lies below
 #: has less than 2e-7 of its weight. Masks of attention put -10000 or less there, which would make all steps coarse.
 SOFTMAX_SPAN: Final = 16.0
-#: What is added to the inputs of a softmax, and nothing else, counts as no lower than this.
-LOWEST_MASK: Final = -4096.0
+#: The operators that give a mask another shape.
+_RESHAPES: Final = ("reshape", "expand", "unsqueeze", "squeeze", "permute", "slice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,11 @@ def collect(
             low, high = extremes(value)
         if node.name in cut_values:
             name, as_counted = cut_values[node.name]
-            # infinite values are refused by the observer
-            if float(observers[name].update(as_counted(value) if math.isfinite(low) else value)[0]) > low:
+            # what is infinite even so, or NaN, is refused by the observer
+            if float(observers[name].update(as_counted(value))[0]) > low:
                 cut.add(name)
+        if low == -math.inf:  # masks; what is masked says nothing of the range
+            low = float(torch.where(value == -math.inf, high, value).min())
         before = ranges.get(node.name, (low, high))
         ranges[node.name] = (min(before[0], low), max(before[1], high))
 
@@ -122,6 +124,9 @@ def _cut_values(
         if (before := _before_softmax(graph, name)) is not None:
             seen, softmax = before
             found[seen] = name, partial(_as_softmax_sees, softmax=softmax, span=span)
+        elif (behind := _softmax_behind_sums(graph, name)) is not None:
+            # the largest of a row may be masked by what is still to be added
+            found[name] = name, partial(_as_softmax_sees, softmax=behind, span=2.0 * span)
         elif _is_added_before_softmax(graph, name):
             found[name] = name, partial(torch.clamp_min, min=LOWEST_MASK)
     return found
@@ -140,11 +145,30 @@ def _before_softmax(graph: Graph, name: str) -> tuple[str, Node] | None:
     return None
 
 
+def _softmax_behind_sums(graph: Graph, name: str) -> Node | None:
+    """The softmax that reads a sum of the same shape after other things are added to it; None if there is none, or
+    anything else reads the values."""
+    shape = graph[name].shape
+    while graph[name].op == "add" and len(edges := graph.out_edges[name]) == 1 and edges[0].dst != OUTPUT:
+        name = edges[0].dst
+        if graph[name].op != "add" or graph[name].shape != shape:
+            return None
+        if (before := _before_softmax(graph, name)) is not None:
+            return before[1] if before[0] == name else None
+    return None
+
+
 def _is_added_before_softmax(graph: Graph, name: str) -> bool:
-    """Whether all that is done with the values of a node is to add them to inputs of a softmax."""
+    """Whether all that is done with the values of a node is to add them to inputs of a softmax, or to other masks."""
     edges = graph.out_edges[name]
-    adds = [edge.dst for edge in edges if edge.dst != OUTPUT and graph[edge.dst].op == "add"]
-    return 0 < len(adds) == len(edges) and all(_before_softmax(graph, add) is not None for add in adds)
+    return bool(edges) and all(edge.dst != OUTPUT and _ends_before_softmax(graph, edge.dst) for edge in edges)
+
+
+def _ends_before_softmax(graph: Graph, name: str) -> bool:
+    """Whether a node adds a mask to inputs of a softmax or to another mask, or gives a mask another shape."""
+    if graph[name].op == "add" and _before_softmax(graph, name) is not None:
+        return True
+    return graph[name].op in ("add", *_RESHAPES) and _is_added_before_softmax(graph, name)
 
 
 def _as_softmax_sees(value: Tensor, softmax: Node, span: float) -> Tensor:

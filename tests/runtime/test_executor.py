@@ -8,6 +8,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from random_graphs import random_graph, random_inputs
 from specs import EVERY
 from torch import Tensor
 
+import hago
 from hago.arithmetic.equality import count_differing
 from hago.errors import HagoError
 from hago.graph.graph import Graph
@@ -55,6 +57,29 @@ def test_random_networks(seed: int) -> None:
         resolver = resolver_of(graph, EVERY[name], data, rng.choice(["max_range", "power2_range"]))
         for bits in islice(points(resolver.space, seed), 3):
             check(resolver(bits), random_inputs(graph, seed + 1, batch=rng.choice([1, 3]), size=4.0), constant_cache)
+
+
+class Recurrent(torch.nn.Module):
+    """An LSTM, whose kernels of torch with and without gradients differ in the last bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = torch.nn.LSTM(4, 10, num_layers=2, batch_first=True), torch.nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, (_, cells) = self.lstm(x)
+        return self.out(y[:, -1]), cells.permute(1, 0, 2)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_no_pass_of_a_recurrent_layer_takes_another_kernel(mode: Any) -> None:
+    torch.manual_seed(0)
+    data = [torch.randn(4, 16, 4) for _ in range(2)]
+    quantizer = hago.quantize(Recurrent().eval(), "tflite", data)
+    simulated, integer = quantizer.simulate()(data[0]), quantizer.realize()
+    with mode():
+        for _ in range(4):  # step by step, recorded, repeated
+            assert all(map(torch.equal, integer(data[0]), simulated))
 
 
 @pytest.mark.parametrize("name", sorted(EVERY))

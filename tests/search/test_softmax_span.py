@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hago
+from hago.arithmetic.equality import equal
 from hago.calibration import SOFTMAX_SPAN, collect
 from hago.data import Batches
 from hago.errors import LogError
@@ -126,3 +127,61 @@ def test_other_values_are_refused(span: object, tmp_path: Path) -> None:
     path.write_bytes(json.dumps(edited, sort_keys=True).encode() + b"\n" + b"".join(trials))
     with pytest.raises(LogError, match="edited"):
         hago.replay(masked(-1e4), "tflite", path, DATA)
+
+
+PADDED = [(x[:, 0], mask[:, 0, 0, :5].bool() & (torch.arange(5) > 0)) for x, mask in DATA]  # (8, 5, 6), (8, 5)
+
+
+class Attention(nn.Module):
+    """Causal attention that leaves padding out.
+
+    Args:
+        kind: how the mask is applied.
+        low: what masked scores become, or what is added to them.
+    """
+
+    def __init__(self, kind: str, low: float) -> None:
+        super().__init__()
+        self.kind, self.low, self.query = kind, low, nn.Linear(SHAPE[2], SHAPE[2])
+        self.attention = nn.MultiheadAttention(SHAPE[2], 2, batch_first=True)
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        query, later = self.query(x), torch.ones(5, 5, dtype=torch.bool).triu(1)
+        scores = query @ query.transpose(1, 2)
+        causal = torch.zeros(5, 5).masked_fill(later, self.low)
+        padded = torch.zeros(padding.shape).masked_fill(padding, self.low)
+        if self.kind == "filled":
+            masked = scores.masked_fill(later, self.low).masked_fill(padding[:, None], self.low)
+        elif self.kind == "chosen":
+            masked = torch.where(padding[:, None] | later, self.low, scores)
+        elif self.kind == "added in turn":
+            masked = scores + causal + padded[:, None]
+        elif self.kind == "added together":
+            masked = scores + (causal + padded[:, None])
+        elif self.kind == "fused":
+            return nn.functional.scaled_dot_product_attention(query, query, query, causal + padded[:, None])
+        else:
+            with_weights = self.kind == "layer with weights"
+            out: Tensor = self.attention(query, query, query, padded, with_weights, causal)[0]
+            return out
+        return masked.softmax(-1) @ query
+
+
+@pytest.mark.parametrize("chip", ["tflite", "x86_vnni", "vta"])
+@pytest.mark.parametrize(
+    "kind", ["filled", "chosen", "added in turn", "added together", "fused", "layer", "layer with weights"]
+)
+def test_masks_may_be_infinite(kind: str, chip: str) -> None:
+    torch.manual_seed(0)
+    network = Attention(kind, -math.inf).eval()
+    quantizer = hago.quantize(network, chip, PADDED[:3])
+    assert float(hago.evaluate_strategy(network, chip, quantizer.strategy, PADDED[3:]).results["sqnr"]) > 15.0
+    assert equal(quantizer.simulate()(*PADDED[3]), quantizer.realize()(*PADDED[3]))
+    hago.inspect_graph_statistic(network, chip, quantizer.strategy, PADDED[:1])
+
+
+def test_the_range_of_masked_values_is_that_of_the_others() -> None:
+    torch.manual_seed(0)
+    graph = hago.from_torch(Attention("added together", -math.inf).eval(), PADDED[0])
+    found = collect(graph, Batches(PADDED, graph.inputs), [node.name for node in graph if node.op == "add"])
+    assert all(map(math.isfinite, (end for ends in found.ranges.values() for end in ends)))

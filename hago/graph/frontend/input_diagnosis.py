@@ -26,6 +26,8 @@ from hago.errors import DataError, shortened_to
 
 #: The heights and widths that are tried for images, the usual sizes of classifiers first.
 SIZES: Final = (224, 32, 28, 64, 96, 16, 8, 128, 160, 192, 256, 299, 384, 448, 512)
+#: The most values of two samples that are converted, since copies take memory.
+MOST_VALUES: Final = 1 << 26
 #: The most channels of images that are tried in other sizes, since these take memory.
 MOST_CHANNELS: Final = 64
 #: The most characters of an exception that a message quotes.
@@ -224,7 +226,7 @@ def _advice(model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], labe
         )
     leaves, spec = pytree.tree_flatten(call)
     for index, leaf in enumerate(leaves):
-        if not isinstance(leaf, Tensor):
+        if not isinstance(leaf, Tensor) or leaf[:2].numel() > MOST_VALUES:
             continue
         for code, converted in _conversions(leaf):
             trial = [converted if i == index else _two_samples(x) for i, x in enumerate(leaves)]

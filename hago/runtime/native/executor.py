@@ -268,7 +268,8 @@ class Executor:
     def _record(self, inputs: Sequence[Tensor]) -> tuple[Program, list[Any]]:
         """A program for inputs of these shapes, and the outputs."""
         size = self._batch_in_parts(inputs)
-        with torch.inference_mode(False):
+        # leaving inference mode switches gradients on, with which torch takes other kernels
+        with torch.inference_mode(False), torch.no_grad():
             recorder = Recorder(self.begin(inputs), self.plan.graph.inputs)
             for segment in self.segments if size else ():
                 recorder.run_in_parts(segment.scheduled, segment.takes, segment.gives, size, segment.parts(size))
