@@ -118,7 +118,8 @@ def read_batches(
     Raises:
         DataError: of Batches.
     """
-    batches = Batches(dataset, input_names(model), like=like, on_batch=on_batch, role=role)
+    names, optional = input_names(model), optional_names(model)
+    batches = Batches(dataset, names, like=like, on_batch=on_batch, role=role, optional=optional)
     if not isinstance(dataset, Batches):
         warn_if_implausible(batches.title, batches.statistics)
         samples = None if batches.statistics.all_equal else batches.spread(SCALE_SAMPLES)
@@ -178,6 +179,16 @@ def input_names(model: ModelLike) -> tuple[str, ...]:
     parameters = inspect.signature(model.forward).parameters.values()
     names = tuple(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
     return names or ("input",)
+
+
+def optional_names(model: ModelLike) -> tuple[str, ...]:
+    """The names of the positional parameters with a default of an nn.Module's forward, if it has others without."""
+    if not isinstance(model, nn.Module):
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [p for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
+    names = tuple(p.name for p in parameters if p.default is not p.empty)
+    return names if len(names) < len(parameters) else ()
 
 
 def import_for_strategy(

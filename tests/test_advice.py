@@ -1437,6 +1437,10 @@ ELSEWHERE: Final = {
         "data/test_wrong_data.py",
         "test_a_model_without_a_conversion_is_told_what_its_layer_takes",
     ),
+    "or wrap the model in one that takes what the batch has": (
+        "data/test_wrong_data.py",
+        "test_inputs_with_a_default_are_inputs_if_the_data_has_them",
+    ),
     "Choose between values with torch.where(condition, a, b)": BY_VALUES,
     "hago imports no control flow: choose between values": BY_VALUES,
     "each node was fed the integers of hago's model": (

@@ -97,6 +97,8 @@ class Batches:
         dataset: an iterable of batches, each a tensor, a tuple of inputs, `(inputs, labels)` or a
             dict (labels under one of label, labels, target, targets, y); or one tensor or array of samples.
         names: the names of the model's inputs, in order.
+        optional: those that follow and that the model runs without; they are inputs if the first batch is a dict that
+            has them.
         cache_bytes: the most bytes of batches that are kept in memory.
         like: Batches of the same model, whose first batch fixes the order of inputs in dicts.
         on_batch: called after every batch of every pass, the first included, in which batches are checked. Batches that
@@ -128,6 +130,7 @@ class Batches:
         like: Batches | None = None,
         on_batch: OnBatch | None = None,
         role: str = "",
+        optional: Sequence[str] = (),
     ) -> None:
         if isinstance(dataset, Batches):
             self.__dict__.update(dataset.__dict__)  # checked already
@@ -138,7 +141,7 @@ class Batches:
         self.classes = dataset.classes if isinstance(dataset, NamedData) else ()
         dataset = split_samples(dataset, self.title)
         check_data_set(dataset, self.title)
-        self._source, self._names = dataset, tuple(names)
+        self._source, self._names, self._optional = dataset, tuple(names), tuple(optional)
         self._cache: list[Batch] | None = []  # None where the batches exceed `cache_bytes`
         self.example: tuple[Any, ...] = () if like is None else like.example
         self.example_labels: Tensor | None = None
@@ -236,6 +239,9 @@ class Batches:
         first: Batch | None = None
         for index, item in enumerate(self._source):
             try:
+                if index == 0 and isinstance(item, Mapping):
+                    self._names = (*self._names, *_given(item, self._optional))
+                    self._optional = ()
                 if isinstance(item, Batch):
                     batch, args = item, item.inputs
                 else:
@@ -365,6 +371,22 @@ def split_batch(item: Any, names: Sequence[str], index: int = 0) -> tuple[list[A
     if len(parts) == len(names) + 1:
         return parts[:-1], parts[-1]
     return parts, None
+
+
+def _given(item: Mapping[str, Any], optional: Sequence[str]) -> tuple[str, ...]:
+    """The optional inputs that a batch has.
+
+    Raises:
+        DataError: it has one without another before it; inputs are passed in their order.
+    """
+    given = tuple(name for name in optional if name in item and name not in _LABEL_KEYS)
+    if given != tuple(optional[: len(given)]):
+        without = next(name for name in optional if name not in given)
+        raise DataError(
+            f"batch 0 has {given[-1]!r} without {without!r}, and inputs are passed in the order of forward; give "
+            f"{without!r}, too, or wrap the model in one that takes what the batch has"
+        )
+    return given
 
 
 def _read(item: Any, names: Sequence[str], index: int, first: Sequence[Any]) -> tuple[Batch, tuple[Any, ...]]:

@@ -581,6 +581,30 @@ def test_no_size_is_tried_of_images_that_are_empty_or_have_many_channels(
         hago.from_torch(net(), (torch.zeros(shape),))
 
 
+class Optional(Net):
+    """A network with inputs that it runs without."""
+
+    def forward(self, images: Tensor, scale: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
+        out = super().forward(images)
+        out = out if scale is None else out * scale[:, None]
+        return out if offset is None else out + offset[:, None]
+
+
+def test_inputs_with_a_default_are_inputs_if_the_data_has_them() -> None:
+    model = Optional().eval()
+    data = [{"images": images(), "scale": torch.rand(4) + 5.0, "label": torch.arange(4) % 2} for _ in range(2)]
+    graph, batches = import_with_data(model, data)
+    assert graph.inputs == ("images", "scale") and batches.classed
+    quantizer = hago.quantize(model, "vta", data)
+    inputs = (data[0]["images"], data[0]["scale"])
+    assert (quantizer.realize()(*inputs) - model(*inputs)).abs().max() < 0.1 * model(*inputs).abs().max()
+    assert len(hago.from_torch(model, (images(),)).inputs) == 1
+    only = [{"images": images(), "offset": torch.ones(4)}]
+    with pytest.raises(DataError, match="batch 0 has 'offset' without 'scale'.*give 'scale', too, or wrap the model"):
+        hago.quantize(model, "vta", only)
+    hago.quantize(model, "vta", [only[0] | {"scale": torch.ones(4)}])
+
+
 def test_models_are_left_as_they_were() -> None:
     model = net()
     with pytest.raises(DataError):
