@@ -295,7 +295,7 @@ function drawFront() {
   }
   const costs = shown.map((i) => column[i]), spread = largest(costs) - least(costs);
   $("front-equal").hidden = spread > 0;
-  $("front-equal").textContent = `${cost.title[0].toUpperCase()}${cost.title.slice(1)} is ${amount(cost, column[shown[0]])} for all ${shown.length} trials: bits do not change it on ${R.hardware.name}.`;
+  $("front-equal").textContent = `${cost.title[0].toUpperCase()}${cost.title.slice(1)} is ${amount(cost, column[shown[0]])} for all ${shown.length} trials: what they vary does not change it.`;
   place.replaceChildren(made);
   plots.front = { made, strategies, at: (i) => column[i] === null || T.value[i] === null ? null : [x.at(column[i]), y.at(drawn(T.value[i]))], order: [...shown].sort((i, j) => column[i] - column[j] || i - j), readout: $("front-readout") };
   follow(plots.front);
@@ -311,6 +311,8 @@ function drawSearch() {
   const made = frame(width, height, ticks(Math.max(0, x.low), x.high, Math.min(width / 90, T.value.length)).filter((v) => Number.isInteger(v)).map((v) => [x.at(v), v]), ticks(y.low, y.high, 5).map((v) => [y.at(v), v]),
     (v) => String(v), (v) => digits(v), "trial", axisTitle);
   made.setAttribute("aria-label", `${R.measure.title} of every trial, and the best so far; the table of trials has the same figures`);
+  // the first, and those that are better in the measure itself
+  const raised = (i) => T.gain[i] !== null && (T.gain[i] > 0 || T.gain.findIndex((gain) => gain !== null) === i);
   const steps = [];
   let best = null;
   T.gain.forEach((gain, i) => {
@@ -320,7 +322,7 @@ function drawSearch() {
     steps.push(`${x.at(i)},${y.at(best)}`);
   });
   if (best !== null) made.append(svg("polyline", { class: "best-line", points: [...steps, `${x.at(T.value.length - 1)},${y.at(best)}`].join(" ") }));
-  for (const i of shown) made.append(svg("circle", { class: T.rejected[i] ? "dot rejected" : T.gain[i] !== null ? "dot front" : "dot", cx: x.at(i), cy: y.at(drawn(T.value[i])), r: T.gain[i] !== null ? 4.5 : 3, "data-trial": i }));
+  for (const i of shown) made.append(svg("circle", { class: T.rejected[i] ? "dot rejected" : raised(i) ? "dot front" : "dot", cx: x.at(i), cy: y.at(drawn(T.value[i])), r: raised(i) ? 4.5 : 3, "data-trial": i }));
   place.replaceChildren(made);
   plots.search = { made, at: (i) => T.value[i] === null ? null : [x.at(i), y.at(drawn(T.value[i]))], order: shown, readout: $("search-readout") };
   follow(plots.search);

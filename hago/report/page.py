@@ -52,8 +52,8 @@ WORDS: Final[Mapping[str, str]] = {
     "a search.",
     "blame": "The part of the outputs' error that a node adds, estimated from the error that it adds itself and from "
     "how strongly the outputs follow its value. What is gained by keeping it float may be more or less.",
-    "expected loss": "What a choice of bits should lose, summed from the sensitivities of its edges. Guided searches "
-    "compute in rounds the bits with the least expected loss at a cost, measure them, and correct what they expect.",
+    "expected loss": "What a choice of bits should lose: the sum of the sensitivities of its edges, corrected in every "
+    "round by what trials lost in fact. A round computes the bits with the least of it at a cost.",
     "requantized": "Converted from integers with one scale to integers with another, mostly from sums to 8 bits.",
     "equalized": "Channels were scaled up or down in one layer and back in the next, which leaves the float network as "
     "it is and makes ranges of channels alike.",

@@ -37,6 +37,8 @@ ONE_SHOT: Final = "one shot ('hago quantize': the most bits everywhere, without 
 BEFORE: Final = ", before layers were corrected"
 #: What is said of a figure that is missing or not finite.
 _NOT_MEASURED: Final = "not measured"
+#: Gains in dB that are not worth a word.
+_NO_GAIN: Final = 0.05
 #: Mean bits above which the answers say why they are so many.
 _MANY_BITS: Final = 8.0
 
@@ -86,9 +88,16 @@ def answers(point: Point, told: Told, to_few: Pair | None = None) -> tuple[InSho
         InShort("Which layer loses most, and why?", _worst(point)),
         InShort("Does all of it run in integers?", _floats(point)),
         InShort("Can anything overflow?", _overflow(point.nodes)),
-        InShort("How is it done again?", point.commands[0].line if point.commands else ""),
+        InShort("How is it done again?", point.commands[0].line if point.commands else _again(point)),
     )
     return tuple(each for each in asked if each.answer)
+
+
+def _again(point: Point) -> str:
+    """How a point without a command is made again."""
+    if point.kind != "few bits":
+        return ""
+    return "The report makes it. To have it yourself, fix the bits that this page lists of every edge and quantize."
 
 
 # ---------------------------------------------------------------- what was asked
@@ -204,7 +213,7 @@ def interval_text(paired: PairedFigure) -> str:
         return difference
     if paired.low == paired.high == 0.0:
         return "the same on every sample"
-    chance = "" if paired.better else ", may be chance"
+    chance = "" if paired.better else ", not significant"
     return f"{difference}, 95 %: {factor * paired.low:+.2f} to {factor * paired.high:+.2f}{chance}"
 
 
@@ -242,7 +251,8 @@ def _against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
     )
     if point.uncorrected:
         one_of += " Layers of one shot were corrected, and those of this trial were not."
-    one_of += f" This point is one of {counted(told.trials, 'trial')}." if told.trials > 1 else ""
+    is_trial = told.trials > 1 and point.kind != "few bits"
+    one_of += f" This point is one of {counted(told.trials, 'trial')}." if is_trial else ""
     if is_saved:
         return f"{saved} {_lost_for_it(found)} {where}.{one_of}", False
     if saved:
@@ -324,6 +334,7 @@ def _size_of_one_shot(point: Point, hardware: str) -> str:
     return f" Its weights take {'; and '.join(texts)}."
 
 
+_SHARES: Final = ("sim_acc", "agreement")
 _MEASURES: Final = {"sim_acc": "accuracy", "sqnr": "SQNR"}
 
 
@@ -336,13 +347,14 @@ def _asked(search: SearchStory | None) -> FewerBits | None:
 def _to_few(point: Point, told: Told, pair: Pair | None) -> str:
     """What one shot with few bits saves and loses against a point; empty where it was not made."""
     few = told.few
-    if few is None or pair is None:
+    costs = ("weight_bytes", "bops")
+    is_fewer = few is not None and any(few.costs.get(n, 0.0) < point.costs.get(n, 0.0) for n in costs)
+    if few is None or pair is None or not is_fewer or point.uncorrected:
         return ""
     texts = [
         f"{_MEASURES.get(d.measure, d.measure)} is {_figure(d.measure, _simulated(few, pair.data, d.measure))} instead "
         f"of {_figure(d.measure, _simulated(point, pair.data, d.measure))} ({interval_text(d)})"
-        for d in pair.figures
-        if d.measure != "agreement" or not any(each.measure == "sim_acc" for each in pair.figures)
+        for d in sorted(pair.figures, key=lambda d: d.measure not in _SHARES)
     ]
     sentences = [
         f"With at most {ASKED_BITS} bits in all that is multiplied, weights and their inputs, where {told.hardware} "
@@ -352,11 +364,13 @@ def _to_few(point: Point, told: Told, pair: Pair | None) -> str:
     ]
     at = _asked(told.search)
     if at is not None and told.search is not None and at is not told.search.fewer[0]:
-        before_corrections = BEFORE if told.search.uncorrected else ""
+        is_measured = told.measure.name in at.figures
+        value = at.figures[told.measure.name] if is_measured else at.value
+        before_corrections = BEFORE if (at.uncorrected if is_measured else told.search.uncorrected) else ""
         sentences.append(
             f"The best trial with at most {ASKED_BITS} bits on average {MEAN_OF[told.search.fewer_of]} is {at.trial}, "
-            f"with {told.measure.title} {_figure(told.measure.name, at.value)} on the calibration data"
-            f"{before_corrections}."
+            f"with {told.measure.title} {_figure(told.measure.name, value)} on the "
+            f"{at.data if is_measured else 'calibration data'}{before_corrections}."
         )
     return " ".join(sentences)
 
@@ -455,8 +469,8 @@ def _worst(point: Point) -> str:
     why = f": {worst.cause}, since {worst.words}" if worst.words else ""
     others = names_text([f"{n.name} {100 * (n.blame or 0.0):.0f} %" for n in blamed[1:4]])
     then = f" Then come {others}." if others else ""
-    where = f"estimated on {counted(point.inside_samples, 'sample')}"
-    adds = f"{worst.name} ({worst.op}) adds {100 * (worst.blame or 0.0):.0f} % of the outputs' error, {where}{why}."
+    where = f"by an estimate on {counted(point.inside_samples, 'sample')}"
+    adds = f"{worst.name} ({worst.op}) adds {100 * (worst.blame or 0.0):.0f} % of the outputs' error {where}{why}."
     return f"{adds}{then}{_help(worst, point.remedies)}"
 
 
@@ -466,7 +480,8 @@ def _help(worst: NodeDetail, remedies: Mapping[str, Any] | None) -> str:
     on = f"on {counted(remedies['samples'], 'sample')}{_decibels(', whose outputs have {} dB', remedies['sqnr'])}"
     kept = remedies.get("kept_float", {}).get(worst.name)
     if not remedies["found"]:
-        return f" None of {counted(remedies['tried'], 'change')} that were tried {on} helps.{_kept(worst, kept)}"
+        tried = counted(remedies["tried"], "change")
+        return f" None of {tried} that were tried {on}, each quantized anew, helps.{_kept(worst, kept)}"
     best = remedies["together"] or remedies["found"][0]
     own = "" if worst.name in best["command"] else _kept(worst, kept)
     return f" What helps, as tried {on}: {best['command']}{_decibels(' (gains {} dB)', best['gain_db'])}.{own}"
@@ -476,8 +491,10 @@ def _kept(worst: NodeDetail, gain: float | None) -> str:
     """What the worst layer gains when it is kept float, which its blame only estimates."""
     if not _is_known(gain):
         return ""
+    if abs(gain) < _NO_GAIN:
+        return f" Keeping {worst.name} float changes nothing there, so that its error matters less than estimated."
     verb = "gains" if gain >= 0.0 else "loses"
-    return f" Keeping {worst.name} float {verb} {abs(gain):.1f} dB there, since blame is an estimate."
+    return f" Keeping {worst.name} float, with all else as it is, {verb} {abs(gain):.1f} dB there."
 
 
 def _decibels(words: str, value: float | None) -> str:
