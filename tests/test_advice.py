@@ -1441,6 +1441,10 @@ ELSEWHERE: Final = {
         "data/test_wrong_data.py",
         "test_inputs_with_a_default_are_inputs_if_the_data_has_them",
     ),
+    "It fixes the size of its batches: write shapes with the batch": (
+        "data/test_wrong_data.py",
+        "test_a_model_for_one_sample_is_told_what_helps",
+    ),
     "Choose between values with torch.where(condition, a, b)": BY_VALUES,
     "hago imports no control flow: choose between values": BY_VALUES,
     "each node was fed the integers of hago's model": (

@@ -97,7 +97,7 @@ def _again(point: Point) -> str:
     """How a point without a command is made again."""
     if point.kind != "few bits":
         return ""
-    return "The report makes it. To have it yourself, fix the bits that this page lists of every edge and quantize."
+    return f"The report makes it, in one shot with the options of the first point and at most {ASKED_BITS} bits."
 
 
 # ---------------------------------------------------------------- what was asked

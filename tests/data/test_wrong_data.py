@@ -605,6 +605,17 @@ def test_inputs_with_a_default_are_inputs_if_the_data_has_them() -> None:
     hago.quantize(model, "vta", [only[0] | {"scale": torch.ones(4)}])
 
 
+def test_a_model_for_one_sample_is_told_what_helps() -> None:
+    class OfOne(Net):
+        def forward(self, images: Tensor) -> Tensor:
+            return self.fc(torch.relu(self.conv(images)).view(1, -1))
+
+    data = [x[None] for x in images(3, 3, 8, 8)]
+    with pytest.raises(DataError, match=r"fails on its first 2 samples.*such as x.flatten\(1\) for x.view\(1, -1\)"):
+        hago.quantize(OfOne().eval(), "vta", data)
+    hago.quantize(net(), "vta", data)  # which has flatten(1)
+
+
 def test_models_are_left_as_they_were() -> None:
     model = net()
     with pytest.raises(DataError):

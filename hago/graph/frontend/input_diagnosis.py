@@ -100,7 +100,13 @@ def check_runs(
         return
     of_all = _failure(model, call)
     fails = "fails on it" if of_all else "runs on it, but fails on its first 2 samples"
-    advice = _advice(model, call, labels) or "Pass the inputs that the model's forward takes"
+    otherwise = "Pass the inputs that the model's forward takes"
+    if of_all is None:
+        otherwise = (
+            "It fixes the size of its batches: write shapes with the batch of the input, such as x.flatten(1) for "
+            "x.view(1, -1)"
+        )
+    advice = _advice(model, call, labels) or otherwise
     raise DataError(f"{where} has {_described(call)}; the model {fails}: {of_all or reason}. {advice}")
 
 
