@@ -346,7 +346,7 @@ class EdgeDetail:
         scales: number of scales.
         low, high: the real values that its integers reach, the outermost of all channels.
         converted: whether values are quantized on the edge; otherwise they pass as the producer emits them.
-        clipped: share of the values that were cut off; None where nothing was measured.
+        clipped: share of the values that were cut off; None where nothing was measured, and where a relu cuts them.
         effect: mean square of the error that rounding and clipping on this edge add to the node; None likewise.
     """
 

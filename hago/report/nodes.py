@@ -157,6 +157,8 @@ def _edges(plan: Plan, node: Node, row: NodeStatistic | None) -> Iterator[EdgeDe
         ends = ((bound - target.zero_point).to(torch.float64) for bound in (target.qmin, target.qmax))
         low, high = (end * target.scale for end in ends)
         has_figures = seen is not None and seen.requantized and seen.values > 0
+        # what a relu behind an output sets to zero is not cut off
+        by_relu = kind == "output" and bool((low >= 0.0).all())
         yield EdgeDetail(
             edge=key,
             source=source,
@@ -168,7 +170,7 @@ def _edges(plan: Plan, node: Node, row: NodeStatistic | None) -> Iterator[EdgeDe
             low=rounded(float(low.min())),
             high=rounded(float(high.max())),
             converted=converted,
-            clipped=rounded(seen.saturated_fraction) if seen is not None and has_figures else None,
+            clipped=rounded(seen.saturated_fraction) if seen is not None and has_figures and not by_relu else None,
             effect=rounded(seen.rounding_effect + seen.saturation_effect) if seen is not None and has_figures else None,
         )
 
