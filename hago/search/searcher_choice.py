@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from hago.cost import plan_cost
 from hago.errors import HagoError, warn
+from hago.graph import takes_any_batch
 from hago.plan.feasibility import widest_feasible
 from hago.search.choice_refinement import refine_every_choice
 from hago.search.confirmation import Confirmation
@@ -56,6 +57,10 @@ def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*([named] if named else []), *goal.costs]))
 
 
+#: The searcher of programs that fix the size of a batch, of which gradients take parts.
+WITHOUT_GRADIENTS: Final = "greedy"
+
+
 def choose_searcher(
     searcher: str | Searcher | Any, scorer: GoalScorer, quantization: QuantizationOptions, effort: Effort
 ) -> tuple[Any, Refines]:
@@ -63,14 +68,21 @@ def choose_searcher(
     none where the user chose them, or chose how they are estimated.
 
     Raises:
-        HagoError: no searcher has this name.
+        HagoError: no searcher has this name, or it needs gradients of a program that fixes the size of a batch.
     """
     prepared = scorer.prepared
+    # programs that fix it are not corrected
+    is_free = bool(prepared.correction_names) or takes_any_batch(prepared.graph, prepared.hardware.known_ops)
     if searcher == AUTO:
-        searcher = effort.searcher_for(_asks_for_fewer_bits(prepared, scorer.goal))
+        searcher = effort.searcher_for(_asks_for_fewer_bits(prepared, scorer.goal)) if is_free else WITHOUT_GRADIENTS
     entry, objective = _entry_of(searcher), scorer.goal.objective
     if entry is None:
         return searcher, ""
+    if entry.guided and not is_free:
+        raise HagoError(
+            f"searcher {searcher!r} needs gradients, and the program fixes the size of a batch, of which gradients "
+            f"take parts; choose {WITHOUT_GRADIENTS}, annealing or random, or export the program with dynamic_shapes"
+        )
     if entry.guided and objective.curvature is None:
         warn(
             f"nothing is known of how objective {objective.name!r} depends on single outputs, so the search is "
