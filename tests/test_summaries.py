@@ -103,7 +103,7 @@ def objects() -> dict[str, Any]:
         f"Finetuned for {CHIP}: 1 step in": hago.finetune(*given, DATA, steps=1, progress=False),
         "ExportResult": export_result(),
         f"Report 'A page': Graph on {CHIP}, 1 point in full": hago.make_report(
-            model(), CHIP, [q.strategy], DATA, title="A page", remedies=False, progress=False
+            model(), CHIP, [q.strategy], DATA, title="A page", points=1, remedies=False, progress=False
         ),
     }
 
