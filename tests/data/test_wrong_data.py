@@ -605,6 +605,22 @@ def test_inputs_with_a_default_are_inputs_if_the_data_has_them() -> None:
     hago.quantize(model, "vta", [only[0] | {"scale": torch.ones(4)}])
 
 
+class Nested(Net):
+    """A network with two inputs that hold tensors."""
+
+    def forward(self, views: dict[str, Tensor], more: tuple[Tensor, Tensor]) -> Tensor:
+        return super().forward(views["left"]) * more[0][:, None] + more[1][:, None]
+
+
+def test_two_nested_inputs_are_no_inputs_and_labels() -> None:
+    model, more = Nested().eval(), (torch.rand(4) + 1.0, torch.rand(4))
+    views = {"left": images()}
+    expected = hago.quantize(model, "vta", [{"views": views, "more": more}]).strategy
+    assert hago.quantize(model, "vta", [(views, more)]).strategy.bits == expected.bits
+    _, batches = import_with_data(model, [(views, more)])
+    assert not batches.labelled and len(next(iter(batches)).inputs) == 3
+
+
 def test_a_model_for_one_sample_is_told_what_helps() -> None:
     class OfOne(Net):
         def forward(self, images: Tensor) -> Tensor:
