@@ -366,11 +366,8 @@ def split_batch(item: Any, names: Sequence[str], index: int = 0) -> tuple[list[A
     if len(parts) == 2 and len(names) == 1 and isinstance(parts[0], Mapping) and names[0] not in parts[0]:
         return [parts[0]], parts[1]
     if len(parts) == 2 and isinstance(parts[0], (tuple, list, Mapping)):
-        if (
-            len(names) == 2
-            and len(parts[0]) != 2
-            and not (isinstance(parts[0], Mapping) and set(names) <= set(parts[0]))
-        ):
+        has_all = len(parts[0]) == 2 or (isinstance(parts[0], Mapping) and set(names) <= set(parts[0]))
+        if len(names) == 2 and not has_all:
             return parts, None  # two inputs, the first of which is nested
         inputs, _ = split_batch(parts[0], names, index)
         return inputs, parts[1]
