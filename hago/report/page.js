@@ -514,6 +514,7 @@ function renderNetwork() {
     }
     const strip = group.querySelector(".strip"), body = group.querySelector(".body");
     strip.style.fill = colour;
+    strip.style.fillOpacity = state.colour === "blame" || state.colour === "cost" ? Math.max(0.15, strength / 0.6) : 1;
     let tint = group.querySelector(".tint");
     if (!tint) { tint = svg("rect", { class: "tint", width: drawing.node_width, height: drawing.node_height, rx: 6 }); body.after(tint); }
     tint.style.fill = colour;
@@ -547,8 +548,8 @@ function legend(most, cost, areLeftOut) {
   const entries = {
     bits: () => areLeftOut ? [entry(GREY, `bits of this trial are ${LEFT_OUT}`)] : ["Fewest bits of a node's operands:", ...BITS.map(([, colour, text]) => entry(colour, text)), entry(GREY, "float")],
     cause: () => ["Main cause of the error that a node adds:", ...Object.entries(CAUSES).filter(([name]) => name !== "inherited").map(([name, colour]) => entry(colour, name)), entry(GREY, "none")],
-    blame: () => [entry("#d9480f", `part in the error of the outputs, estimated; the largest is ${percent(most)}`)],
-    cost: () => [entry("#0f766e", `${cost.title} of a node; the largest is ${amount(cost, most)}`)],
+    blame: () => [entry("#d9480f", `part in the error of the outputs, estimated: paler is less; the largest is ${percent(most)}`)],
+    cost: () => [entry("#0f766e", `${cost.title} of a node: paler is less; the largest is ${amount(cost, most)}`)],
   };
   $("legend").replaceChildren(...entries[state.colour]());
   if (!pointOf(state.a) && state.colour !== "bits") $("legend").append(` Of this trial only ${areLeftOut ? "costs" : "bits"} are there.`);
