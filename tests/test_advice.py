@@ -1445,10 +1445,6 @@ ELSEWHERE: Final = {
         "data/test_wrong_data.py",
         "test_a_model_for_one_sample_is_told_what_helps",
     ),
-    "or export the program with dynamic_shapes": (
-        "correction/test_corrections.py",
-        "test_a_program_of_a_fixed_batch_is_searched_without_gradients",
-    ),
     "Choose between values with torch.where(condition, a, b)": BY_VALUES,
     "hago imports no control flow: choose between values": BY_VALUES,
     "each node was fed the integers of hago's model": (

@@ -57,32 +57,21 @@ def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*([named] if named else []), *goal.costs]))
 
 
-#: The searcher of programs that fix the size of a batch, of which gradients take parts.
-WITHOUT_GRADIENTS: Final = "greedy"
-
-
 def choose_searcher(
     searcher: str | Searcher | Any, scorer: GoalScorer, quantization: QuantizationOptions, effort: Effort
 ) -> tuple[Any, Refines]:
     """The searcher, `auto` being decided by the effort and the goal, and which thresholds are refined before it begins:
-    none where the user chose them, or chose how they are estimated.
+    none where the user chose them, or chose how they are estimated, or the program fixes the size of a batch.
 
     Raises:
-        HagoError: no searcher has this name, or it needs gradients of a program that fixes the size of a batch.
+        HagoError: no searcher has this name.
     """
     prepared = scorer.prepared
-    # programs that fix it are not corrected
-    is_free = bool(prepared.correction_names) or takes_any_batch(prepared.graph, prepared.hardware.known_ops)
     if searcher == AUTO:
-        searcher = effort.searcher_for(_asks_for_fewer_bits(prepared, scorer.goal)) if is_free else WITHOUT_GRADIENTS
+        searcher = effort.searcher_for(_asks_for_fewer_bits(prepared, scorer.goal))
     entry, objective = _entry_of(searcher), scorer.goal.objective
     if entry is None:
         return searcher, ""
-    if entry.guided and not is_free:
-        raise HagoError(
-            f"searcher {searcher!r} needs gradients, and the program fixes the size of a batch, of which gradients "
-            f"take parts; choose {WITHOUT_GRADIENTS}, annealing or random, or export the program with dynamic_shapes"
-        )
     if entry.guided and objective.curvature is None:
         warn(
             f"nothing is known of how objective {objective.name!r} depends on single outputs, so the search is "
@@ -90,7 +79,9 @@ def choose_searcher(
             "without a guide, such as greedy, go by it alone"
         )
     chosen = quantization.estimator is not None or prepared.calibration.given.gives_ranges
-    return searcher, "" if chosen else entry.refines
+    # refinement cuts and joins batches; what may be corrected takes any
+    refines = not chosen and (prepared.correction_names or takes_any_batch(prepared.graph, prepared.hardware.known_ops))
+    return searcher, entry.refines if refines else ""
 
 
 def _entry_of(searcher: Any) -> SearcherEntry | None:

@@ -22,6 +22,7 @@ from hago.arithmetic.types import Edge, QParams
 from hago.caching import LRU
 from hago.data import Batch
 from hago.errors import HagoError
+from hago.graph import takes_any_batch
 from hago.plan import Bits, Group, Operands, Plan
 from hago.plan.feasibility import ChoicePoints
 from hago.search.gradients import (
@@ -125,7 +126,10 @@ def sensitivity_of(prepared: Prepared, objective: Objective, seed: int = 0) -> S
     Args:
         seed: of the random signs.
     """
-    return sensitivity_from(gradients_of_choices(prepared, objective, seed), prepared, objective)
+    chunk = GRADIENT_CHUNK
+    if not takes_any_batch(prepared.graph, prepared.hardware.known_ops):
+        chunk = max(batch.size for batch in prepared.batches)
+    return sensitivity_from(gradients_of_choices(prepared, objective, seed, chunk), prepared, objective)
 
 
 def gradients_of_choices(
