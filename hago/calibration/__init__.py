@@ -3,7 +3,7 @@
 `collection` runs the model once; an `observer` per node fills a histogram; `statistics` holds the result.
 """
 
-from hago.calibration.collection import SOFTMAX_SPAN, Calibration, collect
+from hago.calibration.collection import SOFTMAX_SPAN, Calibration, collect, finite_masks
 from hago.calibration.estimators import ESTIMATORS, Mse, dorefa_of, named_estimator
 from hago.calibration.given_ranges import GivenRanges, ModesLike, ThresholdsLike, make_given_ranges
 from hago.calibration.statistics import BINS, CHANNEL_BINS, Estimator, TensorStatistics
@@ -24,6 +24,7 @@ __all__ = [
     "ThresholdsLike",
     "collect",
     "dorefa_of",
+    "finite_masks",
     "make_given_ranges",
     "named_estimator",
 ]

@@ -20,7 +20,7 @@ from torch import Tensor
 from hago.arithmetic.numerics import extremes
 from hago.arithmetic.schemes import Grid
 from hago.calibration.given_ranges import GivenRanges
-from hago.calibration.observer import LOWEST_MASK, Observer
+from hago.calibration.observer import Observer
 from hago.calibration.statistics import CHANNEL_BINS, TensorStatistics
 from hago.data import Batch
 from hago.errors import DataError
@@ -30,6 +30,8 @@ from hago.ops import OPS, Ops
 #: Inputs of a softmax count in statistics as no further below the largest of their row than this: whatever lies below
 #: has less than 2e-7 of its weight. Masks of attention put -10000 or less there, which would make all steps coarse.
 SOFTMAX_SPAN: Final = 16.0
+#: What is added to the inputs of a softmax, and nothing else, counts as no lower than this.
+LOWEST_MASK: Final = -4096.0
 #: The operators that give a mask another shape.
 _RESHAPES: Final = ("reshape", "expand", "unsqueeze", "squeeze", "permute", "slice")
 
@@ -120,6 +122,7 @@ def _cut_values(
 ) -> dict[str, tuple[str, Callable[[Tensor], Tensor]]]:
     """By the node whose values are seen: the observed node that has the same values, and as what they count."""
     found: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {}
+    masks = _masks(graph)
     for name in observed:
         if (before := _before_softmax(graph, name)) is not None:
             seen, softmax = before
@@ -127,7 +130,7 @@ def _cut_values(
         elif (behind := _softmax_behind_sums(graph, name)) is not None:
             # the largest of a row may be masked by what is still to be added
             found[name] = name, partial(_as_softmax_sees, softmax=behind, span=2.0 * span)
-        elif _is_added_before_softmax(graph, name):
+        elif name in masks:
             found[name] = name, partial(torch.clamp_min, min=LOWEST_MASK)
     return found
 
@@ -158,17 +161,29 @@ def _softmax_behind_sums(graph: Graph, name: str) -> Node | None:
     return None
 
 
-def _is_added_before_softmax(graph: Graph, name: str) -> bool:
-    """Whether all that is done with the values of a node is to add them to inputs of a softmax, or to other masks."""
-    edges = graph.out_edges[name]
-    return bool(edges) and all(edge.dst != OUTPUT and _ends_before_softmax(graph, edge.dst) for edge in edges)
+def _masks(graph: Graph) -> set[str]:
+    """The nodes of which all that is done with their values is to add them to inputs of a softmax, or to other masks,
+    possibly in another shape."""
+    found: set[str] = set()
+    for node in reversed(list(graph)):
+        edges = graph.out_edges[node.name]
+        if edges and all(edge.dst != OUTPUT and _takes_masks(graph, edge.dst, found) for edge in edges):
+            found.add(node.name)
+    return found
 
 
-def _ends_before_softmax(graph: Graph, name: str) -> bool:
-    """Whether a node adds a mask to inputs of a softmax or to another mask, or gives a mask another shape."""
+def _takes_masks(graph: Graph, name: str, masks: Collection[str]) -> bool:
+    """Whether what a node reads is a mask: it adds it to inputs of a softmax, or is a mask itself."""
     if graph[name].op == "add" and _before_softmax(graph, name) is not None:
         return True
-    return graph[name].op in ("add", *_RESHAPES) and _is_added_before_softmax(graph, name)
+    return graph[name].op in ("add", *_RESHAPES) and name in masks
+
+
+def finite_masks(graph: Graph) -> dict[str, Tensor]:
+    """The constants that are masks with -inf, which counts as `LOWEST_MASK`."""
+    masks = {name: graph.consts[name] for name in _masks(graph) & graph.consts.keys()}
+    infinite = {name: mask for name, mask in masks.items() if mask.is_floating_point() and (mask == -math.inf).any()}
+    return {name: mask.masked_fill(mask == -math.inf, LOWEST_MASK) for name, mask in infinite.items()}
 
 
 def _as_softmax_sees(value: Tensor, softmax: Node, span: float) -> Tensor:

@@ -109,11 +109,6 @@ def rebin(histogram: Tensor, limit: Tensor, wider: Tensor) -> Tensor:
     return torch.zeros_like(histogram).scatter_add_(1, target, histogram)
 
 
-#: What is added to the inputs of a softmax, and nothing else, counts as no lower than this, and so do constants of
-#: -inf.
-LOWEST_MASK: Final = -4096.0
-
-
 class Observer:
     """Accumulates the statistics of one tensor. Call `update` with every batch, and `finish` at any time.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
 from hago.caching import LRU
-from hago.calibration.observer import LOWEST_MASK, constant_statistics
+from hago.calibration.observer import constant_statistics
 from hago.calibration.statistics import CHANNEL_BINS, Estimator, TensorStatistics, stack
 from hago.errors import DataError, HagoError, did_you_mean
 
@@ -185,9 +184,7 @@ class ThresholdCache:
         if node not in self._constants:
             return self._observed(node)
         if node not in self._whole:
-            tensor = self._constants[node]
-            masked = tensor.masked_fill(tensor == -math.inf, LOWEST_MASK)  # masks of attention; weights have channels
-            self._whole[node] = constant_statistics(masked, name=node)
+            self._whole[node] = constant_statistics(self._constants[node], name=node)
         return self._whole[node]
 
     def _checked(self, node: str, statistics: TensorStatistics, grid: Grid) -> RangeOfNode:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
-from hago.calibration import Calibration, Estimator, TensorStatistics, ThresholdCache, dorefa_of
+from hago.calibration import Calibration, Estimator, TensorStatistics, ThresholdCache, dorefa_of, finite_masks
 from hago.errors import StrategyMismatch
 from hago.graph import Graph
 from hago.hardware import Hardware
@@ -38,7 +38,8 @@ class EstimatedThresholds:
     """
 
     def __init__(self, graph: Graph, calibration: Calibration, estimator: Estimator, ops: Ops = OPS) -> None:
-        self._thresholds = ThresholdCache(calibration.statistics, graph.consts, estimator, calibration.channel_bins)
+        consts = {**graph.consts, **finite_masks(graph)}
+        self._thresholds = ThresholdCache(calibration.statistics, consts, estimator, calibration.channel_bins)
         self._given, self._consts, self._refined = calibration.given, graph.consts, calibration.refined
         self._sharing_scale = _sharing_scale(graph, ops)
 

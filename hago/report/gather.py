@@ -493,8 +493,8 @@ def _candidates(
 def _with_few_bits(
     candidates: Sequence[_Candidate], given: _Given, options: ReportOptions, steps: JobProgress
 ) -> list[_Candidate]:
-    """The points, the last of them one shot with at most ASKED_BITS bits, which tells what fewer bits cost, if there is
-    room: where the first point has more bits than the hardware takes, and one shot can be made again."""
+    """The points, and last one shot with at most ASKED_BITS bits, which tells what fewer bits cost: where the first
+    point has more and the hardware takes as few, there is room for it, and one shot can be made again."""
     kept = list(candidates)
     if len(kept) >= options.points and kept[-1].source.kind != "strategy":
         kept.pop()

@@ -185,3 +185,22 @@ def test_the_range_of_masked_values_is_that_of_the_others() -> None:
     graph = hago.from_torch(Attention("added together", -math.inf).eval(), PADDED[0])
     found = collect(graph, Batches(PADDED, graph.inputs), [node.name for node in graph if node.op == "add"])
     assert all(map(math.isfinite, (end for ends in found.ranges.values() for end in ends)))
+
+
+def test_infinite_weights_are_refused_and_long_sums_are_followed() -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Linear(SHAPE[2], SHAPE[2])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(400):
+                x = x + 0.001
+            return self.query(x).softmax(-1)
+
+    network = Sums().eval()
+    hago.quantize(network, "vta", [PADDED[0][0]], corrections="none")
+    with torch.no_grad():
+        network.query.weight[0, 0] = -math.inf
+    with pytest.raises(hago.HagoError, match="finite"):
+        hago.quantize(network, "vta", [PADDED[0][0]], corrections="none")
