@@ -320,7 +320,8 @@ def cause_in_words(
         )
     edge = _worst_edge(row, cause)
     if edge is None:
-        return "its limits are rounded to whole quanta", "more bits on its operand"
+        rounded = "limits" if row.op == "clamp" else "results"
+        return f"its {rounded} are rounded to integers", "more bits on its operand"
     if cause == "saturation":
         return (
             f"{100.0 * edge.saturated_fraction:.2g} % of {_named(edge)} is clipped at {_grid(edge)}",

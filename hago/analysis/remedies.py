@@ -251,6 +251,7 @@ class Remedies:
             none is possible or needed.
         command: the command that takes the options: `quantize`, or `search` for a strategy that was searched.
         kept_float: by node, dB that keeping it float gains, also where that is less than `LEAST_GAIN`.
+        tried_for: the nodes that changes were tried for.
     """
 
     samples: int
@@ -263,6 +264,7 @@ class Remedies:
     overflow: OverflowRemedy | None = None
     command: str = "quantize"
     kept_float: Mapping[str, float] = field(default_factory=dict)
+    tried_for: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -276,6 +278,7 @@ class Remedies:
             "overflow": None if self.overflow is None else self.overflow.to_json(),
             "for": self.command,
             "kept_float": dict(self.kept_float),
+            "tried_for": list(self.tried_for),
         }
 
     def lines(self) -> Iterator[str]:
@@ -509,6 +512,7 @@ class _Trials:
             tried=self.tried,
             command="search" if "searcher" in self.strategy.made_by else "quantize",
             kept_float=kept,
+            tried_for=tuple(suspect.node for suspect in suspects),
         )
 
     def _together(self, found: Sequence[Remedy]) -> Remedy | None:
@@ -591,11 +595,11 @@ class _Trials:
     def _impossible(self, suspect: Suspect, has_bits: bool) -> Iterator[str]:
         hardware = self.plan.hardware
         if suspect.narrow_channels and hardware.weight.granularity != "per_channel":
-            yield f"weights per channel are not possible on {hardware.name}"
+            yield f"a scale for each channel of its weights ({hardware.name} has one for a whole tensor)"
         if not has_bits and suspect.cause != "overflow" and suspect.edges:
-            yield f"{hardware.name} takes no more bits on {suspect.edges[0]}"
+            yield f"more bits on {suspect.edges[0]} (it has the most that {hardware.name} takes)"
         if not hardware.float_descs(suspect.op):
-            yield f"{hardware.name} does not compute {suspect.op} in float"
+            yield f"float ({hardware.name} does not compute {suspect.op} in float)"
 
     # ------------------------------------------------------------ trials
     def _try(self, node: str | None, change: Change, *, corrected: bool = False) -> Remedy | None:

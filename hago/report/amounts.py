@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from hago.cost import METRICS, amount_text
@@ -43,6 +43,13 @@ def cost_text(name: str, value: float) -> str:
 def size_text(value: float) -> str:
     """Bytes with as many places wherever they are shown: 950 B, 231.0 KiB, 1.03 MiB."""
     return size_in(value, *unit_of(value, BYTE_UNITS), value)
+
+
+def sizes_text(values: Sequence[float]) -> list[str]:
+    """Several amounts of bytes that are compared, in the unit of the least that is not 0."""
+    least = min((value for value in values if value), default=0.0)
+    size, unit = unit_of(least, BYTE_UNITS)
+    return [size_in(value, size, unit, least) for value in values]
 
 
 def size_in(value: float, size: float, unit: str, least: float) -> str:

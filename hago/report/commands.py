@@ -12,8 +12,9 @@ def python_commands(hardware: str, log: str) -> CommandsOf:
     Args:
         log: the path of the log; empty if there is none.
     """
-    replay = f"hago.replay(model, {hardware!r}, {log!r}, data)"
-    replayed = [Command("Every trial of the log evaluated again, and every figure compared to the last bit:", replay)]
+    replay = f"import hago\nhago.replay(model, {hardware!r}, {log!r}, data)"
+    every = "Every trial of the log evaluated again, and every figure compared to the last bit"
+    replayed = [Command(f"{every}; `model` is the network, and `data` its calibration data:", replay)]
 
     def commands(source: Source | None) -> list[Command]:
         if source is not None and source.kind == "few bits":  # the report itself made it
@@ -23,7 +24,7 @@ def python_commands(hardware: str, log: str) -> CommandsOf:
         strategy = repr(source.path)
         if source.kind == "front":
             strategy = f"hago.load_front({source.path!r})[{source.number}].strategy"
-        line = f"hago.create_quantizer(model, {hardware!r}, {strategy}).realize()"
-        return [Command("The integer model, which gives the integers of this report:", line)]
+        line = f"import hago\nhago.create_quantizer(model, {hardware!r}, {strategy}).realize()"
+        return [Command("The integer model, which gives the integers of this report; `model` is the network:", line)]
 
     return commands

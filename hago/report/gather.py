@@ -696,7 +696,7 @@ class _Points:
         self.cost, self.search = base.front_cost, base.search
         self.tables, self.drawings = Tables(), list[Drawing]()
         self._drawn: dict[Any, int] = {}
-        self._measured: list[Mapping[str, Mapping[str, Tensor]]] = []
+        self._plans: list[Plan] = []
         self._histograms: dict[str, Mapping[str, Histogram]] = {}
         self.notes: list[str] = []
         self._one_shot_of: tuple[str, _OneShot | None] = ("", None)
@@ -754,9 +754,9 @@ class _Points:
     def pairs(self) -> list[Pair]:
         """All pairs of the points so far, on every data set."""
         made = []
-        for (i, first), (j, second) in itertools.combinations(enumerate(self._measured), 2):
+        for (i, first), (j, second) in itertools.combinations(enumerate(self._plans), 2):
             for name, evaluator in self.given.evaluators.items():
-                ours, theirs = first[name], second[name]
+                ours, theirs = (self._contributions[plan.key, name] for plan in (first, second))
                 figures = tuple(
                     _paired(_objective(evaluator, key), str(i), str(j), ours[key], theirs[key]) for key in ours
                 )
@@ -791,16 +791,16 @@ class _Points:
         self, candidate: _Candidate, plan: Plan, one_shot: _OneShot | None
     ) -> tuple[tuple[Verdict, ...], dict[str, float]]:
         """The models side by side on every data set, and the largest accumulators seen."""
-        verdicts, peaks, kept = [], dict[str, float](), dict[str, Mapping[str, Tensor]]()
+        verdicts, peaks = [], dict[str, float]()
         for name, evaluator in self.given.evaluators.items():
             self.steps(f"running float model, simulation and integer model of {candidate.title} on the {name}")
             once = None if one_shot is None else self._measured_once(name, evaluator, one_shot.plan)
             verdict, measured = _verdict(name, evaluator, plan, once)
-            kept[name] = self._contributions[plan.key, name] = measured.contributions
+            self._contributions[plan.key, name] = measured.contributions
             for node, peak in measured.extremes.peaks.items():
                 peaks[node] = max(peak, peaks.get(node, 0.0))
             verdicts.append(verdict)
-        self._measured.append(kept)
+        self._plans.append(plan)
         return tuple(verdicts), peaks
 
     def _measured_once(self, name: str, evaluator: Evaluator, plan: Plan) -> Mapping[str, Tensor]:

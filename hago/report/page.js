@@ -83,11 +83,13 @@ function scaled(value, units, count = 4) {
   return `${general(value / size, count)} ${name}`;
 }
 const THOUSANDS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
-function amount(figure, value) {
+// of amounts that are compared, `beside` has all: bytes are in the unit of the least of them that is not 0
+function amount(figure, value, beside = [value]) {
   if (isMissing(value)) return NONE;
   if (figure.unit === "B") {
-    const [size, name] = [[1024 ** 3, "GiB"], [1024 ** 2, "MiB"], [1024, "KiB"]].find(([from]) => value >= from) || [1, "B"];
-    return `${fixed(value / size, size === 1 ? 0 : value >= 10 * size ? 1 : 2)} ${name}`;
+    const smallest = least(beside.filter((each) => each > 0), Math.max(...beside.map((each) => each || 0)));
+    const [size, name] = [[1024 ** 3, "GiB"], [1024 ** 2, "MiB"], [1024, "KiB"]].find(([from]) => smallest >= from) || [1, "B"];
+    return `${fixed(value / size, size === 1 ? 0 : smallest >= 10 * size ? 1 : 2)} ${name}`;
   }
   if (figure.unit === "s") return scaled(value, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]);
   if (figure.unit === "J") return scaled(value, [[1, "J"], [1e-3, "mJ"], [1e-6, "µJ"], [1e-9, "nJ"]]);
@@ -296,6 +298,9 @@ function drawFront() {
   const costs = shown.map((i) => column[i]), spread = largest(costs) - least(costs);
   $("front-equal").hidden = spread > 0;
   $("front-equal").textContent = `${cost.title[0].toUpperCase()}${cost.title.slice(1)} is ${amount(cost, column[shown[0]])} for all ${shown.length} trials: what they vary does not change it.`;
+  const values = shown.map((i) => T.value[i]);
+  $("front-same").hidden = shown.length < 2 || largest(values) > least(values);
+  $("front-same").textContent = `${R.measure.title} is ${measured(values[0])} for all ${shown.length} trials${SEARCHED}.`;
   place.replaceChildren(made);
   plots.front = { made, strategies, at: (i) => column[i] === null || T.value[i] === null ? null : [x.at(column[i]), y.at(drawn(T.value[i]))], order: [...shown].sort((i, j) => column[i] - column[j] || i - j), readout: $("front-readout") };
   follow(plots.front);
@@ -363,8 +368,15 @@ function tell(plot, i) {
   if (i === null || i === undefined) { plot.readout.replaceChildren("Point at a dot to see its bits."); return; }
   const interval = T.low[i] === null ? "" : ` (95 %: ${measured(T.low[i])} to ${measured(T.high[i])})`;
   const costs = Object.keys(T.costs).filter((name) => name === state.front || name === T.front_cost || name === "effective_bits");
+  const hidden = underneath(plot, i);
+  const also = hidden.length ? ` At the same place: ${hidden.slice(0, 6).map((j) => `trial ${j}`).join(", ")}${hidden.length > 6 ? ` and ${hidden.length - 6} more` : ""}.` : "";
   const bits = T.bits[i] ? `; bits of edges, as groups × bits: ${bitsText(bitsOf({ trial: i }))}` : "";
-  plot.readout.replaceChildren(element("b", {}, `Trial ${i}`), `: ${R.measure.title} ${measured(T.value[i])}${interval}${SEARCHED}; ${costs.map((name) => `${costNamed(name).title} ${amount(costNamed(name), T.costs[name][i])}`).join(", ")}${bits}${T.rejected[i] || i === T.best && T.best_note ? `; ${stateOf(i)}` : ""}. ${T.why[T.reason[i]]}`);
+  plot.readout.replaceChildren(element("b", {}, `Trial ${i}`), `: ${R.measure.title} ${measured(T.value[i])}${interval}${SEARCHED}; ${costs.map((name) => `${costNamed(name).title} ${amount(costNamed(name), T.costs[name][i])}`).join(", ")}${bits}${T.rejected[i] || i === T.best && T.best_note ? `; ${stateOf(i)}` : ""}. ${T.why[T.reason[i]]}${also}`);
+}
+// the other trials whose dots cover that of a trial
+function underneath(plot, i) {
+  const at = plot.at(i);
+  return at === null ? [] : plot.order.filter((j) => j !== i && Math.hypot(plot.at(j)[0] - at[0], plot.at(j)[1] - at[1]) < 2);
 }
 function tellChoice(plot, choice) {
   tell(plot, trialOf(choice));
@@ -434,7 +446,7 @@ function renderComparison() {
   }
   const [first, second] = [costsOf(state.a), costsOf(state.b)];
   const names = R.costs.filter((cost) => cost.name in first && cost.name in second);
-  const costs = element("div", {}, element("h3", {}, "Costs"), table(["cost", ">A", ">B", ">B / A"], names.map((cost) => [cost.title, amount(cost, first[cost.name]), amount(cost, second[cost.name]), first[cost.name] && !isMissing(second[cost.name]) ? fixed(second[cost.name] / first[cost.name], 3) : NONE])));
+  const costs = element("div", {}, element("h3", {}, "Costs"), table(["cost", ">A", ">B", ">B / A"], names.map((cost) => [cost.title, ...[first, second].map((of) => amount(cost, of[cost.name], [first[cost.name], second[cost.name]])), first[cost.name] && !isMissing(second[cost.name]) ? fixed(second[cost.name] / first[cost.name], 3) : NONE])));
   const packed = "stored_bytes" in first && "stored_bytes" in second && first.stored_bytes !== null && first.stored_bytes === second.stored_bytes && first.weight_bytes !== second.weight_bytes;
   if (packed) costs.append(element("p", { class: "soft" }, `${R.hardware.name} stores the weights of both in the same ${amount(costNamed("stored_bytes"), first.stored_bytes)}: fewer bits save nothing that is stored.`));
   const [ours, theirs] = [bitsOf(state.a), bitsOf(state.b)];
@@ -628,6 +640,7 @@ function errorPart(node) {
   const tried = pointOf(state.a).remedies, own = tried ? tried.found.filter((each) => each.node === node.name) : [];
   const impossible = tried && tried.impossible[node.name];
   if (own.length) made.push(element("p", {}, "Helps, as tried:"), table(["change", ">gain", ">bytes"], own.map((each) => [element("code", {}, each.command), decibels(each.gain_db), each.bytes])));
+  else if (tried && tried.tried_for.includes(node.name)) made.push(element("p", { class: "soft" }, `Changes were tried for it on ${tried.samples} samples, and none helps.`));
   else if (node.helps) made.push(element("p", {}, element("b", {}, "May help: "), `${node.helps}.`));
   if (impossible && impossible.length) made.push(element("p", { class: "soft" }, `Not possible on this hardware: ${impossible.join("; ")}.`));
   return made;

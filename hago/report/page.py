@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from hago.cost import METRICS
 from hago.errors import HagoError
-from hago.report.amounts import cost_text, size_text
+from hago.report.amounts import cost_figure, cost_text, size_text, sizes_text
 from hago.report.document import Report
 from hago.serialization.json_text import replace_file
 from hago.serialization.summary import measure_name, measure_text
@@ -40,9 +40,13 @@ MOST_ROWS: Final = 2000
 _ALL_DIGITS: Final = 100_000
 #: What words of the page mean.
 WORDS: Final[Mapping[str, str]] = {
-    "point": "A choice of bits, with its thresholds: a strategy that was given, or a trial of the search.",
+    "trial": "A choice of bits that the search scored, and its number in the log.",
+    "point": "What this page can show: a strategy that was given, a trial of the search, or one shot with few bits.",
     "front": "The trials that no other beats in both the measure and the cost.",
     "strategy": "Bits, thresholds and corrections of a network on one hardware: all that its integer model is made of.",
+    "simulated": "The float network with rounding, clipping and overflow put in where the integer model has them.",
+    "integer": "The model that runs in integers. It gives what the simulation gives, bit for bit.",
+    "conv:0": "An edge: input 0 of the node conv. 'conv:out' is what conv gives, where it is requantized.",
     "edge group": "The inputs of nodes that share one choice of bits. Its bits are those of the integers that are read "
     "there: sums that one node hands to another may have far more than 8, such as 23.",
     "SQNR": "Signal to quantization noise ratio: the power of the float outputs over that of their error, in dB. 6 dB "
@@ -54,10 +58,12 @@ WORDS: Final[Mapping[str, str]] = {
     "how strongly the outputs follow its value. What is gained by keeping it float may be more or less.",
     "expected loss": "What a choice of bits should lose: the sum of the sensitivities of its edges, corrected in every "
     "round by what trials lost in fact. A round computes the bits with the least of it at a cost.",
+    "asked because": "Why the search wanted this trial: which of its rules chose the bits.",
+    "saturation": "A cause of error: values beyond the range of the integers are clipped to its ends.",
+    "constants": "A cause of error: weights, biases and other constants are rounded.",
     "requantized": "Converted from integers with one scale to integers with another, mostly from sums to 8 bits.",
     "equalized": "Channels were scaled up or down in one layer and back in the next, which leaves the float network as "
     "it is and makes ranges of channels alike.",
-    "constants": "Weights, biases and other tensors that are known before the network runs.",
 }
 #: The columns of a figure without a value.
 NONE: Final = "\u2013"
@@ -117,6 +123,7 @@ def page_template() -> Any:
         "number": lambda value, digits=4: NONE if value is None else f"{value:.{digits}g}",
         "pairs_of": lambda values: list(values.items()),
         "percent": _percent,
+        "same_unit": _same_unit,
         "seconds": lambda value: f"{value:.1f} s",
         "shift": _shift,
         "signs": _signs,
@@ -161,6 +168,14 @@ def _amount(value: float | None, name: str) -> str:
         return f"{value / 1e12:.3g}T"
     text = cost_text(name, value).removesuffix(f" {name}")
     return re.sub(r" u(?=[sJ]$)", " \u00b5", text)
+
+
+def _same_unit(values: Sequence[float | None], name: str) -> list[str]:
+    """Amounts of one cost that are compared; those of bytes in one unit."""
+    if cost_figure(name).unit != "B":
+        return [_amount(value, name) for value in values]
+    texts = iter(sizes_text([value for value in values if value is not None]))
+    return [NONE if value is None else next(texts) for value in values]
 
 
 def _count(value: float) -> str:

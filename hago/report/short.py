@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
-from hago.report.amounts import STORED, cost_figure, cost_text, size_in
+from hago.report.amounts import STORED, cost_figure, cost_text, sizes_text
 from hago.report.document import (
     AskedGoal,
     AskedLimit,
@@ -25,7 +25,7 @@ from hago.report.document import (
 )
 from hago.report.goals import keeps, least_of, limit_text, number_text
 from hago.serialization.summary import measure_text, names_text
-from hago.serialization.text_table import BYTE_UNITS, counted, unit_of
+from hago.serialization.text_table import counted
 
 #: The bits that the answer on fewer bits is about, where the log has them.
 ASKED_BITS: Final = 6
@@ -173,7 +173,7 @@ def _lost(point: Point, told: Told) -> str:
         sentences.append(_on_data(verdict, BEFORE if point.uncorrected else ""))
     size, whole = point.costs.get("weight_bytes"), point.float_costs.get("weight_bytes")
     if size is not None and whole:
-        now, before = _in_one_unit(size, whole)
+        now, before = sizes_text([size, whole])
         part = f"{100 * size / whole:.0f} % of the float model's"
         stored = cost_text(STORED, point.stored_bytes)
         sentences.append(
@@ -285,7 +285,7 @@ def _saved_against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
     if own is None or not other:
         return "", False
     now, before = (
-        _in_one_unit(own, other) if cost_figure(name).unit == "B" else (cost_text(name, v) for v in (own, other))
+        sizes_text([own, other]) if cost_figure(name).unit == "B" else (cost_text(name, v) for v in (own, other))
     )
     if own < other:
         part = 100 * (1 - own / other)
@@ -296,7 +296,7 @@ def _saved_against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
         text = f"It saves nothing of {name}{more}."
     stored = [costs.get(STORED) for costs in (point.costs, point.one_shot_costs)]
     if name == "weight_bytes" and own < other and stored[0] is not None and stored[1] is not None:
-        now, before = _in_one_unit(stored[0], stored[1])
+        now, before = sizes_text([stored[0], stored[1]])
         if stored[0] == stored[1]:
             text += f" But {told.hardware} stores the weights in as many bytes as one shot's, {now}."
         else:
@@ -329,7 +329,7 @@ def _size_of_one_shot(point: Point, hardware: str) -> str:
         own, other = point.costs.get(name), point.one_shot_costs.get(name)
         if own is None or other is None:
             return ""
-        now, before = _in_one_unit(own, other)
+        now, before = sizes_text([own, other])
         texts.append(f"{now} {words}, {'as one shot' if now == before else f'instead of {before}'}")
     return f" Its weights take {'; and '.join(texts)}."
 
@@ -413,10 +413,10 @@ def _saved(at: Mapping[str, float | None], most: Mapping[str, float | None], tol
     """
     packed, stored = (tuple(costs.get(name) for costs in (at, most)) for name in ("weight_bytes", STORED))
     if packed[0] is not None and packed[1] is not None:
-        now, before = _in_one_unit(packed[0], packed[1])
+        now, before = sizes_text([packed[0], packed[1]])
         text = f"Packed to their bits, weights take {now} instead of {before}"
         if stored[0] is not None and stored[1] is not None:
-            now, before = _in_one_unit(stored[0], stored[1])
+            now, before = sizes_text([stored[0], stored[1]])
             if stored[0] == stored[1]:
                 text += (
                     f", but nothing that is stored is saved on {told.hardware}, which keeps them in {now} both times"
@@ -451,13 +451,6 @@ def _measured(at: FewerBits, most: FewerBits) -> Iterator[str]:
     ]
     before_corrections = BEFORE if at.uncorrected or most.uncorrected else ""
     yield f"On the {at.data}{before_corrections}, accuracy is {' and '.join(texts)}; differences are to float."
-
-
-def _in_one_unit(now: float, before: float) -> tuple[str, str]:
-    """Two amounts of bytes in the unit of the smaller."""
-    least = min(now, before)
-    size, unit = unit_of(least, BYTE_UNITS)
-    return size_in(now, size, unit, least), size_in(before, size, unit, least)
 
 
 # ---------------------------------------------------------------- layers

@@ -108,7 +108,7 @@ def test_words_name_the_edge_with_most_effect() -> None:
     assert cause_in_words(node, "overflow")[0] == (
         "3 of 10 accumulators leave int16 and wrap; the largest possible is 2.5 times its maximum"
     )
-    assert "limits" in cause_in_words(row("n", power=1.0, inherited=0.0), "rounding")[0]
+    assert "results are rounded" in cause_in_words(row("n", power=1.0, inherited=0.0), "rounding")[0]
 
 
 def test_what_is_not_possible_is_no_remedy() -> None:

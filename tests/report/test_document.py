@@ -98,13 +98,19 @@ def test_the_front_and_the_measure_are_those_of_the_search(tmp_path: Path, optio
         progress=False,
     )
     front = hago.load_front(files["front.json"])
+    logged, stored = read_log(files["jsonl"]).trials, hago.Strategy.load(files["json"])
     report = make_report(network(), CHIP, [files["jsonl"]], data(), points=1, remedies=False, progress=False)
     assert report.trials is not None and report.front_cost == report.trials.front_cost == front.cost
     assert list(report.trials.front) == [point.trial for point in front]
     assert report.measure.name == front.measure
     for name in ("jsonl", "json", "front.json"):
         report = make_report(network(), CHIP, files[name], data(), points=1, remedies=False, progress=False)
-        assert all(front.measure in model.figures for model in report.points[0].verdicts[0].models)
+        models = {model.name: model.figures for model in report.points[0].verdicts[0].models}
+        trial = report.points[0].trial
+        assert (trial is None) == (name == "json")
+        results = stored.made_by["results"] if trial is None else logged[trial].score.results
+        shown = results[front.measure]
+        assert models["simulated"][front.measure] == models["integer"][front.measure] == pytest.approx(shown)
 
 
 def test_a_cost_that_no_trial_has_is_a_column_without_figures(search_folder: Path) -> None:
