@@ -455,6 +455,11 @@ class _KeptThresholds:
         return self._stored if key in self._kept else self._estimated
 
 
+def _helping(remedy: Remedy | None) -> list[Remedy]:
+    """The remedy, if it helps."""
+    return [] if remedy is None or remedy.gain < LEAST_GAIN else [remedy]
+
+
 class _Trials:
     """The trials of one inspection; lives for one call of `find_remedies`."""
 
@@ -485,21 +490,20 @@ class _Trials:
         for suspect in suspects:
             cures = [name for name in CURES.get(suspect.cause, ()) if name in untried]
             untried -= {*cures}
-            found += self._best_change(
-                suspect.node, [Change(corrections=self._with_correction(name)) for name in cures]
-            )
+            corrected = [Change(corrections=self._with_correction(name)) for name in cures]
+            found += _helping(self._best(suspect.node, corrected))
             if self.plan.hardware.float_descs(suspect.op):
-                remedy = self._try(suspect.node, Change(keep_float=glob.escape(suspect.node)))
+                remedy = self._best(suspect.node, [Change(keep_float=glob.escape(suspect.node))])
                 if remedy is not None:
                     kept[suspect.node] = remedy.gain
-                found += self._best(suspect.node, [] if remedy is None else [remedy])
+                found += _helping(remedy)
             changes = list(self._other_bits(suspect))
-            found += self._best_change(suspect.node, changes)
+            found += _helping(self._best(suspect.node, changes))
             if words := tuple(self._impossible(suspect, bool(changes))):
                 impossible[suspect.node] = words
         if suspects:
             others = [Change(estimator=e) for e in _TRIED_ESTIMATORS if e != self.estimator.partition(":")[0]]
-            found += self._best_change(None, others)
+            found += _helping(self._best(None, others))
         found.sort(key=lambda remedy: -remedy.gain)
         return Remedies(
             self.batches.samples,
@@ -545,18 +549,14 @@ class _Trials:
         plan = plan_of(self.plan.graph, self.plan.hardware, strategy)
         return all(plan.nodes[name].proved for name in nodes if name in plan.nodes)
 
-    def _best_change(self, node: str | None, changes: Sequence[Change]) -> list[Remedy]:
-        """The change with the largest gain, if there is one that helps."""
-        return self._best(node, [remedy for change in changes if (remedy := self._try(node, change)) is not None])
-
-    def _best(self, node: str | None, tried: Sequence[Remedy]) -> list[Remedy]:
-        """The remedy with the largest gain, if there is one that helps."""
+    def _best(self, node: str | None, changes: Sequence[Change]) -> Remedy | None:
+        """The change with the largest gain; its gain is that with layers corrected, where it gains without."""
+        tried = [remedy for change in changes if (remedy := self._try(node, change)) is not None]
         best = max(tried, key=lambda remedy: remedy.gain, default=None)
-        if best is None or best.gain < LEAST_GAIN:
-            return []
-        if self.strategy.corrections.offsets and best.change.corrections is None:
-            best = self._try(node, best.change, corrected=True)
-        return [] if best is None or best.gain < LEAST_GAIN else [best]
+        is_as_corrected = not self.strategy.corrections.offsets or best is None or best.change.corrections is not None
+        if best is None or is_as_corrected or best.gain < LEAST_GAIN:
+            return best
+        return self._try(node, best.change, corrected=True)
 
     # ------------------------------------------------------------ changes
     def _missing_corrections(self) -> Sequence[str]:

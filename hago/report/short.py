@@ -324,13 +324,19 @@ def _lost_for_it(found: Mapping[str, PairedFigure]) -> str:
 
 def _size_of_one_shot(point: Point, hardware: str) -> str:
     """What the point saves against one shot."""
-    texts = []
+    sizes = []
     for name, words in (("weight_bytes", "packed"), (STORED, f"as {hardware} stores them")):
         own, other = point.costs.get(name), point.one_shot_costs.get(name)
         if own is None or other is None:
             return ""
-        now, before = sizes_text([own, other])
-        texts.append(f"{now} {words}, {'as one shot' if now == before else f'instead of {before}'}")
+        sizes.append((words, *sizes_text([own, other]), own == other))
+    if all(is_same for *_, is_same in sizes):
+        now = " and ".join(f"{own} {words}" for words, own, _, _ in sizes)
+        return f" Its weights take as many bytes as those of one shot: {now}."
+    texts = [
+        f"{own} {words}, {'as in one shot' if is_same else f'instead of {other}'}"
+        for words, own, other, is_same in sizes
+    ]
     return f" Its weights take {'; and '.join(texts)}."
 
 
@@ -354,7 +360,7 @@ def _to_few(point: Point, told: Told, pair: Pair | None) -> str:
     texts = [
         f"{_MEASURES.get(d.measure, d.measure)} is {_figure(d.measure, _simulated(few, pair.data, d.measure))} instead "
         f"of {_figure(d.measure, _simulated(point, pair.data, d.measure))} ({interval_text(d)})"
-        for d in sorted(pair.figures, key=lambda d: d.measure not in _SHARES)
+        for d in sorted(pair.figures, key=lambda d: _SHARES.index(d.measure) if d.measure in _SHARES else len(_SHARES))
     ]
     sentences = [
         f"With at most {ASKED_BITS} bits in all that is multiplied, weights and their inputs, where {told.hardware} "
