@@ -2,19 +2,22 @@
 
 The first and the last layer have 8 bits, as papers have it; everything else is as the chip computes it in integers.
 Rows are the corrections that are made: none, those of the default, and block reconstruction behind these, with a number
-of steps each. Calibration sees no labels; results are of test samples that calibration did not see. Lost is float's
+of steps each, and then the whole network trained from the last of these (`hago.finetune`), on the calibration samples
+or on more. Calibration and training see no labels; results are of test samples that they did not see. Lost is float's
 accuracy less ours, in points, paired on the same samples, with its 95 % interval. Seconds are those of the processor on
-one thread, for all of `hago.quantize`.
+one thread, for all of `hago.quantize`, and for training alone.
 
     python scripts/benchmark_few_bits.py --assets DIR --models mobilenetv2_cifar96 --steps 100 400
+    python scripts/benchmark_few_bits.py --assets DIR --models mobilenetv2_cifar96 --finetune 400 --train 256 4660
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from _assets import NAMES, Asset, load, outputs, sqnr
@@ -43,8 +46,16 @@ def figures(asset: Asset, reference: Tensor, out: Tensor) -> str:
     return f"{float(ours.mean()):.3f} | {lost_text} | {agreement:.3f} | {sqnr(reference, out):.1f} dB"
 
 
-def rows(asset: Asset, weights: int, inputs: int, steps: Sequence[int]) -> Iterator[str]:
-    """The lines of the table."""
+def rows(
+    asset: Asset, weights: int, inputs: int, steps: Sequence[int], tuned: Sequence[int], training: Mapping[int, Asset]
+) -> Iterator[str]:
+    """The lines of the table.
+
+    Args:
+        steps: of reconstruction.
+        tuned: of training.
+        training: the network with the samples that it is trained on, by their number.
+    """
     reference = outputs(asset.module, asset.test)
     yield f"| {asset.name} | float | | {asset.score(reference):.3f} | | | | |"
     bits = fixed_bits(asset, weights, inputs)
@@ -56,6 +67,15 @@ def rows(asset: Asset, weights: int, inputs: int, steps: Sequence[int]) -> Itera
         seconds = time.process_time() - start
         cells = figures(asset, reference, outputs(quantizer.simulate(), asset.test))
         yield f"| {asset.name} | W{weights}A{inputs} | {name} | {cells} | {seconds:.0f} s |"
+    for (samples, trained_on), n in itertools.product(training.items(), tuned):
+        start = time.process_time()
+        found = hago.finetune(
+            asset.module, "x86_vnni", quantizer.strategy, trained_on.calibration, steps=n, progress=False
+        )
+        seconds = time.process_time() - start
+        cells = figures(asset, reference, outputs(found.quantizer.simulate(), asset.test))
+        how = f"{n} steps of training on {samples} samples" + ("" if found.kept else ", not kept")
+        yield f"| {asset.name} | W{weights}A{inputs} | {how} | {cells} | {seconds:.0f} s |"
 
 
 def main() -> None:
@@ -66,6 +86,8 @@ def main() -> None:
     parser.add_argument("--weights", type=int, default=4, help="bits of weights")
     parser.add_argument("--inputs", type=int, default=4, help="bits of layer inputs")
     parser.add_argument("--steps", type=int, nargs="*", default=[400], help="of reconstruction")
+    parser.add_argument("--finetune", type=int, nargs="*", default=[], help="steps of training the whole network")
+    parser.add_argument("--train", type=int, nargs="*", default=[256], help="samples that it is trained on")
     parser.add_argument("--calibration", type=int, default=256)
     parser.add_argument("--test", type=int, default=600)
     args = parser.parse_args()
@@ -75,7 +97,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for name in args.models:
         asset = load(args.assets, name, args.calibration, args.test)
-        for line in rows(asset, args.weights, args.inputs, args.steps):
+        training = {n: load(args.assets, name, n, 1) for n in (args.train if args.finetune else ())}
+        for line in rows(asset, args.weights, args.inputs, args.steps, args.finetune, training):
             print(line, flush=True)
 
 
