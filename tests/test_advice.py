@@ -1266,6 +1266,7 @@ IMPLAUSIBLE: Final = ("data/test_wrong_data.py", "test_implausible_values_are_wa
 BY_VALUES: Final = ("data/test_wrong_data.py", "test_control_flow_by_values_names_the_line")
 #: Advice that other tests take, and which.
 ELSEWHERE: Final = {
+    "import hago\nhago.": ("report/test_document.py", "test_the_lines_of_python_run"),
     "serves searches, and is a callback of {} here": (
         "test_callbacks.py",
         "test_a_callback_of_searches_refuses_training",
@@ -1538,6 +1539,7 @@ NO_ADVICE: Final = (
     "export format is of type {}; expected a name or an ExportFormat",
     "export format {} has no check: nothing here runs its files",
     "export format {} has no option {}; {}",
+    "or corrections of other layers, make up for it",
 )
 
 

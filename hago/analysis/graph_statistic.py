@@ -321,7 +321,8 @@ def cause_in_words(
     edge = _worst_edge(row, cause)
     if edge is None:
         rounded = "limits" if row.op == "clamp" else "results"
-        return f"its {rounded} are rounded to integers", "more bits on its operand"
+        has_most = f"{row.name}:0" in full
+        return f"its {rounded} are rounded to integers", "" if has_most else "more bits on its operand"
     if cause == "saturation":
         return (
             f"{100.0 * edge.saturated_fraction:.2g} % of {_named(edge)} is clipped at {_grid(edge)}",

@@ -18,7 +18,7 @@ from hago.errors import StrategyMismatch
 from hago.graph import ModelLike
 from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.plan import Plan, Strategy
-from hago.search import Evaluator, Measurement, paired_difference, plan_and_batches
+from hago.search import Evaluator, Measurement, paired_difference, plan_and_batches, share_difference
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
 from hago.serialization.text_table import counted, table
 
@@ -194,7 +194,7 @@ def _objectives(strategies: Sequence[Strategy], given: ObjectiveLike | None) -> 
 
 
 def measure_difference(objective: Objective, first: Tensor, second: Tensor) -> MeasureDifference:
-    """The difference of an objective, paired by sample.
+    """The difference of an objective, paired by sample; of accuracy and agreement by `share_difference`.
 
     Args:
         first, second: (samples, k), the contributions of the samples.
@@ -205,7 +205,11 @@ def measure_difference(objective: Objective, first: Tensor, second: Tensor) -> M
         return sign * objective.finish(mean)
 
     values = (value(first.mean(0)), value(second.mean(0)))
-    difference, low, high = paired_difference(first, second, value)
+    # a sample of several positions may be right in part
+    if objective.counts_classes and all(bool(((x == 0) | (x == 1)).all()) for x in (first, second)):
+        difference, low, high = share_difference(first.flatten(), second.flatten())
+    else:
+        difference, low, high = paired_difference(first, second, value)
     return MeasureDifference(objective.name, objective.unit, values, difference, (low, high), objective.is_loss)
 
 

@@ -212,7 +212,7 @@ def _decide(
         return _Kind(True, "an input is integer")
     if not (has_float or weight_only):
         return _Kind(True, f"{hardware.name} has no float {node.op}")
-    return _Kind(False, "no input is integer", weight_only)
+    return _Kind(False, "nothing that it reads is quantized", weight_only)
 
 
 def _accepted_float_forms(graph: Graph, node: Node, hardware: Hardware, ops: Ops) -> str:

@@ -46,9 +46,10 @@ def size_text(value: float) -> str:
 
 
 def sizes_text(values: Sequence[float]) -> list[str]:
-    """Several amounts of bytes that are compared, in the unit of the least that is not 0."""
+    """Several amounts of bytes that are compared, in one unit: the largest of which the least, if it is not 0, has a
+    tenth."""
     least = min((value for value in values if value), default=0.0)
-    size, unit = unit_of(least, BYTE_UNITS)
+    size, unit = unit_of(min(10.0 * least, max(values, default=0.0)), BYTE_UNITS)
     return [size_in(value, size, unit, least) for value in values]
 
 
@@ -58,5 +59,5 @@ def size_in(value: float, size: float, unit: str, least: float) -> str:
     Args:
         size: of the unit.
     """
-    places = 0 if size == 1 else 1 if least >= 10 * size else 2
+    places = 0 if size == 1 else 1 if least >= 10 * size else 2 if least >= size else 3
     return f"{value / size:.{places}f} {unit}"

@@ -61,7 +61,7 @@ from hago.report.goals import asked_goal, limited_measures
 from hago.report.layout import draw_network
 from hago.report.nodes import Tables, describe_nodes, histograms_of, ram_bytes, widest_edges
 from hago.report.records import Records
-from hago.report.short import ASKED_BITS, Told, answers, named_trials
+from hago.report.short import ASKED_BITS, BEFORE, Told, answers, named_trials
 from hago.report.trials import (
     bits_text,
     columns_of,
@@ -255,10 +255,9 @@ def gather_report(
     pairs = tuple(made.pairs())
     front = 0 if base.trials is None else len(base.trials.value)
     few = points[-1] if points and points[-1].kind == "few bits" else None
-    # by point, what it and the one with few bits are on the last data set
-    pair_of = {pair.first: pair for pair in pairs if few is not None and pair.second == len(points) - 1}
-    told = Told(story, base.measure, made.cost, hardware.name, front, base.goal, few)
-    points = [replace(point, short=answers(point, told, pair_of.get(i))) for i, point in enumerate(points)]
+    to_few = None if few is None else [p for p in pairs if (p.first, p.second) == (0, len(points) - 1)][-1]
+    told = Told(story, base.measure, made.cost, hardware.name, front, base.goal, points[0] if points else None, few)
+    points = [replace(point, short=answers(point, told, to_few)) for point in points]
     notes += [*made.notes, *_notes_on_points(records, points, is_measured=bool(evaluators))]
     names = [cost.name for cost in base.costs]
     names += [name for name in (*METRICS, STORED) if name not in names and any(name in p.costs for p in points)]
@@ -474,7 +473,7 @@ def _candidates(
     for path, strategy in records.strategies:
         trial = _trial_of(strategy, trials)
         name = path.rpartition("/")[2]
-        title = name if trial is None else f"{name} (bits of trial {trial})"
+        title = name if trial is None else f"{name} (trial {trial}{', corrected' if strategy.corrections else ''})"
         found.append(_Candidate(title, strategy, Source("strategy", path, trial=trial)))
     left = max(0, options.points - len(found))
     if records.front is not None:
@@ -726,10 +725,13 @@ class _Points:
             found = find_remedies(plan, strategy, given.batches, statistic.suspects, statistic.overflowing)
             remedies = found.to_json()
         full = widest_edges(resolver.space, strategy.bits)
-        nodes = describe_nodes(plan, resolver.topology, cost, self.tables, statistic, peaks, histograms, full)
+        made = {name for each in passes_of(strategy) for name in each.names}
+        made |= {"equalization"} if strategy.corrections.equalization else set()
+        nodes = describe_nodes(plan, resolver.topology, cost, self.tables, statistic, peaks, histograms, full, made)
         figures, floats = _costs(cost), _costs(whole)
+        is_uncorrected = _is_uncorrected(self.search, candidate)
         return Point(
-            title=candidate.title,
+            title=candidate.title + (BEFORE if is_uncorrected else ""),
             kind=candidate.source.kind,
             trial=candidate.source.trial,
             bits=strategy.bits,
@@ -747,7 +749,7 @@ class _Points:
             inside_samples=0 if statistic is None else statistic.samples,
             remedies=remedies,
             corrected=str(strategy.corrections),
-            uncorrected=_is_uncorrected(self.search, candidate),
+            uncorrected=is_uncorrected,
             commands=tuple(self.commands(candidate.source)),
         )
 

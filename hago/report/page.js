@@ -83,13 +83,13 @@ function scaled(value, units, count = 4) {
   return `${general(value / size, count)} ${name}`;
 }
 const THOUSANDS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
-// of amounts that are compared, `beside` has all: bytes are in the unit of the least of them that is not 0
+// of amounts that are compared, `beside` has all: bytes are in the largest unit of which the least, if it is not 0, has a tenth
 function amount(figure, value, beside = [value]) {
   if (isMissing(value)) return NONE;
   if (figure.unit === "B") {
-    const smallest = least(beside.filter((each) => each > 0), Math.max(...beside.map((each) => each || 0)));
-    const [size, name] = [[1024 ** 3, "GiB"], [1024 ** 2, "MiB"], [1024, "KiB"]].find(([from]) => smallest >= from) || [1, "B"];
-    return `${fixed(value / size, size === 1 ? 0 : smallest >= 10 * size ? 1 : 2)} ${name}`;
+    const amounts = beside.map((each) => each || 0), most = largest(amounts), smallest = least(amounts.filter((each) => each > 0), most);
+    const [size, name] = [[1024 ** 3, "GiB"], [1024 ** 2, "MiB"], [1024, "KiB"]].find(([from]) => Math.min(10 * smallest, most) >= from) || [1, "B"];
+    return `${fixed(value / size, size === 1 ? 0 : smallest >= 10 * size ? 1 : smallest >= size ? 2 : 3)} ${name}`;
   }
   if (figure.unit === "s") return scaled(value, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]);
   if (figure.unit === "J") return scaled(value, [[1, "J"], [1e-3, "mJ"], [1e-6, "µJ"], [1e-9, "nJ"]]);
@@ -418,7 +418,7 @@ function renderComparison() {
   $("to-compare").hidden = place.hidden;
   if (place.hidden) return;
   const uncorrected = (choice) => pointOf(choice) ? pointOf(choice).uncorrected : R.search && R.search.uncorrected;
-  const [a, b] = [state.a, state.b].map((choice) => `${titleOf(choice)}${uncorrected(choice) ? ", before layers were corrected" : ""}`);
+  const [a, b] = [state.a, state.b].map((choice) => `${titleOf(choice)}${!pointOf(choice) && uncorrected(choice) ? ", before layers were corrected" : ""}`);
   const body = [element("p", { class: "lead" }, element("b", {}, "A"), ` is ${a}, `, element("b", {}, "B"), ` is ${b}.`)];
   if (pointOf(state.a) && pointOf(state.b) && key(state.a) !== key(state.b)) {
     const [i, j] = [state.a.point, state.b.point], turned = i > j;
@@ -532,7 +532,7 @@ function renderNetwork() {
     tint.style.fill = colour;
     tint.style.fillOpacity = strength;
     group.classList.toggle("strong", strength > 0.25);
-    group.querySelector(".what").textContent = short(text ? `${node.op} · ${text}` : node.op, 27);
+    group.querySelector(".what").textContent = text ? `${short(node.op, 24 - text.length)} · ${text}` : short(node.op, 27);
     group.classList.toggle("on", state.node === node.name);
   });
   for (const group of all("g.edge", picture)) {
@@ -560,8 +560,8 @@ function legend(most, cost, areLeftOut) {
   const entries = {
     bits: () => areLeftOut ? [entry(GREY, `bits of this trial are ${LEFT_OUT}`)] : ["Fewest bits of a node's operands:", ...BITS.map(([, colour, text]) => entry(colour, text)), entry(GREY, "float")],
     cause: () => ["Main cause of the error that a node adds:", ...Object.entries(CAUSES).filter(([name]) => name !== "inherited").map(([name, colour]) => entry(colour, name)), entry(GREY, "none")],
-    blame: () => [entry("#d9480f", `part in the error of the outputs, estimated: paler is less; the largest is ${percent(most)}`)],
-    cost: () => [entry("#0f766e", `${cost.title} of a node: paler is less; the largest is ${amount(cost, most)}`)],
+    blame: () => [entry("#d9480f", `part in the error of the outputs, estimated: the stronger, the more; the largest is ${percent(most)}`)],
+    cost: () => [entry("#0f766e", `${cost.title} of a node: the stronger, the more; the largest is ${amount(cost, most)}`)],
   };
   $("legend").replaceChildren(...entries[state.colour]());
   if (!pointOf(state.a) && state.colour !== "bits") $("legend").append(` Of this trial only ${areLeftOut ? "costs" : "bits"} are there.`);
@@ -569,8 +569,8 @@ function legend(most, cost, areLeftOut) {
 function fit(whole) {
   const canvas = $("canvas"), drawing = R.drawings[drawingOf(state.a)];
   const across = (canvas.clientWidth - 2) / drawing.width;
-  // names can be read at LEGIBLE and above; a larger network is scrolled
-  zoom = whole ? Math.max(LEGIBLE, Math.min(across, (canvas.clientHeight - 2) / drawing.height, 1)) : Math.max(0.8, Math.min(1, across));
+  // at first, names can be read, and a larger network is scrolled
+  zoom = whole ? Math.min(across, (canvas.clientHeight - 2) / drawing.height, 1) : Math.max(0.8, Math.min(1, across));
 }
 function resize() {
   const drawing = R.drawings[drawingOf(state.a)], picture = $("canvas").querySelector(`svg[data-drawing="${drawingOf(state.a)}"]`);
@@ -637,6 +637,9 @@ function errorPart(node) {
   })));
   if (causes.some(([, share]) => share < 0 || share > 1)) made.push(element("p", { class: "soft" }, "A share below zero means that this part of the error cancels others; those then add up to more than 100 %."));
   if (node.words) made.push(element("p", {}, `Mainly ${node.cause}: ${node.words}.`));
+  const edge = node.edges.filter((each) => each.kind === "data" && each.effect).sort((x, y) => y.effect - x.effect)[0];
+  if (edge && (node.cause === "rounding" || node.cause === "saturation"))
+    made.push(element("p", { class: "soft" }, "What it reads is drawn on the page of ", element("button", { type: "button", class: "link", onclick: () => showNode(edge.source, true) }, edge.source), "."));
   const tried = pointOf(state.a).remedies, own = tried ? tried.found.filter((each) => each.node === node.name) : [];
   const impossible = tried && tried.impossible[node.name];
   if (own.length) made.push(element("p", {}, "Helps, as tried:"), table(["change", ">gain", ">bytes"], own.map((each) => [element("code", {}, each.command), decibels(each.gain_db), each.bytes])));
@@ -773,10 +776,13 @@ function wireNetwork() {
   $("pick-node").addEventListener("change", (event) => showNode(event.target.value, true));
   $("zoom-in").addEventListener("click", () => zoomBy(1.25));
   $("zoom-out").addEventListener("click", () => zoomBy(0.8));
-  $("zoom-fit").addEventListener("click", () => { fit(true); showNode(state.node, true); });
+  $("zoom-fit").addEventListener("click", () => { fit(true); renderNetwork(); });
   $("canvas").addEventListener("click", (event) => {
     const group = event.target.closest("g.node");
-    if (group) showNode(R.drawings[drawingOf(state.a)].nodes[Number(group.dataset.node)].name, false);
+    if (!group) return;
+    showNode(R.drawings[drawingOf(state.a)].nodes[Number(group.dataset.node)].name, false);
+    // where the page of the node stands below the drawing
+    if ($("panel").offsetTop > $("canvas").offsetTop) $("panel").scrollIntoView({ behavior: "smooth" });
   });
   $("canvas").addEventListener("keydown", (event) => {
     const nodes = R.drawings[drawingOf(state.a)].nodes, here = nodes.findIndex((node) => node.name === state.node);

@@ -52,8 +52,8 @@ WORDS: Final[Mapping[str, str]] = {
     "SQNR": "Signal to quantization noise ratio: the power of the float outputs over that of their error, in dB. 6 dB "
     "more are half the error.",
     "agreement": "The share of samples on which the largest output is the same as in the float model.",
-    "one shot": "What 'hago quantize' makes: the most bits that the hardware takes, calibrated and corrected, without "
-    "a search.",
+    "one shot": "What 'hago quantize' makes, without a search: the most bits that the hardware takes, or at most as "
+    "many as are named, calibrated and corrected.",
     "blame": "The part of the outputs' error that a node adds, estimated from the error that it adds itself and from "
     "how strongly the outputs follow its value. What is gained by keeping it float may be more or less.",
     "expected loss": "What a choice of bits should lose: the sum of the sensitivities of its edges, corrected in every "
@@ -112,6 +112,7 @@ def page_template() -> Any:
     environment.filters |= {
         "amount": _amount,
         "bits_of": bits_counted,
+        "changing_costs": _changing_costs,
         "bytes": lambda value: NONE if value is None else size_text(value),
         "count": _count,
         "counted": counted,
@@ -176,6 +177,13 @@ def _same_unit(values: Sequence[float | None], name: str) -> list[str]:
         return [_amount(value, name) for value in values]
     texts = iter(sizes_text([value for value in values if value is not None]))
     return [NONE if value is None else next(texts) for value in values]
+
+
+def _changing_costs(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The costs that differ between the rows of what fewer bits cost, mean bits aside."""
+    rows = [row["costs"] for row in document["search"]["fewer"]]
+    known = [cost for cost in document["costs"] if cost["name"] in document["trials"]["costs"]]
+    return [c for c in known if c["name"] != "effective_bits" and len({row[c["name"]] for row in rows}) > 1]
 
 
 def _count(value: float) -> str:

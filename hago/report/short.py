@@ -52,6 +52,7 @@ class Told:
         hardware: its name.
         trials: number of trials; 0 without a log.
         goal: what was asked of the search; None where nothing is limited or minimized.
+        first: the point that is shown first.
         few: one shot with at most ASKED_BITS bits; None where it was not made.
     """
 
@@ -61,6 +62,7 @@ class Told:
     hardware: str
     trials: int
     goal: AskedGoal | None = None
+    first: Point | None = None
     few: Point | None = None
 
 
@@ -74,7 +76,7 @@ def answers(point: Point, told: Told, to_few: Pair | None = None) -> tuple[InSho
     """The answers for one point: first what was asked, then one shot where that is surely better.
 
     Args:
-        to_few: `told.few` beside the point, on the last data set; None where both are the same, or it was not made.
+        to_few: `told.few` beside `told.first`, on the last data set; None where either was not made.
     """
     held, is_missed = _goal(point, told)
     one_shot, is_worse = _against_one_shot(point, told)
@@ -194,9 +196,8 @@ def _on_data(verdict: Verdict, before_corrections: str) -> str:
             return f"{where}, {sqnr}."
         ends = after.get("agreement_interval")
         sure = f" (95 % interval: {_ends('agreement', ends)})" if ends and all(map(_is_known, ends)) else ""
-        return (
-            f"{where}, {sqnr}, and {_figure('agreement', after['agreement'])} of the decisions agree with float{sure}."
-        )
+        agreed = _figure("agreement", after["agreement"])
+        return f"{where}, {sqnr}, and in {agreed} of them the largest output is the same as in float{sure}."
     return (
         f"{where}, accuracy is {_figure('sim_acc', after['sim_acc'])} instead of "
         f"{_figure('sim_acc', before['sim_acc'])} in float ({interval_text(paired)}); {sqnr}."
@@ -269,7 +270,7 @@ def _against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
         return f"It was not measured. {where}.{one_of}", False
     if not better:
         same = all(d.low == d.high == 0.0 for d in found.values())
-        return f"{'It is the same' if same else 'Not surely: it may be chance'}. {where}.{one_of}", False
+        return f"{_NO_BETTER[same]}. {where}.{one_of}", False
     only = "" if first in better else " only"
     return (
         f"Surely{only} in {names_text([_MEASURES.get(d.measure, d.measure) for d in better])}. {where}.{one_of}",
@@ -340,6 +341,8 @@ def _size_of_one_shot(point: Point, hardware: str) -> str:
     return f" Its weights take {'; and '.join(texts)}."
 
 
+#: What is said of a point that is not surely better than one shot, by whether it is the same.
+_NO_BETTER: Final = {False: "Not surely: it may be chance", True: "It is the same: no trial was surely better"}
 _SHARES: Final = ("sim_acc", "agreement")
 _MEASURES: Final = {"sim_acc": "accuracy", "sqnr": "SQNR"}
 
@@ -351,22 +354,23 @@ def _asked(search: SearchStory | None) -> FewerBits | None:
 
 
 def _to_few(point: Point, told: Told, pair: Pair | None) -> str:
-    """What one shot with few bits saves and loses against a point; empty where it was not made."""
-    few = told.few
-    costs = ("weight_bytes", "bops")
-    is_fewer = few is not None and any(few.costs.get(n, 0.0) < point.costs.get(n, 0.0) for n in costs)
-    if few is None or pair is None or not is_fewer or point.uncorrected:
+    """What one shot with few bits saves and loses against the first point; empty where it was not made."""
+    few, first = told.few, told.first
+    if few is None or first is None or pair is None or first.uncorrected:
+        return ""
+    if not any(few.costs.get(n, 0.0) < first.costs.get(n, 0.0) for n in ("weight_bytes", "bops")):
         return ""
     texts = [
         f"{_MEASURES.get(d.measure, d.measure)} is {_figure(d.measure, _simulated(few, pair.data, d.measure))} instead "
-        f"of {_figure(d.measure, _simulated(point, pair.data, d.measure))} ({interval_text(d)})"
+        f"of {_figure(d.measure, _simulated(first, pair.data, d.measure))} ({interval_text(d)})"
         for d in sorted(pair.figures, key=lambda d: _SHARES.index(d.measure) if d.measure in _SHARES else len(_SHARES))
     ]
+    against = "" if point is first else f", against the point '{first.title}'"
+    it = "this point" if point is few else f"the point '{few.title}' of this page"
     sentences = [
-        f"With at most {ASKED_BITS} bits in all that is multiplied, weights and their inputs, where {told.hardware} "
-        f"takes as few, in one shot with corrections: on the {pair.data}, {'; '.join(texts)}.",
-        *_saved(few.costs, point.costs, told),
-        *([f"It is the point '{few.title}' of this page."] if texts else ()),
+        f"With at most {ASKED_BITS} bits in {_few_where(few, told)}, in one shot with corrections ({it}){against}:",
+        *_saved(few.costs, first.costs, told),
+        f"On the {pair.data}, {'; '.join(texts)}." if texts else "",
     ]
     at = _asked(told.search)
     if at is not None and told.search is not None and at is not told.search.fewer[0]:
@@ -374,11 +378,24 @@ def _to_few(point: Point, told: Told, pair: Pair | None) -> str:
         value = at.figures[told.measure.name] if is_measured else at.value
         before_corrections = BEFORE if (at.uncorrected if is_measured else told.search.uncorrected) else ""
         sentences.append(
-            f"The best trial with at most {ASKED_BITS} bits on average {MEAN_OF[told.search.fewer_of]} is {at.trial}, "
-            f"with {told.measure.title} {_figure(told.measure.name, value)} on the "
-            f"{at.data if is_measured else 'calibration data'}{before_corrections}."
+            f"Where bits may differ from edge to edge, the best trial with at most {ASKED_BITS} bits on average "
+            f"{MEAN_OF[told.search.fewer_of]} is {at.trial}: its {told.measure.title} is "
+            f"{_figure(told.measure.name, value)} on the {at.data if is_measured else 'calibration data'}"
+            f"{before_corrections}."
         )
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
+
+
+def _few_where(few: Point, told: Told) -> str:
+    """What of a point with few bits has them: weights, and what they are multiplied with as far as the chip takes as
+    few."""
+    multiplied = [node for node in few.nodes if node.runs == "integer" and node.costs.get("macs")]
+    bits = [edge.bits for node in multiplied for edge in node.edges if edge.kind == "data"]
+    if all(each <= ASKED_BITS for each in bits):
+        return "all that is multiplied, weights and their inputs"
+    if any(each <= ASKED_BITS for each in bits):
+        return f"weights, and in their inputs where {told.hardware} takes as few"
+    return f"weights (their inputs keep {min(bits)}, since {told.hardware} takes no fewer)"
 
 
 def _simulated(point: Point, data: str, measure: str) -> float | None:
@@ -417,19 +434,23 @@ def _saved(at: Mapping[str, float | None], most: Mapping[str, float | None], tol
     Args:
         at, most: costs with fewer bits, and with more.
     """
-    packed, stored = (tuple(costs.get(name) for costs in (at, most)) for name in ("weight_bytes", STORED))
-    if packed[0] is not None and packed[1] is not None:
-        now, before = sizes_text([packed[0], packed[1]])
-        text = f"Packed to their bits, weights take {now} instead of {before}"
-        if stored[0] is not None and stored[1] is not None:
-            now, before = sizes_text([stored[0], stored[1]])
-            if stored[0] == stored[1]:
-                text += (
-                    f", but nothing that is stored is saved on {told.hardware}, which keeps them in {now} both times"
-                )
-            else:
-                text += f"; as {told.hardware} stores them, {now} instead of {before}"
-        yield f"{text}."
+    sizes = [costs.get(name) for name in ("weight_bytes", STORED) for costs in (at, most)]
+    known = [size for size in sizes if size is not None]
+    if len(known) == len(sizes):
+        now, before, stored, stored_before = sizes_text(known)
+        if stored == stored_before:
+            yield (
+                f"Nothing that {told.hardware} stores is saved, {stored} both times; packed to their bits, weights "
+                f"take {now} instead of {before}."
+            )
+        else:
+            yield (
+                f"As {told.hardware} stores them, weights take {stored} instead of {stored_before}; packed to their "
+                f"bits, {now} instead of {before}."
+            )
+    elif sizes[0] is not None and sizes[1] is not None:
+        now, before = sizes_text([sizes[0], sizes[1]])
+        yield f"Packed to their bits, weights take {now} instead of {before}."
     changes = []
     names = [name for name in ("latency", "cycles", "bops", told.cost) if at.get(name) is not None]
     for name in dict.fromkeys(names):
@@ -464,36 +485,49 @@ def _worst(point: Point) -> str:
     blamed = sorted((n for n in point.nodes if n.blame), key=lambda n: -(n.blame or 0.0))
     if not blamed:
         return ""
-    worst = blamed[0]
+    worst, remedies = blamed[0], point.remedies
+    gains = {} if remedies is None else remedies.get("kept_float", {})
     why = f": {worst.cause}, since {worst.words}" if worst.words else ""
-    others = names_text([f"{n.name} {100 * (n.blame or 0.0):.0f} %" for n in blamed[1:4]])
+    others = names_text([f"{n.name} {100 * (n.blame or 0.0):.0f} %{_gain_of(n, gains)}" for n in blamed[1:4]])
     then = f" Then come {others}." if others else ""
     where = f"by an estimate on {counted(point.inside_samples, 'sample')}"
     adds = f"{worst.name} ({worst.op}) adds {100 * (worst.blame or 0.0):.0f} % of the outputs' error {where}{why}."
-    return f"{adds}{then}{_help(worst, point.remedies)}"
+    return f"{_is_none(worst, gains)}{adds}{_kept(worst, gains)}{then}{_help(worst, remedies)}"
 
 
 def _help(worst: NodeDetail, remedies: Mapping[str, Any] | None) -> str:
+    """What helps, as tried, or what may help where nothing was tried."""
     if remedies is None:
         return f" What may help: {worst.helps}." if worst.helps else ""
-    on = f"on {counted(remedies['samples'], 'sample')}{_decibels(', whose outputs have {} dB', remedies['sqnr'])}"
-    kept = remedies.get("kept_float", {}).get(worst.name)
+    on = f"on the first {counted(remedies['samples'], 'sample')} of the data"
+    on += _decibels(", whose outputs have {} dB", remedies["sqnr"])
     if not remedies["found"]:
-        tried = counted(remedies["tried"], "change")
-        return f" None of {tried} that were tried {on}, each quantized anew, helps.{_kept(worst, kept)}"
+        return f" None of {counted(remedies['tried'], 'change')} that were tried {on}, each quantized anew, helps."
     best = remedies["together"] or remedies["found"][0]
-    own = "" if worst.name in best["command"] else _kept(worst, kept)
-    return f" What helps, as tried {on}: {best['command']}{_decibels(' (gains {} dB)', best['gain_db'])}.{own}"
+    return f" What helps, as tried {on}: {best['command']}{_decibels(' (gains {} dB)', best['gain_db'])}."
 
 
-def _kept(worst: NodeDetail, gain: float | None) -> str:
+def _is_none(worst: NodeDetail, gains: Mapping[str, float]) -> str:
+    """That no layer loses most, where keeping the worst float gains nothing."""
+    gain = gains.get(worst.name)
+    return "None alone. " if _is_known(gain) and gain < _NO_GAIN else ""
+
+
+def _kept(worst: NodeDetail, gains: Mapping[str, float]) -> str:
     """What the worst layer gains when it is kept float, which its blame only estimates."""
+    gain = gains.get(worst.name)
     if not _is_known(gain):
         return ""
-    if abs(gain) < _NO_GAIN:
-        return f" Keeping {worst.name} float changes nothing there, so that its error matters less than estimated."
-    verb = "gains" if gain >= 0.0 else "loses"
-    return f" Keeping {worst.name} float, with all else as it is, {verb} {abs(gain):.1f} dB there."
+    if gain >= _NO_GAIN:
+        return f" Keeping it float gains {gain:.1f} dB, as tried."
+    changes = "changes nothing" if gain > -_NO_GAIN else f"loses {-gain:.1f} dB"
+    return f" But keeping it float {changes}, as tried: other errors, or corrections of other layers, make up for it."
+
+
+def _gain_of(node: NodeDetail, gains: Mapping[str, float]) -> str:
+    """What a node gains when it is kept float, in parentheses; empty where that was not tried."""
+    gain = gains.get(node.name)
+    return f" (kept float, {gain:+.1f} dB)" if _is_known(gain) else ""
 
 
 def _decibels(words: str, value: float | None) -> str:
@@ -507,7 +541,9 @@ def _floats(point: Point) -> str:
     if not floats:
         return f"Yes, all {counted(len(computed), 'node')}." if computed else ""
     ops = Counter(node.op for node in floats)
-    named = names_text([f"{count} {op}" for op, count in ops.most_common(5)])
+    most_common = ops.most_common(5)
+    more = len(floats) - sum(count for _, count in most_common)
+    named = names_text([*(f"{count} {op}" for op, count in most_common), *([f"{more} more"] if more else [])])
     text = f"No: {len(floats)} of {counted(len(computed), 'node')} stay float ({named})"
     reasons = Counter(node.reason for node in floats if node.reason).most_common(1)
     text += f"; the most frequent reason is: {reasons[0][0]}." if reasons else "."
@@ -520,7 +556,8 @@ def _floats(point: Point) -> str:
     if not sizes[most]:
         return text
     part = (
-        f"{most} alone takes {cost_text('weight_bytes', sizes[most])}, {100 * sizes[most] / whole:.0f} % of the weights"
+        f"the node '{most}' alone takes {cost_text('weight_bytes', sizes[most])}, {100 * sizes[most] / whole:.0f} % of "
+        "the weights"
     )
     return (
         f"{text} A weight has {bits:.1f} bits on average, above {_MANY_BITS:.0f}, since float weights count 32: {part}."

@@ -23,7 +23,13 @@ from hago.search.goal import (
     parse_limits,
     resolved_text,
 )
-from hago.search.intervals import paired_difference, paired_interval, quick_interval, wilson_interval
+from hago.search.intervals import (
+    paired_difference,
+    paired_interval,
+    quick_interval,
+    share_difference,
+    wilson_interval,
+)
 from hago.search.measured_point import MeasuredPoint, sqnr_evaluator
 from hago.search.one_shot import OneShot, quantize_and_measure, quantize_in_one_shot
 from hago.search.pareto_front import ParetoFront, load_front
@@ -126,6 +132,7 @@ __all__ = [
     "resolved_text",
     "run_search",
     "sensitivity_of",
+    "share_difference",
     "sqnr_evaluator",
     "stored_resolver",
     "thresholds_sha256",

@@ -44,6 +44,26 @@ def paired_interval(differences: Tensor, confidence: float = 0.95) -> tuple[floa
     return mean, mean - half, mean + half
 
 
+def share_difference(first: Tensor, second: Tensor, confidence: float = 0.95) -> tuple[float, float, float]:
+    """By how much a share of the second model is above that of the first, and the confidence interval of that, which
+    holds for few samples that differ, too; (0, 0, 0) where none does.
+
+    Args:
+        first, second: (samples,), 1 or 0 for the same samples.
+
+    References:
+        D. G. Bonett and R. M. Price, "Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based
+        on Paired Data", Journal of Educational and Behavioral Statistics 2012.
+    """
+    d, n = second.to(torch.float64) - first.to(torch.float64), first.numel() + 2
+    won, lost = (int((d == sign).sum()) for sign in (1, -1))
+    if not won and not lost:
+        return 0.0, 0.0, 0.0
+    gain, loss = (won + 1) / n, (lost + 1) / n
+    half = _normal_quantile(0.5 + confidence / 2) * math.sqrt((gain + loss - (gain - loss) ** 2) / n)
+    return float(d.mean()), gain - loss - half, gain - loss + half
+
+
 def jackknife_interval(
     contributions: Tensor, finish: Callable[[Tensor], float], confidence: float = 0.95
 ) -> tuple[float, float]:

@@ -62,11 +62,11 @@ def test_a_region_starts_at_a_seed_and_goes_on() -> None:
     b.call("relu", soft, name="later")
     topology = analyze(b.graph(), load_hardware("x86_vnni"))
     assert {n for n, i in topology.nodes.items() if i} == {"conv", "after"}
-    assert topology.reasons["before"] == "no input is integer"
+    assert topology.reasons["before"] == "nothing that it reads is quantized"
     assert topology.reasons["conv"] == "starts an integer region"
     assert topology.reasons["after"] == "an input is integer"
     assert topology.reasons["soft"] == "softmax has no integer form"
-    assert topology.reasons["later"] == "no input is integer"
+    assert topology.reasons["later"] == "nothing that it reads is quantized"
 
 
 def test_an_op_without_a_float_signature_is_integer_wherever_it_stands() -> None:

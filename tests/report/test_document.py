@@ -216,27 +216,29 @@ def test_bytes_as_stored_are_those_of_the_plans(full_report: Report, search_fold
         assert each.costs["stored_bytes"] == stored[each.trial]
     # vta keeps integers of few bits in bytes, so that what is packed less is stored the same
     assert len(set(stored)) < len(set(trials.costs["weight_bytes"]))
-    assert "nothing that is stored is saved on vta" in _answer(full_report, "6 bits")
+    assert "Nothing that vta stores is saved" in _answer(full_report, "6 bits")
 
 
 def test_few_bits_are_one_shot_beside_every_point(full_report: Report) -> None:
     few, last = full_report.points[-1], len(full_report.points) - 1
     assert few.kind == "few bits" and {node.bits for node in few.nodes if node.op in ("conv2d", "linear")} == {6}
-    for number, point in enumerate(full_report.points[:-1]):
-        pair = next(p for p in reversed(full_report.pairs) if (p.first, p.second) == (number, last))
-        (sqnr,) = [figure for figure in pair.figures if figure.measure == "sqnr"]
-        values = [each.verdicts[-1].model("simulated").figures["sqnr"] for each in (few, point)]
-        assert sqnr.difference == pytest.approx(values[0] - values[1])
+    first = full_report.points[0]
+    pair = next(p for p in reversed(full_report.pairs) if (p.first, p.second) == (0, last))
+    (sqnr,) = [figure for figure in pair.figures if figure.measure == "sqnr"]
+    values = [each.verdicts[-1].model("simulated").figures["sqnr"] for each in (few, first)]
+    assert sqnr.difference == pytest.approx(values[0] - values[1]) and pair.data == "held-out data"
+    for point in full_report.points:
         answer = next(each.answer for each in point.short if "6 bits" in each.question)
-        assert f"SQNR is {values[0]:.2f} dB instead of {values[1]:.2f} dB" in answer and pair.data == "held-out data"
-    assert "one shot with corrections" not in next(each.answer for each in few.short if "6 bits" in each.question)
+        assert f"SQNR is {values[0]:.2f} dB instead of {values[1]:.2f} dB" in answer
+        assert (f"against the point '{first.title}'" in answer) == (point is not first)
+        assert ("(this point)" in answer) == (point is few)
 
 
 def test_trials_that_answers_name_are_shown_in_full_and_measured(full_report: Report) -> None:
     search = full_report.search
     assert search is not None
     named = named_trials(search)
-    assert len(named) == 2 and f"over all weights is {named[0]}, with SQNR" in _answer(full_report, "6 bits")
+    assert len(named) == 2 and f"over all weights is {named[0]}: its SQNR" in _answer(full_report, "6 bits")
     assert set(named) <= {point.trial for point in full_report.points if point.kind == "front"}
     for each in search.fewer:
         if each.point is None:
@@ -308,8 +310,8 @@ def test_answers_say_what_was_not_measured(full_report: Report, missing: float |
 def test_a_size_has_one_text_in_answers_and_tiles(full_report: Report) -> None:
     point = full_report.points[0]
     costs = {**point.costs, "weight_bytes": 19897.0, "stored_bytes": 19897.0}
-    floats = {**point.float_costs, "weight_bytes": 78131.0}
-    sized = replace(point, costs=costs, stored_bytes=19897.0, float_costs=floats)
+    floats = {**point.float_costs, "weight_bytes": 78131.0, "stored_bytes": 78131.0}
+    sized = replace(point, costs=costs, stored_bytes=19897.0, float_costs=floats, one_shot_costs=costs)
     told = Told(full_report.search, full_report.measure, "weight_bytes", CHIP, 0)
     sized = replace(sized, short=answers(sized, told))
     texts = set(re.findall(r"19[.\d]* KiB", page_of(replace(full_report, points=(sized,), pairs=()).to_json())))
@@ -335,11 +337,25 @@ def test_what_the_worst_layer_gains_in_float_is_said(full_report: Report) -> Non
     worst, *others = sorted(point.nodes, key=lambda n: -(n.blame or 0.0))
     found = {"command": f"--keep-float {others[0].name}", "gain_db": 2.0}
     remedies = {"samples": 16, "sqnr": 30.0, "found": [found], "together": None, "tried": 3}
-    for gain, says in ((-0.5, ", with all else as it is, loses 0.5 dB"), (0.04, " changes nothing there")):
+    cases = (
+        (-0.5, "None alone. ", "But keeping it float loses 0.5 dB"),
+        (0.04, "None alone. ", "But keeping it float changes nothing"),
+        (1.5, worst.name, "Keeping it float gains 1.5 dB"),
+    )
+    for gain, begins, says in cases:
         remedies["kept_float"] = {worst.name: gain}
         made = answers(replace(point, remedies=remedies), told)
         answer = next(each.answer for each in made if "loses most" in each.question)
-        assert f"Keeping {worst.name} float{says}" in answer and "16 samples, whose outputs have 30.0 dB" in answer
+        assert answer.startswith(begins) and says in answer and "16 samples of the data, whose outputs have" in answer
+
+
+def test_the_lines_of_python_run(search_folder: Path) -> None:
+    paths = [search_folder / name for name in ("net.jsonl", "net.json", "net.front.json")]
+    report = make_report(network(), CHIP, paths, data(), points=3, remedies=False, progress=False)
+    lines = [each.line for each in (*report.commands, *(each for p in report.points for each in p.commands))]
+    assert len(lines) >= 3 and all(line.startswith("import hago\n") for line in lines)
+    for line in lines:
+        exec(line, {"model": network(), "data": data()})
 
 
 def test_advice_that_the_hardware_refuses_is_left_out(full_report: Report) -> None:

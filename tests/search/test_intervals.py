@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from hago.search.confirmation import _t_quantile
-from hago.search.intervals import _normal_quantile, wilson_interval
+from hago.search.intervals import _normal_quantile, share_difference, wilson_interval
 
 PROBABILITIES = st.floats(0.5, 1.0)
 
@@ -39,3 +40,28 @@ def test_the_interval_of_a_proportion(data: st.DataObject, samples: int, confide
 @pytest.mark.parametrize("right", [0, 7])
 def test_an_interval_ends_where_proportions_do(right: int) -> None:
     assert wilson_interval(right, 7)[right // 7] == right / 7
+
+
+def test_a_difference_of_shares_needs_enough_samples_that_differ() -> None:
+    for samples in (200, 2000):
+        for won in range(12):
+            first, second = torch.zeros(samples), torch.zeros(samples)
+            second[:won] = 1.0
+            mean, low, high = share_difference(first, second)
+            assert mean == won / samples and share_difference(second, first) == (-mean, -high, -low)
+            if won:  # as sure as the exact test, but for what is at its limit
+                p_value = stats.binomtest(won, won).pvalue
+                assert not (low > 0.0 and p_value > 0.07) and not (low <= 0.0 and p_value < 0.03)
+    assert share_difference(torch.ones(5), torch.ones(5)) == (0.0, 0.0, 0.0)
+
+
+def test_the_interval_of_a_difference_of_shares_holds_the_difference() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for gain, loss in ((0.01, 0.01), (0.02, 0.0), (0.1, 0.05)):
+        held = 0
+        for _ in range(400):
+            x = torch.rand(300, generator=generator)
+            first, second = ((x >= gain) & (x < gain + loss)).float(), (x < gain).float()
+            _, low, high = share_difference(first, second)
+            held += low <= gain - loss <= high
+        assert held >= 0.93 * 400
