@@ -28,7 +28,7 @@ from _peer_engines import peers
 from _timing import float_forward, interleaved, ratio
 from torch import Tensor, nn
 
-from hago import from_torch
+from hago import Graph, from_torch
 from hago.arithmetic.equality import count_differing
 from hago.cost import plan_cost
 from hago.errors import InfeasibleBits
@@ -50,6 +50,12 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 1])
     parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()])
     parser.add_argument("--hardware", default="x86_vnni", help="default: %(default)s")
+    parser.add_argument(
+        "--byte-sums",
+        action="store_true",
+        help="the integer model with 8 bits for operands of sums that another node reads, too: on x86_vnni_bytes, "
+        "bytes in residual connections",
+    )
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--networks", nargs="+", default=list(ALL_NETWORKS), choices=ALL_NETWORKS)
@@ -96,6 +102,10 @@ class Measured:
             for s, e in SCALES.items()
         }
         self.plans = {s: p.resolver(p.space.widest()) for s, p in self.prepared.items()}
+        if options.byte_sums:
+            made = self.prepared["float scales"]
+            bits = dict.fromkeys(shared_operands(self.graph), 8)
+            self.plans["byte sums"] = made.resolver(made.space.widest() | bits)
         if options.explain:
             for scales, plan in self.plans.items():
                 print(f"{name}, {scales}\n{Executor(plan).explain()}")
@@ -170,6 +180,12 @@ class Whole(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         """The outputs."""
         return self.model.run(inputs)
+
+
+def shared_operands(graph: Graph) -> list[str]:
+    """The operands of sums whose value another node reads, too."""
+    sums = (node for node in graph if node.op == "add")
+    return [str(e) for node in sums for e in node.edges if len(graph.out_edges[graph.source(e)]) > 1]
 
 
 def integer_share(plan: Plan) -> float:

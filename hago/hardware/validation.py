@@ -25,7 +25,7 @@ from hago.arithmetic.types import DTYPES, DType
 from hago.errors import did_you_mean
 from hago.hardware.common_ops import foreign_op
 from hago.hardware.hardware import DEFAULT_MAX_BITS, DEFAULT_MIN_BITS, GROUP_OVERFLOWS
-from hago.ops import IntegerForm, OpRule, Ops, Weight, aliases
+from hago.ops import COMMON_SUM_BITS, IntegerForm, OpRule, Ops, Weight, aliases
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
@@ -456,6 +456,10 @@ def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how
     if overflow.at_every_addition and form.addends is None and not form.has_no_additions:
         named = "" if signature.get("form") is None else f" in the form {signature['form']}"
         yield Finding(path, f"hago knows no order of additions of {op}{named}; expected {expected}")
+    register = DTYPES.get(signature.get("accumulator", {}).get("dtype", signature["out"]))
+    if form.common is not None and register is not None and register.bits < COMMON_SUM_BITS:
+        text = f"sums of the form {signature['form']} of {op} have {COMMON_SUM_BITS} bits; expected an accumulator that"
+        yield Finding(path, f"{text} holds them, got {register}")
     if form.required_requantize is not None and how.get("form") not in (None, form.required_requantize):
         text = f"the form {signature['form']} of {op} goes with the requantize form {form.required_requantize}"
         yield Finding(path, f"{text}; got {how['form']}")

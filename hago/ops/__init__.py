@@ -41,10 +41,12 @@ from hago.ops._shared import (
     product_scale,
     sum_bound,
 )
+from hago.ops.forms.rescaled import COMMON_SUM_BITS, finest_common_scale, is_narrow
 from hago.ops.forms.tpu_mlir import ATTRIBUTE_RECORDS
 
 __all__ = [
     "ATTRIBUTE_RECORDS",
+    "COMMON_SUM_BITS",
     "ONE_ADDITION",
     "OPS",
     "Addends",
@@ -65,7 +67,9 @@ __all__ = [
     "aliases",
     "arguments",
     "binary",
+    "finest_common_scale",
     "has_ref",
+    "is_narrow",
     "joined",
     "magnitude_bound",
     "opaque",

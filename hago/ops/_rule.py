@@ -196,6 +196,8 @@ class IntegerForm:
         addends: the terms that the op adds up; without them, the op is refused on registers that saturate at every
             addition.
         required_requantize: the `Requantize.form` that the hardware must have; None for any.
+        common: from the qparams of the operands to those of the integers that the op adds, for a form whose narrow
+            operands keep scales of their own; see `hago.ops.forms.rescaled`.
     """
 
     slots: tuple[Slot, ...]
@@ -217,6 +219,7 @@ class IntegerForm:
     product: MatrixProduct | None = None
     addends: Addends | None = None
     required_requantize: RequantizeForm | None = None
+    common: Callable[[Sequence[QParams]], QParams] | None = None
 
     def integer_attrs(self, attrs: Attrs, site: Site) -> Attrs:
         """The attributes in integer units, for a node with this quantization around it."""

@@ -8,6 +8,7 @@ from hago.ops._rule import ONE_ADDITION, Attrs, IntegerForm, OpRule, Refusal, Sa
 from hago.ops._shared import binary, sum_bound
 from hago.ops.forms.qlinear import qlinear_sum
 from hago.ops.forms.requantizing import dequantized
+from hago.ops.forms.rescaled import rescaled_sum
 from hago.ops.forms.tflite import tflite_sum
 from hago.ops.forms.tpu_mlir import tpu_mlir_sum
 
@@ -26,6 +27,7 @@ RULE = OpRule(
     integer=_COMMON_SCALE,
     forms={
         "common_scale": _COMMON_SCALE,
+        "rescaled": rescaled_sum(operator.add),
         "tflite": tflite_sum((1, 1)),
         "tpu_mlir": tpu_mlir_sum((1, 1)),
         "dequantize": dequantized(_compute),

@@ -8,6 +8,7 @@ from torch import Tensor
 from hago.ops._rule import ONE_ADDITION, Attrs, Call, IntegerForm, OpRule, Parsed, Refusal, Sample
 from hago.ops._shared import binary, sum_bound
 from hago.ops.forms.requantizing import dequantized
+from hago.ops.forms.rescaled import rescaled_sum
 from hago.ops.forms.tflite import tflite_sum
 from hago.ops.forms.tpu_mlir import tpu_mlir_sum
 
@@ -33,6 +34,7 @@ RULE = OpRule(
     integer=_COMMON_SCALE,
     forms={
         "common_scale": _COMMON_SCALE,
+        "rescaled": rescaled_sum(operator.sub),
         "tflite": tflite_sum((1, -1)),
         "tpu_mlir": tpu_mlir_sum((1, -1)),
         "dequantize": dequantized(_compute),

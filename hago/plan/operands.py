@@ -3,7 +3,8 @@
 The kind of a slot (`ops._rule.Slot`) says where the scale of its operand comes from:
 
     own      from the threshold of the slot's edge
-    common   from the thresholds of all common slots of the node, which are brought to one scale (`_rectify`)
+    common   from the thresholds of all common slots of the node, which are brought to one scale (`_rectify`); narrow
+             operands of the form `rescaled` keep their own
     follow   from the producer, whose integers are read as they are where the signature takes their dtype
     bias     the product of the scales of slots 0 and 1
     plain    none: the operand is not quantized
@@ -27,7 +28,7 @@ from hago.arithmetic.schemes import SMALLEST_SCALE, TWO_SIDED, Grid, make_qparam
 from hago.arithmetic.types import INT8, INT16, INT32, ZERO, DType, QParams
 from hago.graph import CONST, Graph, Node
 from hago.hardware import Groups, Hardware, OpDesc
-from hago.ops import IntegerForm, Ops, Site
+from hago.ops import IntegerForm, Ops, Site, finest_common_scale, is_narrow
 from hago.plan.topology import Topology, passes_through, range_node
 
 #: Fraction bits kept under the coarsest operand when operands that have no bits of their own are
@@ -138,6 +139,10 @@ class Operands:
             return True
         return not self.owner.thresholds.signed(f"{self.node.name}:out", self._range_node())
 
+    def _keeps_scale(self, slot: int, dtype: DType) -> bool:
+        """Whether a common operand of this dtype has a scale of its own, since the op rescales it."""
+        return self.form.common is not None and self.form.slot(slot) == "common" and is_narrow(dtype)
+
     def _sign_fits_slot(self, slot: int, desc: OpDesc) -> bool:
         source = self.sources[slot]
         if source is not None and self.form.slot(slot) == "follow":
@@ -146,7 +151,7 @@ class Operands:
             return True
         if source is not None:
             return not bool((source.qmin < source.zero_point).any())
-        return self.bits[slot] is None or not self._is_signed(slot)
+        return self.bits[slot] is None or not self._is_signed(slot, desc.in_dtype(slot))
 
     def targets(self, desc: OpDesc) -> list[QParams | None]:
         """The qparams in which the node reads each operand; None for `plain` operands, which are not quantized."""
@@ -206,6 +211,8 @@ class Operands:
         dtype, first = desc.register.dtype, site.operands[0]
         if self.form.requantizes_output:
             return self.full_range(site.target.scale, dtype)
+        if self.form.common is not None:
+            return self.full_range(self.form.common([q for q in site.operands if q is not None]).scale, dtype)
         scale = self.form.scale(self.node.attrs, site.scales)
         if self.form.outputs_fit_input_dtype and first is not None and first.dtype == dtype:
             # the op only moves values about, so they keep their zero point
@@ -292,7 +299,7 @@ class Operands:
         elif self.is_const(slot) and chosen.granularity == "per_channel" and weight is not None and weight.slot == slot:
             axis = weight.axis % ndim
         lo, hi = self.threshold(
-            str(self.node.edges[slot]), name, bits, scheme, dtype.signed or self._is_signed(slot), axis, group
+            str(self.node.edges[slot]), name, bits, scheme, dtype.signed or self._is_signed(slot, dtype), axis, group
         )
         if axis is not None:
             like = [-1 if d == axis else 1 for d in range(ndim)] if group is None else groups_of(shape, group)
@@ -306,10 +313,10 @@ class Operands:
         power = self.owner.hardware.requantize.power_of_two
         return self.owner.intern(make_qparams(scheme, lo, hi, bits, dtype, power_of_two=power, group=group))
 
-    def _is_signed(self, slot: int) -> bool:
-        """Whether an operand, or another that must share its scale, was ever negative."""
+    def _is_signed(self, slot: int, dtype: DType) -> bool:
+        """Whether an operand that is read in a dtype, or another that must share its scale, was ever negative."""
         slots = [slot]
-        if self.form.slot(slot) == "common":
+        if self.form.slot(slot) == "common" and not self._keeps_scale(slot, dtype):
             slots = [s for s in range(len(self.node.inputs)) if self.form.slot(s) == "common"]
         return any(self._negative(s) for s in slots)
 
@@ -349,6 +356,8 @@ class Operands:
         requested = [t for s in slots if (t := targets[s]) is not None]
         if all(t is requested[0] for t in requested):
             return targets
+        if self.form.common is not None:
+            return self._rectify_wide(targets)
         scale = torch.stack([t.scale.max() for t in requested]).max()
         if desc.requantize_at == "output":
             fine = self.full_range(scale / (1 << COMMON_FRACTION_BITS), desc.register.dtype)
@@ -364,6 +373,12 @@ class Operands:
             self.owner.intern(replace(t, scale=scale)) if s in slots and t is not None else t
             for s, t in enumerate(targets)
         ]
+
+    def _rectify_wide(self, targets: Sequence[QParams | None]) -> list[QParams | None]:
+        """Give all wide operands one scale, with which none has a narrower range than it asked for, and on which the
+        narrow ones, which keep their own, do not exceed the bits of the sum."""
+        scale = torch.stack([finest_common_scale(t).max() for t in targets if t is not None]).max()
+        return [t if t is None or is_narrow(t.dtype) else self.owner.intern(replace(t, scale=scale)) for t in targets]
 
     def _union(self, slots: Sequence[int], requested: Sequence[QParams]) -> QParams:
         """The qparams that cover the ranges of all common operands, at the fewest bits of any. For affine operands,

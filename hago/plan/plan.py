@@ -21,7 +21,7 @@ from hago.arithmetic.numerics import EXACT_FLOAT32, OVERFLOWS, Lost, apply_overf
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.graph import CONST, OUTPUT, Graph
 from hago.hardware import Hardware, OpDesc
-from hago.ops import Ops
+from hago.ops import Ops, is_narrow
 from hago.plan.accumulators import ClampedAdditions, ProductPairs
 from hago.plan.weight_groups import GroupSums, WeightGroups
 from hago.plan.weight_sizes import WeightSizes, bits_of, group_bytes, weight_sizes
@@ -160,6 +160,12 @@ class NodePlan:
             return c
         # only accumulators can overflow, and they have zero point 0
         return apply_overflow(c, self.desc.register.dtype, self.desc.register.overflow)
+
+    def rescaling(self, slot: int) -> SimQ | None:
+        """The requantization of a narrow operand to the common scale, which a node of the form `rescaled` makes itself;
+        None for other operands."""
+        q, common = self.operands[slot], self.attrs.get("common")
+        return SimQ(q, common) if q is not None and common is not None and is_narrow(q.dtype) else None
 
     def look_up(self, c: Tensor) -> Tensor:
         """The entries of the table for centered inputs, in the dtype of `c`."""

@@ -25,7 +25,7 @@ from hago.arithmetic.straight_through import straight_through
 from hago.arithmetic.types import DType, Edge, QParams, SimQ
 from hago.graph import Graph, Node, compute_real
 from hago.hardware import Hardware, OpDesc
-from hago.ops import IntegerForm, Ops, Site, Weight
+from hago.ops import IntegerForm, Ops, Site, Weight, is_narrow
 from hago.plan import NodePlan, Operands, Plan, ThresholdSource, Topology
 from hago.plan.topology import weight_edge
 from hago.qat.batch_norm import FoldedConstants, FoldedNorm, LayerFunction
@@ -88,7 +88,7 @@ class LiveOperands(Operands):
 
     def quantized(self, slot: int, bits: int, dtype: DType, group: int | None = None) -> QParams:
         assert group is None, "scales of groups are not trained"
-        key = (id(self.ranges[slot]), bits, dtype.name, dtype.signed or self._is_signed(slot))
+        key = (id(self.ranges[slot]), bits, dtype.name, dtype.signed or self._is_signed(slot, dtype))
         qparams = self.shared.get(key)
         if qparams is None:
             qparams = self.shared[key] = Operands.quantized(self, slot, bits, dtype)
@@ -331,12 +331,28 @@ class LivePass:
         register, attrs = self._cached(
             f"{node.name}:register", tuple(targets), lambda: self._register(node, plan, targets, None)
         )
-        c = self.ops[node.op].compute_int(attrs, *operands)
+        if form.common is None:
+            c = self.ops[node.op].compute_int(attrs, *operands)
+        else:
+            c = self._rescaled(node, attrs, operands)
         if self.gradients is not None and form.starts_region:
             c = self.gradients(c)
         if not plan.proved:
             c = straight_through(c, plan.apply_register(c.detach(), _lost_sums(plan, targets, operands)).to(c.dtype))
         return self._requantize_output(node, plan, register, c)
+
+    def _rescaled(self, node: Node, attrs: Mapping[str, Any], operands: Sequence[Tensor]) -> Tensor:
+        """The op on integers of the common scale, to which narrow operands are requantized."""
+        common_of, qparams = self._form(node).common, attrs["operands"]
+        assert common_of is not None
+        common = common_of(qparams)  # with its gradient, which attributes are made without
+        moved = [
+            fake_quantize_edge(c, q, common, self.hardware.requantize, self.training.slope).to(c.dtype)
+            if is_narrow(q.dtype)
+            else c
+            for c, q in zip(operands, qparams, strict=True)
+        ]
+        return self.ops[node.op].compute(node.attrs, *moved)  # type: ignore[no-any-return]
 
     def _requantize_output(self, node: Node, plan: NodePlan, register: QParams, c: Tensor) -> Tensor:
         """The value of a node from its accumulators, requantized if its signature requantizes the output."""

@@ -141,11 +141,22 @@ class DifferentiableNodes:
         assert form is not None
         if form.table or form.requantizes_output:
             return self._requantizing(node, node_plan, operands)
-        c = rule.compute_int_in_parts(node_plan.attrs, operands, node_plan.parts)
+        if form.common is None:
+            c = rule.compute_int_in_parts(node_plan.attrs, operands, node_plan.parts)
+        else:
+            c = rule.compute(node.attrs, *self._rescaled(node_plan, operands))
         if not node_plan.proved:
             held = node_plan.apply_register(c.detach(), node_plan.lost([_detached(x) for x in operands]))
             c = straight_through(c, held.to(c.dtype))
         return c if node_plan.out_simq is None else self._quantized(node_plan.out_simq, c, False, drop)
+
+    def _rescaled(self, node_plan: NodePlan, operands: Sequence[Tensor]) -> list[Tensor]:
+        """The operands of a sum as integers of the common scale, to which narrow ones are requantized."""
+        simqs = [node_plan.rescaling(slot) for slot in range(len(operands))]
+        return [
+            c if simq is None else self._quantized(simq, c, False, None).to(c.dtype)
+            for c, simq in zip(operands, simqs, strict=True)
+        ]
 
     def _quantized(self, simq: SimQ, x: Tensor, is_fused: bool, drop: Drop | None) -> Tensor:
         source, requantize = simq.source, self.plan.hardware.requantize

@@ -44,6 +44,7 @@ def random_hardware(seed: int) -> Hardware:
     apart = random.Random(~seed)
     ops |= _with_stored_weights(apart, ops)
     ops |= _with_groups(random.Random(f"groups {seed}"), ops, chip.weight_scheme)
+    ops |= _with_rescaled_sums(random.Random(f"rescaled {seed}"), ops, chip)
     return replace(hardware, ops=_with_widths(apart, ops, chip.operand))
 
 
@@ -105,7 +106,7 @@ def _with_forms(rng: random.Random, hardware: Hardware, chip: Chip) -> Mapping[s
     """Some ops in a form of theirs; a form that ends at the output's scale has bytes on both sides."""
     found = {}
     for op, rule in OPS.items():
-        possible = [n for n, f in rule.forms.items() if _fits(f, hardware, chip)]
+        possible = [n for n, f in rule.forms.items() if f.common is None and _fits(f, hardware, chip)]
         if rule.integer is None or not possible or rng.random() < 0.4:
             continue
         name = rng.choice(possible)
@@ -142,6 +143,27 @@ def _with_groups(
     found = {}
     for op in (n for n in ops if has_groups(OPS[n]) and rng.random() < 0.8):
         found[op] = tuple(_in_groups(d, Groups(size), Groups(size, bits, partial), scheme) for d in ops[op])
+    return found
+
+
+def _with_rescaled_sums(
+    rng: random.Random, ops: Mapping[str, Sequence[OpDesc]], chip: Chip
+) -> Mapping[str, tuple[OpDesc, ...]]:
+    """On some chips, sums whose narrow operands are rescaled inside the op, beside wide operands or without these."""
+    if rng.random() < 0.7:
+        return {}
+    found = {}
+    for op in (n for n in ops if "rescaled" in OPS[n].forms and rng.random() < 0.7):
+        wide = ["int32", "int32"]
+        operands = [[chip.operand] * 2, [chip.operand, wide[0]], [wide[0], chip.operand], wide]
+        out, sums = ("int32", None) if chip.at == "edge" else (chip.operand, Accumulator(INT32))
+        listed = operands if chip.at == "edge" and rng.random() < 0.7 else operands[:1]
+        floats = (d for d in ops[op] if not d.is_integer)
+        limits = [{"min_bits": chip.min_bits} | ({"max_bits": 23} if "int32" in ins else {}) for ins in listed]
+        descs = (
+            OpDesc(ins, out, sums, chip.at, form="rescaled", **limit) for ins, limit in zip(listed, limits, strict=True)
+        )
+        found[op] = (*descs, *floats)
     return found
 
 

@@ -189,8 +189,8 @@ def test_forms_of_ops() -> None:
     assert mistakes(document) == []
     document["signatures"]["sum"]["form"] = "tflight"
     assert mistakes(document) == [
-        '$.ops.add[0]: add has no form "tflight"; it has common_scale, tflite, tpu_mlir, dequantize, qlinear. '
-        "Did you mean 'tflite'?"
+        '$.ops.add[0]: add has no form "tflight"; it has common_scale, rescaled, tflite, tpu_mlir, dequantize, '
+        "qlinear. Did you mean 'tflite'?"
     ]
 
 

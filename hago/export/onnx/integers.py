@@ -202,12 +202,16 @@ INT32_SUMS: Final[Mapping[str, Callable[[ModelBuilder, Node, NodePlan, list[Valu
 
 # ---------------------------------------------------------------- in float32
 def _centered_operand(builder: ModelBuilder, node_plan: NodePlan, slot: int, value: Value, out: str) -> str:
-    """The tensor that holds an operand as centered integers in float32."""
+    """The tensor that holds an operand as centered integers in float32, on the common scale in the form `rescaled`."""
     if value.representation == "real":
         return value.name
+    rescaling = node_plan.rescaling(slot)
     if slot in node_plan.consts:
-        integers = node_plan.consts[slot]
+        integers = apply_simq(node_plan.consts[slot].to(torch.int64), rescaling, builder.plan.hardware.requantize)
         return builder.writer.constant(builder.writer.fresh(f"{out}:centered"), integers.to(torch.float32))
+    if rescaling is not None:
+        name = builder.writer.fresh(f"{out}:rescaled")
+        return builder.quantization.requantize(value, rescaling, name, centered=True).name
     return builder.quantization.centered(value, out)
 
 

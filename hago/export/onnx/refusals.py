@@ -29,7 +29,7 @@ from hago.plan.feasibility import nearest_feasible
 from hago.plan.topology import varies_along
 
 #: The named forms of ops (`OpDesc.form`) that ONNX operators compute; they also compute ops without a named form.
-ONNX_FORMS: Final = ("common_scale", "dequantize", "qlinear")
+ONNX_FORMS: Final = ("common_scale", "rescaled", "dequantize", "qlinear")
 #: The forms in which Plans are written, see `hago.export.onnx.export.FORMS`.
 _FORMS: Final = ("qdq", "qoperator")
 #: Stands for the amount in the text of a reason.
@@ -189,6 +189,9 @@ def _node_refusals(plan: Plan, node: Node, node_plan: NodePlan, form: str) -> It
             f"sums reach {_AMOUNT}; ONNX has {node.op} with such operands in float32 only, which ends at 2**24",
             node_plan.bound,
         )
+    for slot in range(len(node.inputs)):
+        if (rescaling := node_plan.rescaling(slot)) is not None and slot not in node_plan.consts:
+            yield from _simq_refusals(plan, rescaling, form, node.name)
     if node_plan.out_simq is not None and desc.form in (None, "common_scale"):
         yield from _simq_refusals(plan, node_plan.out_simq, form, node.name)
 

@@ -187,8 +187,23 @@ def overflow_rule(plan: NodePlan) -> native.OverflowRule | str:
 def read_qparams(plan: NodePlan, slot: int) -> QParams | None:
     """The qparams in which the kernel of a sum reads an operand: those of the producer if the kernel requantizes it,
     else those of the operand."""
-    simq = plan.simqs[slot]
-    return plan.operands[slot] if simq is None or simq.source is None else simq.source
+    simq = conversion_of_read(plan, slot)
+    return plan.operands[slot] if simq is None else simq.source
+
+
+def conversion_of_read(plan: NodePlan, slot: int) -> SimQ | None:
+    """The requantization of an operand that the kernel of a sum reads: to the common scale, from that of the producer,
+    or from that of the operand where it is narrow; None if it arrives on the common scale."""
+    simq, rescaling = plan.simqs[slot], plan.rescaling(slot)
+    return rescaling if rescaling is not None else None if simq is None or simq.source is None else simq
+
+
+def conversion_of_sums(plan: NodePlan, slot: int) -> SimQ | None:
+    """The same of an operand that the kernel computes, which is rounded as if it were stored."""
+    simq, rescaling = plan.simqs[slot], plan.rescaling(slot)
+    if rescaling is None or simq is None or simq.source is None:
+        return conversion_of_read(plan, slot)
+    return replace(simq, target=rescaling.target, via=simq.target)
 
 
 def addition_sign(op: str, slot: int) -> int:
@@ -282,16 +297,17 @@ class FusedEpilogues:
         overflow = overflow_rule(plan)
         if isinstance(overflow, str):
             return None
+        # the kernel of a pass reads both operands
+        of_own = conversion_of_read if epilogue.nodes[-1] == node.name else conversion_of_sums
         requantizations: list[Requantization] = []
-        for s in (slot, 1 - slot):
-            simq = plan.simqs[s]
-            integer = simq is not None and simq.source is not None
+        for s, conversion in ((slot, of_own), (1 - slot, conversion_of_read)):
+            simq = conversion(plan, s)
             source = self.plan.nodes.get(self.layouts.wiring.root(node.inputs[s]))
             # 0.0 is never used: only integers are requantized
             largest = largest_value(source) if source is not None else 0.0
-            requantization = self.constant_cache.requantization(
-                simq if integer else None, self.how, epilogue.channels, largest
-            )
+            if simq is not None and simq.source is not None and simq.source is plan.operands[s]:
+                largest = largest_of(simq.source)
+            requantization = self.constant_cache.requantization(simq, self.how, epilogue.channels, largest)
             if isinstance(requantization, str):
                 return None
             requantizations.append(requantization)
@@ -326,7 +342,10 @@ class FusedEpilogues:
     def _along_one_axis(self, node: Node, end: Node) -> bool:
         """Whether the scales of the operands of an add vary along the channels of `node` or not at all. Equal numbers
         of channels do not suffice."""
-        rank, sources = len(node.shape or ()), [s.source for s in self.plan.nodes[end.name].simqs if s is not None]
+        rank, out = len(node.shape or ()), self.plan.nodes[end.name]
+        slot = 0 if self.layouts.wiring.root(end.inputs[0]) == node.name else 1
+        simqs = conversion_of_sums(out, slot), conversion_of_read(out, 1 - slot)
+        sources = [s.source for s in simqs if s is not None]
         axes = {channel_axis(q.scale, rank) for q in sources if q is not None}
         return axes <= {None, channel_axis(self.plan.nodes[node.name].register.scale, rank)}
 

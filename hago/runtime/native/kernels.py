@@ -44,13 +44,13 @@ from hago.runtime.native.epilogue import (
     FusedEpilogues,
     StoredOutput,
     addition_sign,
+    conversion_of_read,
     overflow_rule,
     read_qparams,
 )
 from hago.runtime.native.layouts import JOINERS, MOVERS, Converts, Fusion, RequestedLayouts
 from hago.runtime.native.onednn import OnednnConv, prepack, requantizes_exactly, run_on_any_rank
 from hago.runtime.native.requantize import (
-    AS_IS,
     FloatQuantization,
     Requantization,
     channel_axis,
@@ -564,19 +564,17 @@ def _match_add(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
 
 def _why_not_requantized(plan: Plan, node_plan: NodePlan, slot: int) -> str:
     """The reason why the kernel cannot requantize an operand of a sum; empty if it can."""
-    simq, read = node_plan.simqs[slot], read_qparams(node_plan, slot)
+    simq, read = conversion_of_read(node_plan, slot), read_qparams(node_plan, slot)
     if node_plan.operands[slot] is None or read is None or stored_type(read) is None:
         return f"an operand of {read and read.dtype}"
-    if simq is not None and simq.source is None:
-        return ""  # a step before the sum quantizes it
     requantization = requantization_of(simq, plan.hardware.requantize, max(1, read.scale.numel()), largest_of(read))
     return requantization if isinstance(requantization, str) else ""
 
 
 def _emit_add(state: LoweringState, node: Node) -> Call | str:
     node_plan, shape = state.plan.nodes[node.name], node.shape or ()
-    scales = [s.source.scale for s in node_plan.simqs if s is not None and s.source is not None]
-    axes = {channel_axis(s, len(shape)) for s in scales} - {None}
+    simqs = [conversion_of_read(node_plan, slot) for slot in range(2)]
+    axes = {channel_axis(s.source.scale, len(shape)) for s in simqs if s is not None and s.source is not None} - {None}
     axis = next(iter(axes), None)
     if len(axes) > 1 or isinstance(axis, str):
         return "scales that vary along two axes"
@@ -609,10 +607,18 @@ def _match_broadcast_add(plan: Plan, node: Node, node_plan: NodePlan) -> Match |
 
 
 def _emit_broadcast_add(state: LoweringState, node: Node) -> Call | str:
-    overflow = overflow_rule(state.plan.nodes[node.name])
+    node_plan, how = state.plan.nodes[node.name], state.plan.hardware.requantize
+    overflow = overflow_rule(node_plan)
     assert not isinstance(overflow, str)
-    slot = _whole_slot(state, node)
-    epilogue = Epilogue(1, [node.name], added=_other_operand(state, node, slot, (AS_IS, AS_IS), overflow))
+    slot, moves = _whole_slot(state, node), list[Requantization]()
+    for s in (slot, 1 - slot):
+        operand, rescaling = node_plan.operands[s], node_plan.rescaling(s)
+        assert operand is not None
+        move = state.constant_cache.requantization(rescaling, how, 1, largest_of(operand))
+        if isinstance(move, str):
+            return move
+        moves.append(move)
+    epilogue = Epilogue(1, [node.name], added=_other_operand(state, node, slot, (moves[0], moves[1]), overflow))
     return _call_of_sum(state, node, slot, epilogue) if state.epilogues.finish(epilogue, node) else _NO_FORM
 
 
@@ -949,7 +955,8 @@ def select_kernel(plan: Plan, node: Node, kernels: ExactKernels) -> SelectedKern
     if node_plan is None:
         return SelectedKernel(FLOAT, "a float node")
     form = plan.ops[node.op].integer
-    special_form = form is None or form.requantizes_output or form.attrs_at is not None
+    has_own_attrs = form is not None and form.attrs_at is not None and form.common is None
+    special_form = form is None or form.requantizes_output or has_own_attrs
     why = "computes, or goes to the output's scale, in a way of its own" if special_form else "no kernel of its own"
     for kernel in TABLE_KERNELS if node_plan.table is not None else KERNELS.get(node.op, ()):
         if special_form and not kernel.any_form:

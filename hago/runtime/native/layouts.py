@@ -215,5 +215,7 @@ class RequestedLayouts:
 
     def _converts_before(self, edge: Edge, simq: SimQ) -> bool:
         """Whether a step before the reader makes the conversion of an edge, not the reader's own kernel."""
-        converts = self.kernels[edge.dst].converts
+        converts, reader = self.kernels[edge.dst].converts, self.plan.nodes.get(edge.dst)
+        if reader is not None and reader.rescaling(edge.slot) is not None:
+            return converts != "everything"  # narrow operands are stored as such
         return converts == "nothing" or (converts == "integers" and simq.source is None)

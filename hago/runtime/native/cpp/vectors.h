@@ -21,6 +21,19 @@ inline bool is_quick(const Output& o) {
   return o.type <= I8 && o.move.form == RATIO && (!o.move.first || o.move.first->form == RATIO);
 }
 
+// Whether an output is the sums as they are.
+inline bool is_raw(const Output& o) { return o.move.form == AS_IS && o.type == I32 && o.zero == 0 && !o.move.first; }
+
+// Whether `end_quick_sum` can stand for `finish` of a plain tail: bytes or sums are added, and one or two outputs are
+// bytes, or the sums and bytes.
+inline bool is_quick_sum(const Tail& t) {
+  const Addend& a = t.addend;
+  const bool scaled = a.own.form == RATIO && (!a.own.first || a.own.first->form == RATIO) && a.other.form == RATIO;
+  if (t.adds != PLUS || t.clamps || !scaled || a.other.first || (a.type != U8 && a.type != I32)) return false;
+  if (t.outputs == 1) return is_quick(t.output[0]);
+  return t.outputs == 2 && (is_quick(t.output[0]) || is_raw(t.output[0])) && is_quick(t.output[1]);
+}
+
 // What there is to do with sums: `quanta` and a store of bytes; a store as they are; or `finish`.
 enum EndForm { QUICK, RAW, ANY };
 
@@ -28,7 +41,7 @@ inline EndForm end_form_of(const Tail& t) {
   const Output& o = t.output[0];
   if (!is_plain(t) || t.adds || t.clamps || t.outputs != 1) return ANY;
   if (is_quick(o)) return QUICK;
-  return o.move.form == AS_IS && o.type == I32 && o.zero == 0 && !o.move.first ? RAW : ANY;
+  return is_raw(o) ? RAW : ANY;
 }
 
 // ---------------------------------------------------------------- moves
@@ -220,9 +233,12 @@ inline void end_quick(const Output& o, const Tile& tile) {
   }
 }
 
+void end_quick_sum(const Tile& tile, const Tail& t);  // quick_sums.cpp
+
 // ---------------------------------------------------------------- all that follows the sums
 // Bytes keep their low 8 bits, so that int8 and uint8 are stored alike.
 inline void finish_tile(const Tile& tile, const Tail& t) {
+  if (tile.width <= 64 && is_quick_sum(t)) return end_quick_sum(tile, t);
   const auto plus = [](Ints own, Ints other) { return add(own, other); };
   const auto minus = [](Ints own, Ints other) { return subtract(own, other); };
   const auto from = [](Ints own, Ints other) { return subtract(other, own); };

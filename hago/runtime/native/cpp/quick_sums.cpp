@@ -1,0 +1,65 @@
+// Sums with another operand, in one pass: both operands are scaled, added, and scaled again to bytes in registers. See
+// `is_quick_sum` in vectors.h.
+#include "vectors.h"
+
+namespace {
+
+// What is stored: one value of bytes, two, or the sums as they are and bytes.
+enum Stored { BYTES, TWICE_BYTES, SUMS_AND_BYTES };
+
+// Rows of `width` sums, at most 16 * V, with what does not change kept in registers. T: what the other operand is
+// stored as.
+template <int V, Stored S, typename T>
+__attribute__((noinline)) void quick_sum_of(const Tile& tile, const Tail& t) {
+  using Step = typename Quick<V>::Step;
+  const Addend& a = t.addend;
+  const Output &begin = t.output[0], &end = t.output[t.outputs - 1];
+  const Move* before = a.own.first;
+  const Step early(before ? *before : a.own, tile.channel), own(a.own, tile.channel), other(a.other, tile.channel);
+  const Quick<V> last(end, tile.channel, tile.width);
+  const Quick<V> first(S == TWICE_BYTES ? begin : end, tile.channel, tile.width);
+  const Ints zero = all_ints(a.zero);
+  for (int r = 0; r < tile.rows; ++r) {
+    const int32_t* sums = tile.sums + r * tile.pitch;
+    const T* added = reinterpret_cast<const T*>(a.data) + tile.at(r) * a.stride + tile.column;
+    const int64_t from = tile.at(r) * begin.stride + tile.column, to = tile.at(r) * end.stride + tile.column;
+    Ints row[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const int left = tile.width - 16 * v;
+      const Ints q = left >= 16 ? load_16(added + 16 * v, All{}) : load_16(added + 16 * v, First(left));
+      const Ints c = load_ints(sums + 16 * v);
+      row[v] = add(own(before ? early(c, v) : c, v), other(subtract(q, zero), v));
+      if (S != SUMS_AND_BYTES) continue;
+      int32_t* raw = reinterpret_cast<int32_t*>(begin.data) + from + 16 * v;
+      if (left >= 16) store_16(raw, row[v], All{});
+      else store_16(raw, row[v], First(left));
+    }
+    if (S == TWICE_BYTES) first(row, reinterpret_cast<uint8_t*>(begin.data) + from);
+    last(row, reinterpret_cast<uint8_t*>(end.data) + to);
+  }
+}
+
+template <int V, typename T>
+void quick_sum(const Tile& tile, const Tail& t) {
+  if (t.outputs == 1) return quick_sum_of<V, BYTES, T>(tile, t);
+  if (is_quick(t.output[0])) return quick_sum_of<V, TWICE_BYTES, T>(tile, t);
+  quick_sum_of<V, SUMS_AND_BYTES, T>(tile, t);
+}
+
+template <typename T>
+void quick_sum(const Tile& tile, const Tail& t) {
+  switch ((tile.width + 15) / 16) {
+    case 1: return quick_sum<1, T>(tile, t);
+    case 2: return quick_sum<2, T>(tile, t);
+    case 3: return quick_sum<3, T>(tile, t);
+    default: return quick_sum<4, T>(tile, t);
+  }
+}
+
+}  // namespace
+
+void end_quick_sum(const Tile& tile, const Tail& t) {
+  if (t.addend.type == U8) quick_sum<uint8_t>(tile, t);
+  else quick_sum<int32_t>(tile, t);
+}
