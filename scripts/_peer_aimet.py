@@ -75,7 +75,7 @@ def equalized_and_rounded(task: Task, iterations: int) -> None:
         sim.set_and_freeze_param_encodings(f"{folder}/rounded.encodings")
     sim.compute_encodings(lambda model, _: [model(x) for x in task.batches()], None)
     seconds = task.seconds()
-    label = f"{iterations} iterations"
+    label = f"{iterations:,} iterations for each layer"
     task.add(sim.model, *bits_of(sim.model), label, seconds, integer_share(sim.model, example))
 
 

@@ -59,7 +59,7 @@ def post_training(task: Task) -> None:
     found = nncf.quantize(converted(task), nncf.Dataset(images(task)), subset_size=len(task.calibration))
     seconds = task.seconds()
     share = openvino_share(compiled(task, found))  # before the batch is made dynamic
-    task.add(runner(task, found), quantized_bits(found, 1), quantized_bits(found, 0), "default", seconds, share)
+    task.add(runner(task, found), quantized_bits(found, 1), quantized_bits(found, 0), "", seconds, share)
 
 
 def accuracy_control(task: Task) -> None:

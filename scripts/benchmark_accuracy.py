@@ -59,11 +59,13 @@ class PeerModel:
     Args:
         outputs: the file of its outputs for all test samples.
         seconds: of its quantization.
+        settings: with which it was made.
     """
 
     outputs: str
     seconds: float
     integer_share: float
+    settings: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class Row:
         integer_share: the part of the multiply-adds that run in integers.
         rate: overflows per million accumulators of nodes that are not proved.
         differing: outputs in which simulator and integer model differ on CHECKED samples.
+        settings: of a peer.
     """
 
     value: float
@@ -111,6 +114,7 @@ class Row:
     overflowing: int = 0
     rate: float = 0.0
     differing: int = 0
+    settings: str = ""
     right: list[int] = field(default_factory=list)
     placements: list[list[float]] = field(default_factory=list)
 
@@ -226,6 +230,7 @@ def measure(job: Job) -> dict[str, object]:
     for name, peer in job.peer_models.items():
         out = torch.from_numpy(np.load(peer.outputs))
         found.rows[name] = found.row(out, peer.integer_share, peer.seconds)
+        found.rows[name].settings = peer.settings
     return {
         "model": job.model,
         "hardware": job.hardware,
@@ -262,7 +267,8 @@ def run_peers(name: str, options: argparse.Namespace, folder: Path) -> tuple[dic
             notes.append(f"{peer.name} was not measured: {said}")
             continue
         (point,) = json.loads((place / "points.json").read_text())["points"]
-        found[peer.name] = PeerModel(str(place / point["outputs"]), point["seconds"], point["integer_share"])
+        file = str(place / point["outputs"])
+        found[peer.name] = PeerModel(file, point["seconds"], point["integer_share"], point["label"])
     return found, notes
 
 
