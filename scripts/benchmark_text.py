@@ -34,6 +34,8 @@ import hago
 from hago.cost import plan_cost
 from hago.hardware import Hardware
 
+Numbers = np.ndarray[Any, Any]
+
 RESAMPLES = 2000
 LISTS = ("wordsim", "simlex")
 
@@ -43,8 +45,8 @@ class Subject:
     """A network with its data.
 
     Args:
-        score: from the outputs of all test samples and the indices of the items that count, the figure; larger is
-            better.
+        measured: from the outputs of all test samples, what counts of each item: a pair of words, or a window.
+        score: the figure, from what was measured and the indices of the items that count; larger is better.
         items: the number of items that are drawn for an interval.
         shown: what is printed of a figure.
         shown_loss: what is printed of a loss.
@@ -54,7 +56,8 @@ class Subject:
     module: nn.Module
     calibration: list[Samples]
     test: list[Samples]
-    score: Callable[[Tensor, np.ndarray[Any, Any]], float]
+    measured: Callable[[Tensor], Numbers]
+    score: Callable[[Numbers, Numbers], float]
     items: int
     shown: Callable[[float], float]
     shown_loss: Callable[[float], str]
@@ -77,14 +80,19 @@ def encoder(folder: Path, tested: str, calibration: int) -> Subject:
     known = torch.tensor([row for row in rows if row not in seen])
     known = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:calibration]]
 
-    def score(out: Tensor, chosen: np.ndarray[Any, Any]) -> float:
+    def similarities(out: Tensor) -> Numbers:
         a, b = out.double().chunk(2)
-        return float(stats.spearmanr((a * b).sum(1).numpy()[chosen], human[chosen]).statistic)
+        return (a * b).sum(1).numpy()
+
+    def score(similarity: Numbers, chosen: Numbers) -> float:
+        return float(stats.spearmanr(similarity[chosen], human[chosen]).statistic)
 
     calibrated, test = (
         [(part, (part != 0).long()) for part in ids.split(32)] for ids in (known, torch.cat([first, second]))
     )
-    return Subject(f"minilm, {tested}", module, calibrated, test, score, len(human), float, "{:+.4f}".format)
+    return Subject(
+        f"minilm, {tested}", module, calibrated, test, similarities, score, len(human), float, "{:+.4f}".format
+    )
 
 
 def language_model(kind: str, weights: Path, calibration: int, tested: int) -> Subject:
@@ -93,11 +101,14 @@ def language_model(kind: str, weights: Path, calibration: int, tested: int) -> S
     model.load_state_dict(torch.load(weights, weights_only=True))
     known, test = windows(read_text(tested=False), calibration, 77), windows(read_text(tested=True), tested, 78)
 
-    def score(out: Tensor, chosen: np.ndarray[Any, Any]) -> float:
-        return -float(negative_log_likelihood(out, test).numpy()[chosen].mean())
+    def likelihoods(out: Tensor) -> Numbers:
+        return -negative_log_likelihood(out, test).numpy()
+
+    def score(likelihood: Numbers, chosen: Numbers) -> float:
+        return float(likelihood[chosen].mean())
 
     data, tried = list(batches(known)), list(batches(test))
-    return Subject(kind, model.eval(), data, tried, score, len(test), perplexity, relative_perplexity)
+    return Subject(kind, model.eval(), data, tried, likelihoods, score, len(test), perplexity, relative_perplexity)
 
 
 def perplexity(score: float) -> float:
@@ -115,10 +126,10 @@ def weights_alone(bits: int, group: int) -> Hardware:
     return replace(alone(bits, "per_channel", group), name=f"weights of {bits} bits in groups of {group}")
 
 
-def loss(subject: Subject, reference: Tensor, out: Tensor) -> tuple[float, float, float]:
+def loss(subject: Subject, reference: Numbers, out: Numbers) -> tuple[float, float, float]:
     """The float figure minus ours, and its 95 % interval by a paired bootstrap."""
 
-    def lost(chosen: np.ndarray[Any, Any]) -> float:
+    def lost(chosen: Numbers) -> float:
         return subject.score(reference, chosen) - subject.score(out, chosen)
 
     generator = np.random.default_rng(0)
@@ -133,9 +144,9 @@ def measure(
     """Print and return a row for every set of corrections."""
     name = hardware if isinstance(hardware, str) else hardware.name
     reference = outputs(subject.module, subject.test)
-    every = np.arange(subject.items)
+    real, every = subject.measured(reference), np.arange(subject.items)
     rows = []
-    print(f"{subject.name} on {name}: float {subject.shown(subject.score(reference, every)):.4f}", flush=True)
+    print(f"{subject.name} on {name}: float {subject.shown(subject.score(real, every)):.4f}", flush=True)
     for setting in settings:
         started = time.perf_counter()
         corrections = None if setting == "all" else setting.split("+")
@@ -144,7 +155,8 @@ def measure(
         )
         seconds = time.perf_counter() - started
         out = outputs(made.simulate(), subject.test)
-        figure, lost = subject.shown(subject.score(out, every)), loss(subject, reference, out)
+        measured = subject.measured(out)
+        figure, lost = subject.shown(subject.score(measured, every)), loss(subject, real, measured)
         nodes = plan_cost(made.plan).nodes
         share = sum(n.macs for n in nodes if n.integer) / sum(n.macs for n in nodes)
         row = {"subject": subject.name, "hardware": name, "corrections": setting, "value": figure, "loss": lost}
