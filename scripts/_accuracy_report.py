@@ -12,6 +12,8 @@ from hago.search.intervals import paired_interval
 
 Result = Mapping[str, Any]
 
+#: The rows of others that quantize to 8 bits.
+PEERS = ("onnxruntime", "nncf", "aimet")
 #: Points of top-1, dB and overflows per million that are asked for.
 LOSS, SQNR, RATE = 0.005, 0.5, 1.0
 
@@ -24,7 +26,7 @@ def table(result: Result) -> str:
     )
     columns = (
         f"  {'':13} {'value':>7} {'95 % interval':>15} {'loss against float':>25} {'agree':>7} {'SQNR':>7} "
-        f"{'trials':>6} {'s':>7} {'proved':>6} {'open':>4} {'over':>4} {'/million':>9} {'differ':>6}"
+        f"{'integer':>7} {'trials':>6} {'s':>7} {'proved':>6} {'open':>4} {'over':>4} {'/million':>9} {'differ':>6}"
     )
     lines = [_line(name, row) for name, row in result["rows"].items()]
     return "\n".join([head, columns, *lines, *(f"  {note}" for note in result["notes"])])
@@ -35,8 +37,9 @@ def _line(name: str, row: Mapping[str, Any]) -> str:
     loss = "" if row["loss"] is None else spread(row["loss"])
     agreement = "" if row["agreement"] is None else f"{row['agreement']:.4f}"
     line = f"  {name:13} {row['value']:7.4f} {interval:>15} {loss:>25} {agreement:>7} {row['sqnr']:7.2f}"
+    line += f" {row['integer_share']:7.1%}" if row["integer_share"] else " " * 8
     if not row["proved"] + row["possible"] + row["overflowing"]:
-        return line
+        return f"{line} {'':6} {row['seconds']:7.1f}" if row["seconds"] else line.rstrip()
     return (
         f"{line} {row['trials']:6} {row['seconds']:7.1f} {row['proved']:6} {row['possible']:4} {row['overflowing']:4} "
         f"{row['rate']:9.3f} {row['differing']:6}"
@@ -75,6 +78,8 @@ def verdicts(results: Sequence[Result]) -> list[str]:
     lines: list[str] = []
     for title, hardware, found in (
         ("x86_vnni: at most 0.5 points and 0.5 dB below ONNX Runtime", "x86_vnni", _against_onnxruntime),
+("x86_vnni: not below a peer beyond the paired interval", "x86_vnni", _against_peers),
+        ("tflite: not below a peer beyond the paired interval", "tflite", _against_peers),
         ("vta: no worse than plain; the best estimator better on half the models", "vta", _against_plain),
         ("int16_accumulator: search better than the widest bits; at most 1 overflow per million", "int16_accumulator",
          _against_widest),
@@ -104,6 +109,19 @@ def _against_onnxruntime(results: Sequence[Result]) -> list[str]:
             holds = below <= LOSS and rows["onnxruntime"]["sqnr"] - rows[ours]["sqnr"] <= SQNR
             lines.append(f"{comparison(result, ours, 'onnxruntime')}  {'holds' if holds else 'DOES NOT HOLD'}")
     return lines
+
+
+def _against_peers(results: Sequence[Result]) -> list[str]:
+    lines, below = [], 0
+    for result in results:
+        rows = result["rows"]
+        for other in (n for n in PEERS if n in rows):
+            for ours in (n for n in ("one shot", "search") if n in rows):
+                found = gain(rows, ours, other)
+                worse = found is not None and found[2] < 0
+                below += worse
+                lines.append(f"{comparison(result, ours, other)}{'  BELOW' if worse else ''}")
+    return [*lines, f"  below beyond the paired interval: {below} of {len(lines)}"]
 
 
 def _against_plain(results: Sequence[Result]) -> list[str]:

@@ -1,19 +1,23 @@
-"""NNCF's quantize_with_accuracy_control on one network, for several drops.
+"""NNCF on one network: `quantize` as it is by default, or `quantize_with_accuracy_control` for several drops.
 
-Its metric is the part of the calibration images on which the class is the float model's: labels are not needed, and
-the float model has 1. Layers that it gives back to float cost 32 bits. What it finds runs in OpenVINO.
+By default `quantize` corrects biases (`fast_bias_correction`), with 8-bit weights per channel and symmetric 8-bit
+activations per tensor. The metric of accuracy control is the part of the calibration images on which the class is the
+float model's: labels are not needed, and the float model has 1. Layers that it gives back to float cost 32 bits. What
+NNCF makes runs in OpenVINO, whose float parts compute in float32.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import nncf
 import numpy as np
 import openvino as ov
 import torch
+from _integer_shares import openvino_share
 from _peer_points import Task
 from torch import Tensor
 
@@ -42,38 +46,68 @@ def _behind(op: Any, slot: int) -> bool:
 
 
 def main() -> None:
-    """Search for every drop, and hand over every model."""
+    """Quantize in the way that was named, and hand over every model."""
     nncf.set_log_level(logging.ERROR)
-    task = Task()
-    network, whole = task.network(), len(task.calibration)
-    images = [x[None].numpy() for x in task.calibration]
+    task, ways = Task(), {"post_training": post_training, "accuracy_control": accuracy_control}
+    ways[sys.argv[5]](task)
+    task.end()
+
+
+def post_training(task: Task) -> None:
+    """Quantize once, with all defaults and all calibration images."""
+    task.start()
+    found = nncf.quantize(converted(task), nncf.Dataset(images(task)), subset_size=len(task.calibration))
+    seconds = task.seconds()
+    share = openvino_share(compiled(task, found))  # before the batch is made dynamic
+    task.add(runner(task, found), quantized_bits(found, 1), quantized_bits(found, 0), "", seconds, share)
+
+
+def accuracy_control(task: Task) -> None:
+    """Quantize for every drop."""
+    whole = len(task.calibration)
     with torch.no_grad():
-        classes = torch.cat([network(x) for x in task.batches()]).argmax(1).numpy()
+        classes = torch.cat([task.network()(x) for x in task.batches()]).argmax(1).numpy()
 
     def agreement(model: Any, rows: Iterable[int]) -> tuple[float, list[float]]:
         output = model.output(0)
-        same = [float(model(images[i])[output].argmax() == classes[i]) for i in rows]
+        same = [float(model(task.calibration[i : i + 1].numpy())[output].argmax() == classes[i]) for i in rows]
         return float(np.mean(same)), same
 
     task.start()
-    real = ov.convert_model(network, example_input=task.calibration[:1], input=[1, *task.calibration.shape[1:]])
+    real = converted(task)
     for drop in DROPS:
         found = nncf.quantize_with_accuracy_control(
             real,
-            nncf.Dataset(images),
+            nncf.Dataset(images(task)),
             nncf.Dataset(list(range(whole))),
             validation_fn=agreement,
             max_drop=drop,
             subset_size=whole,
         )
-        found.reshape([-1, *task.calibration.shape[1:]])
-        compiled = ov.compile_model(found, "CPU", {"INFERENCE_NUM_THREADS": task.threads})
+        task.add(runner(task, found), quantized_bits(found, 1), quantized_bits(found, 0), f"drop of {drop:g}")
 
-        def run(x: Tensor, compiled: Any = compiled) -> Tensor:
-            return torch.from_numpy(compiled(x.numpy())[compiled.output(0)])
 
-        task.add(run, quantized_bits(found, 1), quantized_bits(found, 0), f"drop of {drop:g}")
-    task.end()
+def images(task: Task) -> list[np.ndarray[Any, Any]]:
+    """The calibration images, each a batch of one."""
+    return [x[None].numpy() for x in task.calibration]
+
+
+def converted(task: Task) -> Any:
+    """The float network in OpenVINO, for batches of one."""
+    shape = [1, *task.calibration.shape[1:]]
+    return ov.convert_model(task.network(), example_input=task.calibration[:1], input=shape)
+
+
+def compiled(task: Task, model: Any) -> Any:
+    """A model that can run."""
+    return ov.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": task.threads, "INFERENCE_PRECISION_HINT": "f32"})
+
+
+def runner(task: Task, model: Any) -> Callable[[Tensor], Tensor]:
+    """A call that runs a model on batches of any size."""
+    model.reshape([-1, *task.calibration.shape[1:]])
+    made = compiled(task, model)
+    return lambda x: torch.from_numpy(made(x.numpy())[made.output(0)])
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ class Task:
         activations: Mapping[str, float],
         label: str,
         seconds: float | None = None,
+        integer_share: float | None = None,
     ) -> None:
         """Add a quantized model as a point.
 
@@ -66,6 +67,7 @@ class Task:
             run: runs the model in the peer's own simulation or engine.
             weights, activations: bits by layer; 32 for a float layer.
             seconds: the time at which it was found; by default now.
+            integer_share: the part of its multiply-adds that run in integers.
         """
         paused = time.perf_counter()
         with torch.no_grad():
@@ -74,7 +76,7 @@ class Task:
         np.save(self.folder / name, found.float().numpy())
         self._aside += time.perf_counter() - paused
         seconds = self.seconds() if seconds is None else seconds
-        parts = {"weights": dict(weights), "activations": dict(activations)}
+        parts = {"weights": dict(weights), "activations": dict(activations), "integer_share": integer_share}
         self.points.append({"label": label, "outputs": name, "seconds": seconds, **parts})
 
     def seconds(self) -> float:

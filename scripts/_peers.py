@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from _assets import Asset, Samples
+from _integer_shares import onnxruntime_share
 from torch import Tensor, nn
 
 from hago import Graph
@@ -65,8 +66,10 @@ def onnxruntime_missing() -> str:
     return f"not installed: {', '.join(missing)}" if missing else ""
 
 
-def onnxruntime_outputs(asset: Asset) -> Tensor:
-    """The test outputs of `quantize_static`, see `static_file`, of the network as torch exports it."""
+def onnxruntime_outputs(asset: Asset) -> tuple[Tensor, float]:
+    """The test outputs of `quantize_static`, see `static_file`, of the network as torch exports it, and the part of its
+    multiply-adds that run in integers.
+    """
     from onnxruntime import InferenceSession, SessionOptions
 
     names = [f"input_{i}" for i in range(len(asset.calibration[0]))]
@@ -77,8 +80,9 @@ def onnxruntime_outputs(asset: Asset) -> Tensor:
         options = SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         session = InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        feeds = ({n: t.numpy() for n, t in zip(names, batch, strict=True)} for batch in asset.test)
-        return torch.cat([torch.from_numpy(session.run(None, feed)[0]) for feed in feeds])
+        feeds = [{n: t.numpy() for n, t in zip(names, batch, strict=True)} for batch in asset.test]
+        out = torch.cat([torch.from_numpy(session.run(None, feed)[0]) for feed in feeds])
+        return out, onnxruntime_share(path, feeds[0])
 
 
 def static_file(real: Path, names: Sequence[str], calibration: Sequence[Samples]) -> str:

@@ -3,6 +3,13 @@
 Calibration sees no labels; everything reported is of test samples that calibration did not see. The
 integer columns are the simulator's, compared with the integer model on a part of the samples. Every
 network on every hardware runs in a process of its own, so peak memory is its own.
+
+Peers get the same networks, calibration and test samples, and quantize to 8 bits with weights per channel. ONNX
+Runtime's `quantize_static` runs here (--peers). NNCF's `quantize` with fast bias correction, and AIMET's cross-layer
+equalization with AdaRound, run in environments of their own below a folder, where they are installed if they are not
+there (--environments). "integer" is the part of the multiply-adds that run in integers.
+
+    python scripts/benchmark_accuracy.py --assets DIR --hardware x86_vnni tflite --peers --environments DIR
 """
 
 from __future__ import annotations
@@ -13,19 +20,22 @@ import multiprocessing
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from _accuracy_report import table, verdicts
 from _assets import NAMES, Asset, area_difference, load, outputs, sqnr
+from _peer_processes import AIMET, NNCF, Peer, run_peer
 from _peers import onnxruntime_missing, onnxruntime_outputs, plain_outputs
 from torch import Tensor
 
 from hago import Graph, create_quantizer, from_torch, quantize, search_quantize_strategy
+from hago.cost import plan_cost
 from hago.errors import HagoError
 from hago.plan import Plan
 from hago.runtime import IntegerModel
@@ -38,6 +48,24 @@ ESTIMATORS = ("power2_range", "max_range", "mse", "kl_estimate", "percentile", "
 DEFAULT = "one shot"
 #: Samples on which the integer model is run beside the simulator.
 CHECKED = 8
+#: Hardware with the arithmetic of the peers: 8 bits, weights per channel, activations with zero points.
+COMPARED = ("x86_vnni", "tflite")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerModel:
+    """What the process of a peer gave.
+
+    Args:
+        outputs: the file of its outputs for all test samples.
+        seconds: of its quantization.
+        settings: with which it was made.
+    """
+
+    outputs: str
+    seconds: float
+    integer_share: float
+    settings: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +81,8 @@ class Job:
     estimators: tuple[str, ...]
     peers: bool
     threads: int
+    peer_models: Mapping[str, PeerModel]
+    notes: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -65,8 +95,10 @@ class Row:
         loss: float minus integer, paired; None but for top-1 and areas under curves.
         agreement: with the float model's top-1.
         sqnr: of the outputs, in dB.
+        integer_share: the part of the multiply-adds that run in integers.
         rate: overflows per million accumulators of nodes that are not proved.
         differing: outputs in which simulator and integer model differ on CHECKED samples.
+        settings: of a peer.
     """
 
     value: float
@@ -74,6 +106,7 @@ class Row:
     loss: tuple[float, float, float] | None
     agreement: float | None
     sqnr: float
+    integer_share: float = 0.0
     seconds: float = 0.0
     trials: int = 0
     proved: int = 0
@@ -81,6 +114,7 @@ class Row:
     overflowing: int = 0
     rate: float = 0.0
     differing: int = 0
+    settings: str = ""
     right: list[int] = field(default_factory=list)
     placements: list[list[float]] = field(default_factory=list)
 
@@ -94,10 +128,15 @@ class Measurement:
         self.graph: Graph = from_torch(self.asset.module, tuple(t[:2] for t in self.asset.calibration[0]))
         self.reference = outputs(self.asset.module, self.asset.test)
         self.rows: dict[str, Row] = {"float": self.row(self.reference)}
-        self.notes: list[str] = []
+        self.notes: list[str] = list(job.notes)
 
-    def row(self, out: Tensor) -> Row:
+    def row(self, out: Tensor, integer_share: float = 0.0, seconds: float = 0.0) -> Row:
         """A row from the outputs of all test samples."""
+        row = self._scored(out)
+        row.integer_share, row.seconds = integer_share, seconds
+        return row
+
+    def _scored(self, out: Tensor) -> Row:
         asset = self.asset
         value, decibels = asset.score(out), sqnr(self.reference, out)
         if asset.placements is not None:
@@ -128,8 +167,10 @@ class Measurement:
         peaks = AccumulatorExtremes(plan)
         out = outputs(Simulator(plan, watch=peaks), self.asset.test)
         few = [t[:CHECKED] for t in self.asset.test[0]]
-        row = self.row(out)
-        row.seconds, row.trials = seconds, trials
+        nodes = plan_cost(plan).nodes
+        share = sum(n.macs for n in nodes if n.integer) / sum(n.macs for n in nodes)
+        row = self.row(out, share, seconds)
+        row.trials = trials
         row.proved = sum(n.proved for n in plan.nodes.values())
         row.overflowing = len(peaks.overflows)
         row.possible = len(plan.nodes) - row.proved - row.overflowing
@@ -184,8 +225,12 @@ def measure(job: Job) -> dict[str, object]:
     asset = found.asset
     if job.hardware == "vta":
         found.rows["plain"] = found.row(plain_outputs(found.graph, asset.calibration, asset.test))
-    if job.hardware == "x86_vnni" and job.peers:
-        found.rows["onnxruntime"] = found.row(onnxruntime_outputs(asset))
+    if job.hardware in COMPARED and job.peers:
+        found.rows["onnxruntime"] = found.row(*onnxruntime_outputs(asset))
+    for name, peer in job.peer_models.items():
+        out = torch.from_numpy(np.load(peer.outputs))
+        found.rows[name] = found.row(out, peer.integer_share, peer.seconds)
+        found.rows[name].settings = peer.settings
     return {
         "model": job.model,
         "hardware": job.hardware,
@@ -205,6 +250,50 @@ def results(jobs: list[Job]) -> Iterator[dict[str, object]]:
         yield from pool.map(measure, jobs)
 
 
+def run_peers(name: str, options: argparse.Namespace, folder: Path) -> tuple[dict[str, PeerModel], list[str]]:
+    """What peers in environments of their own make of a network, by name, and why others were not measured."""
+    asset = load(options.assets, name, options.calibration, options.test)
+    found: dict[str, PeerModel] = {}
+    notes = []
+    for peer in (
+        Peer("nncf", "nncf", NNCF, "_peer_nncf.py", ("post_training",)),
+        Peer("aimet", "aimet", AIMET, "_peer_aimet.py", ("adaround", str(options.adaround_iterations))),
+    ):
+        place = folder / name / peer.name
+        place.mkdir(parents=True)
+        said = "it is given networks with one input" if len(asset.test[0]) > 1 else ""
+        said = said or run_peer(peer, options.environments, place, asset, options.assets, options.threads)
+        if said:
+            notes.append(f"{peer.name} was not measured: {said}")
+            continue
+        (point,) = json.loads((place / "points.json").read_text())["points"]
+        file = str(place / point["outputs"])
+        found[peer.name] = PeerModel(file, point["seconds"], point["integer_share"], point["label"])
+    return found, notes
+
+
+def jobs(model: str, options: argparse.Namespace, peers: bool, folder: Path) -> list[Job]:
+    """The jobs of a network, once its peers have run."""
+    compared = options.environments is not None and set(options.hardware) & set(COMPARED)
+    models, notes = run_peers(model, options, folder) if compared else ({}, [])
+    return [
+        Job(
+            options.assets,
+            model,
+            hardware,
+            options.calibration,
+            options.test,
+            options.budget,
+            tuple(options.estimators),
+            peers,
+            options.threads,
+            models if hardware in COMPARED else {},
+            tuple(notes) if hardware in COMPARED else (),
+        )
+        for hardware in options.hardware
+    ]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -215,34 +304,23 @@ def main() -> None:
     parser.add_argument("--test", type=int, help="samples; all by default")
     parser.add_argument("--budget", default="200 trials", help="of a search; 0 for none")
     parser.add_argument("--estimators", nargs="*", default=list(ESTIMATORS), help="tried on every hardware")
-    parser.add_argument("--peers", action="store_true", help="measure ONNX Runtime beside x86_vnni")
+    parser.add_argument("--peers", action="store_true", help="measure ONNX Runtime")
+    parser.add_argument("--environments", type=Path, help="measure NNCF and AIMET, installed in folders below this one")
+    parser.add_argument("--adaround-iterations", type=int, default=10_000, help="for each layer, of AIMET")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="write all that was measured there")
     options = parser.parse_args()
     missing = onnxruntime_missing() if options.peers else ""
     if missing:
         print(f"ONNX Runtime is not measured; {missing}")
-    jobs = [
-        Job(
-            options.assets,
-            model,
-            hardware,
-            options.calibration,
-            options.test,
-            options.budget,
-            tuple(options.estimators),
-            options.peers and not missing,
-            options.threads,
-        )
-        for model in options.models
-        for hardware in options.hardware
-    ]
     found = []
-    for result in results(jobs):
-        found.append(result)
-        print(table(result), flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(found))
+    with tempfile.TemporaryDirectory() as folder:
+        for model in options.models:
+            for result in results(jobs(model, options, options.peers and not missing, Path(folder))):
+                found.append(result)
+                print(table(result), flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps(found))
     print("\n".join(verdicts(found)))
 
 

@@ -17,12 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +27,14 @@ import numpy as np
 import torch
 from _assets import Asset, load, outputs
 from _fronts import Point, Row, as_good_after, compared, front, listed, plot
+from _peer_processes import AIMET, MODELOPT, NNCF, Peer, run_peer, run_script
 from torch import Tensor, nn
 
-HERE = Path(__file__).resolve().parent
-#: The build that all of them can be installed beside.
-TORCH = "torch==2.13.0"
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A peer: its environment and the packages in it, and its script with further arguments (`told`)."""
-
-    name: str
-    environment: str
-    packages: tuple[str, ...]
-    script: str
-    told: tuple[str, ...] = ()
-
-
-_MODELOPT = ("nvidia-modelopt==0.47.0", "requests", "huggingface_hub")
 PEERS = (
-    Peer("modelopt_gradient", "modelopt", _MODELOPT, "_peer_modelopt.py", ("gradient",)),
-    Peer("modelopt_kl", "modelopt", _MODELOPT, "_peer_modelopt.py", ("kl_div",)),
-    Peer("nncf", "nncf", ("nncf==3.4.0", "openvino==2026.4.1"), "_peer_nncf.py"),
-    Peer("aimet_amp", "aimet", ("aimet-torch==2.42.0",), "_peer_aimet.py"),
+    Peer("modelopt_gradient", "modelopt", MODELOPT, "_peer_modelopt.py", ("gradient",)),
+    Peer("modelopt_kl", "modelopt", MODELOPT, "_peer_modelopt.py", ("kl_div",)),
+    Peer("nncf", "nncf", NNCF, "_peer_nncf.py", ("accuracy_control",)),
+    Peer("aimet_amp", "aimet", AIMET, "_peer_aimet.py", ("mixed_precision",)),
 )
 
 
@@ -110,7 +91,9 @@ class Contest:
         name, runs = f"hago {searcher}", []
         for _ in range(self.options.runs):
             with tempfile.TemporaryDirectory() as folder:
-                said = self._run(sys.executable, "_peer_hago.py", Path(folder), (self.options.hardware, searcher))
+                told = (self.options.hardware, searcher)
+                data = (Path(folder), self.asset, self.options.assets, self.options.threads)
+                said = run_script(sys.executable, "_peer_hago.py", *data, told)
                 if said:
                     raise SystemExit(said)
                 runs.append(self._read(name, Path(folder)))
@@ -118,28 +101,12 @@ class Contest:
 
     def theirs(self, peer: Peer) -> str:
         """Install and run a peer; returns the reason if that failed, else an empty string."""
-        python = self.options.environments / peer.environment / "bin" / "python"
-        said = "" if python.exists() else install(python.parent.parent, peer.packages)
-        if said:
-            return said
         with tempfile.TemporaryDirectory() as folder:
-            said = self._run(str(python), peer.script, Path(folder), peer.told)
+            options = self.options
+            said = run_peer(peer, options.environments, Path(folder), self.asset, options.assets, options.threads)
             if not said:
                 self.seconds[peer.name] = self._read(peer.name, Path(folder))
         return said
-
-    def _run(self, python: str, script: str, folder: Path, told: Sequence[str]) -> str:
-        """Run a script on the data of this contest; returns the reason if it failed, else an empty string."""
-        net, threads = self.options.net, str(self.options.threads)
-        known = torch.cat([batch[0] for batch in self.asset.calibration])
-        np.save(folder / "calibration.npy", known.numpy())
-        np.save(folder / "held_out.npy", torch.cat([batch[0] for batch in self.asset.test]).numpy())
-        # calibration has no labels; peers that need some get the classes of the float model
-        classes = outputs(self.asset.module, self.asset.calibration).argmax(1)
-        np.save(folder / "labels.npy", classes.numpy())
-        command = [python, str(HERE / script), str(folder), str(Path(self.options.assets).resolve()), net, threads]
-        ran = subprocess.run([*command, *told], capture_output=True, text=True, check=False)
-        return "" if ran.returncode == 0 else last_line(ran.stderr)
 
     def _read(self, name: str, folder: Path) -> float:
         """Read the points of a process; returns the seconds of its search."""
@@ -224,24 +191,6 @@ def weight_bytes(module: nn.Module, bits: Any) -> float:
         raise SystemExit(f"got bits of {len(found)} layers; the network has {len(layers(module))}")
     pairs = zip(layers(module), found, strict=True)
     return sum(-(-m.weight.numel() * b // 8) + 4 * len(m.weight) for m, b in pairs)
-
-
-def install(folder: Path, packages: Sequence[str]) -> str:
-    """Make an environment; returns the reason if that failed, else an empty string."""
-    for command in (
-        [sys.executable, "-m", "venv", str(folder)],
-        [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", TORCH, "numpy", "pillow", *packages],
-    ):
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
-        if ran.returncode:
-            shutil.rmtree(folder, ignore_errors=True)
-            return f"could not be installed: {last_line(ran.stderr)}"
-    return ""
-
-
-def last_line(text: str) -> str:
-    """The last line of a traceback, which says what went wrong."""
-    return (text.strip().splitlines() or ["it said nothing"])[-1]
 
 
 if __name__ == "__main__":

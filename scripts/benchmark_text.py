@@ -2,10 +2,13 @@
 
     python scripts/train_language.py --kind gpt --out /tmp/gpt.pt
     python scripts/benchmark_text.py --assets DIR --language gpt=/tmp/gpt.pt llama=/tmp/llama.pt
+    python scripts/benchmark_text.py --language gpt=/tmp/gpt.pt --hardware --weight-bits 4 --group 32
 
-What is measured is the simulator's, of samples that calibration did not see. Loss is that against the float model, with
-the 95 % interval of a paired bootstrap over pairs of words, or over windows of text. Words of one list calibrate the
-encoder for the other; windows of the files that a language model was trained on calibrate it.
+What is measured is the simulator's, of samples that calibration did not see. Loss is that against the float model, of
+perplexity as a share of it, with the 95 % interval of a paired bootstrap over pairs of words, or over windows of text.
+Words of one list calibrate the encoder for the other; windows of the files that a language model was trained on
+calibrate it. Beside the chips, weights alone can be quantized, in groups that have a scale each: layers then compute in
+float. "integer" is the part of the multiply-adds that run in integers.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,15 @@ import numpy as np
 import torch
 from _assets import Samples, outputs, sqnr
 from _language import LanguageModel, batches, negative_log_likelihood, read_text, windows
+from benchmark_groups import alone
 from scipy import stats
 from torch import Tensor, nn
 
 import hago
+from hago.cost import plan_cost
+from hago.hardware import Hardware
+
+Numbers = np.ndarray[Any, Any]
 
 RESAMPLES = 2000
 LISTS = ("wordsim", "simlex")
@@ -37,20 +45,22 @@ class Subject:
     """A network with its data.
 
     Args:
-        score: from the outputs of all test samples and the indices of the items that count, the figure; larger is
-            better.
+        measured: from the outputs of all test samples, what counts of each item: a pair of words, or a window.
+        score: the figure, from what was measured and the indices of the items that count; larger is better.
         items: the number of items that are drawn for an interval.
-        relative: whether the loss is a share of the float model's figure.
         shown: what is printed of a figure.
+        shown_loss: what is printed of a loss.
     """
 
     name: str
     module: nn.Module
     calibration: list[Samples]
     test: list[Samples]
-    score: Callable[[Tensor, np.ndarray[Any, Any]], float]
+    measured: Callable[[Tensor], Numbers]
+    score: Callable[[Numbers, Numbers], float]
     items: int
     shown: Callable[[float], float]
+    shown_loss: Callable[[float], str]
 
 
 def encoder(folder: Path, tested: str, calibration: int) -> Subject:
@@ -70,14 +80,19 @@ def encoder(folder: Path, tested: str, calibration: int) -> Subject:
     known = torch.tensor([row for row in rows if row not in seen])
     known = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:calibration]]
 
-    def score(out: Tensor, chosen: np.ndarray[Any, Any]) -> float:
+    def similarities(out: Tensor) -> Numbers:
         a, b = out.double().chunk(2)
-        return float(stats.spearmanr((a * b).sum(1).numpy()[chosen], human[chosen]).statistic)
+        return (a * b).sum(1).numpy()
+
+    def score(similarity: Numbers, chosen: Numbers) -> float:
+        return float(stats.spearmanr(similarity[chosen], human[chosen]).statistic)
 
     calibrated, test = (
         [(part, (part != 0).long()) for part in ids.split(32)] for ids in (known, torch.cat([first, second]))
     )
-    return Subject(f"minilm, {tested}", module, calibrated, test, score, len(human), lambda value: value)
+    return Subject(
+        f"minilm, {tested}", module, calibrated, test, similarities, score, len(human), float, "{:+.4f}".format
+    )
 
 
 def language_model(kind: str, weights: Path, calibration: int, tested: int) -> Subject:
@@ -86,17 +101,35 @@ def language_model(kind: str, weights: Path, calibration: int, tested: int) -> S
     model.load_state_dict(torch.load(weights, weights_only=True))
     known, test = windows(read_text(tested=False), calibration, 77), windows(read_text(tested=True), tested, 78)
 
-    def score(out: Tensor, chosen: np.ndarray[Any, Any]) -> float:
-        return -float(negative_log_likelihood(out, test).numpy()[chosen].mean())
+    def likelihoods(out: Tensor) -> Numbers:
+        return -negative_log_likelihood(out, test).numpy()
+
+    def score(likelihood: Numbers, chosen: Numbers) -> float:
+        return float(likelihood[chosen].mean())
 
     data, tried = list(batches(known)), list(batches(test))
-    return Subject(kind, model.eval(), data, tried, score, len(test), lambda value: math.exp(-value))
+    return Subject(kind, model.eval(), data, tried, likelihoods, score, len(test), perplexity, relative_perplexity)
 
 
-def loss(subject: Subject, reference: Tensor, out: Tensor) -> tuple[float, float, float]:
+def perplexity(score: float) -> float:
+    """The perplexity whose negative logarithm a score is."""
+    return math.exp(-score)
+
+
+def relative_perplexity(loss: float) -> str:
+    """A loss of scores as the share by which the perplexity is larger."""
+    return f"{math.expm1(loss):+.2%}"
+
+
+def weights_alone(bits: int, group: int) -> Hardware:
+    """Layers that compute in float, with weights of so many bits in groups."""
+    return replace(alone(bits, "per_channel", group), name=f"weights of {bits} bits in groups of {group}")
+
+
+def loss(subject: Subject, reference: Numbers, out: Numbers) -> tuple[float, float, float]:
     """The float figure minus ours, and its 95 % interval by a paired bootstrap."""
 
-    def lost(chosen: np.ndarray[Any, Any]) -> float:
+    def lost(chosen: Numbers) -> float:
         return subject.score(reference, chosen) - subject.score(out, chosen)
 
     generator = np.random.default_rng(0)
@@ -105,12 +138,15 @@ def loss(subject: Subject, reference: Tensor, out: Tensor) -> tuple[float, float
     return lost(np.arange(subject.items)), float(low), float(high)
 
 
-def measure(subject: Subject, hardware: str, settings: Sequence[str], estimator: str | None) -> list[dict[str, Any]]:
+def measure(
+    subject: Subject, hardware: str | Hardware, settings: Sequence[str], estimator: str | None
+) -> list[dict[str, Any]]:
     """Print and return a row for every set of corrections."""
+    name = hardware if isinstance(hardware, str) else hardware.name
     reference = outputs(subject.module, subject.test)
-    every = np.arange(subject.items)
+    real, every = subject.measured(reference), np.arange(subject.items)
     rows = []
-    print(f"{subject.name} on {hardware}: float {subject.shown(subject.score(reference, every)):.4f}", flush=True)
+    print(f"{subject.name} on {name}: float {subject.shown(subject.score(real, every)):.4f}", flush=True)
     for setting in settings:
         started = time.perf_counter()
         corrections = None if setting == "all" else setting.split("+")
@@ -119,11 +155,19 @@ def measure(subject: Subject, hardware: str, settings: Sequence[str], estimator:
         )
         seconds = time.perf_counter() - started
         out = outputs(made.simulate(), subject.test)
-        figure, lost = subject.shown(subject.score(out, every)), loss(subject, reference, out)
-        row = {"subject": subject.name, "hardware": hardware, "corrections": setting, "value": figure, "loss": lost}
-        rows.append(row | {"sqnr": sqnr(reference, out), "corrected": str(made.strategy.corrections)})
-        spread = "{:+.4f} [{:+.4f}, {:+.4f}]".format(*lost)
-        print(f"  {setting:45} {figure:8.4f}  loss {spread}  {rows[-1]['sqnr']:6.2f} dB  {seconds:5.0f} s", flush=True)
+        measured = subject.measured(out)
+        figure, lost = subject.shown(subject.score(measured, every)), loss(subject, real, measured)
+        nodes = plan_cost(made.plan).nodes
+        share = sum(n.macs for n in nodes if n.integer) / sum(n.macs for n in nodes)
+        row = {"subject": subject.name, "hardware": name, "corrections": setting, "value": figure, "loss": lost}
+        row |= {"sqnr": sqnr(reference, out), "integer_share": share, "corrected": str(made.strategy.corrections)}
+        rows.append(row)
+        mean, low, high = map(subject.shown_loss, lost)
+        print(
+            f"  {setting:45} {figure:8.4f}  loss {mean} [{low}, {high}]  {row['sqnr']:6.2f} dB  integer {share:6.1%}"
+            f"  {seconds:5.0f} s",
+            flush=True,
+        )
     return rows
 
 
@@ -132,7 +176,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assets", type=Path, help="the folder of networks and data, for the encoder")
     parser.add_argument("--language", nargs="*", default=[], metavar="KIND=WEIGHTS", help="models of train_language.py")
-    parser.add_argument("--hardware", nargs="+", default=["x86_vnni", "vta"])
+    parser.add_argument("--hardware", nargs="*", default=["x86_vnni", "vta"])
+    parser.add_argument("--weight-bits", type=int, nargs="*", default=[], help="bits of weights alone, all else float")
+    parser.add_argument("--group", type=int, default=32, help="weights that share a scale there")
     parser.add_argument("--corrections", nargs="+", default=["none", "all"], help="sets of corrections, joined by +")
     parser.add_argument("--estimator", help="of thresholds; the chip's by default")
     parser.add_argument("--calibration", type=int, default=256, help="samples of the encoder")
@@ -146,7 +192,8 @@ def main() -> None:
     for pair in args.language:
         kind, _, weights = pair.partition("=")
         subjects.append(language_model(kind, Path(weights), args.windows, args.test))
-    rows = [r for s in subjects for chip in args.hardware for r in measure(s, chip, args.corrections, args.estimator)]
+    chips: list[str | Hardware] = [*args.hardware, *(weights_alone(bits, args.group) for bits in args.weight_bits)]
+    rows = [r for s in subjects for chip in chips for r in measure(s, chip, args.corrections, args.estimator)]
     if args.json:
         args.json.write_text(json.dumps(rows))
 

@@ -1,4 +1,8 @@
-"""Write what benchmark_accuracy measured (--json FILE): a table in the README, every figure in docs/results.md."""
+"""Write what benchmark_accuracy measured (--json FILE): a table in the README, every figure in docs/results.md.
+
+With --peers the results are those of a run beside other quantizers, and only the table that compares hago with them,
+in docs/results.md, is written.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from _accuracy_report import PEERS, gain, spread
 from _documents import replace_between
 
 BEGIN: Final = "<!-- results:begin -->"
 END: Final = "<!-- results:end -->"
+PEERS_BEGIN: Final = "<!-- peers:begin -->"
+PEERS_END: Final = "<!-- peers:end -->"
 #: Rows of the table, and what they are called there.
 SHOWN: Final = {
     "float": "float",
     "onnxruntime": "ONNX Runtime `quantize_static`",
+    "nncf": "NNCF `quantize`, fast bias correction",
+    "aimet": "AIMET, equalization and AdaRound",
     "plain": "plain fake quantization",
     "widest": "widest bits",
     "one shot": "hago, one shot",
@@ -50,8 +59,6 @@ def cells(name: str, row: Mapping[str, Any]) -> list[str]:
 def details(results: Sequence[Mapping[str, Any]], made: str) -> str:
     """Every figure, and where it comes from."""
     lines = [
-        "# Results",
-        "",
         f"{made} Losses in points are paired, against float, with 95 % intervals; seconds are of calibration and "
         "search, on one core of a busy machine. In every row the simulator and the integer model agreed on every "
         "output that was compared.",
@@ -65,7 +72,32 @@ def details(results: Sequence[Mapping[str, Any]], made: str) -> str:
         for name in rows:
             lines.append(f"| {head} | {' | '.join(cells(name, rows[name]))} |")
             head = ""
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
+
+
+def beside_peers(results: Sequence[Mapping[str, Any]], made: str) -> str:
+    """The table that compares hago in one shot with other quantizers."""
+    titles = ["network, hardware", "", "metric", "hago minus it, points", "agreement", "SQNR dB", "integer", "s"]
+    lines = [made, "", f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    for result in results:
+        head = f"{result['model']}, {result['hardware']} ({result['metric']}, {result['samples']} samples)"
+        for name in (n for n in ("float", *PEERS, *OURS) if n in result["rows"]):
+            row = result["rows"][name]
+            found = gain(result["rows"], "one shot", name) if name not in OURS else None
+            settings = f", {row['settings']}" if row["settings"] else ""
+            line = [
+                head,
+                f"{SHOWN[name]}{settings}",
+                f"{row['value']:.4f}",
+                "" if found is None else spread(found),
+                "" if name == "float" or row["agreement"] is None else f"{row['agreement']:.4f}",
+                "" if name == "float" else f"{row['sqnr']:.1f}",
+                "" if name == "float" else f"{row['integer_share']:.1%}",
+                f"{row['seconds']:.0f}" if row["seconds"] else "",
+            ]
+            lines.append(f"| {' | '.join(line)} |")
+            head = ""
+    return "\n".join(lines)
 
 
 def shown(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -104,6 +136,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--command", required=True, help="that made the results")
     parser.add_argument("--note", default="", help="to say beside it")
+    parser.add_argument("--peers", action="store_true", help="write the table that compares hago with others, alone")
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
     parser.add_argument("--details", type=Path, default=Path("docs/results.md"))
     options = parser.parse_args(None if arguments is None else list(arguments))
@@ -112,7 +145,10 @@ def main(arguments: Iterable[str] | None = None) -> None:
         f"Made by `{options.command}`{options.note}. Calibration saw no labels, and every figure is of samples that "
         "it did not see. `hago, one shot` is `hago.quantize`."
     )
-    options.details.write_text(details(found, made))
+    if options.peers:
+        replace_between(options.details, PEERS_BEGIN, PEERS_END, beside_peers(found, made))
+        return
+    replace_between(options.details, BEGIN, END, details(found, made))
     replace_between(options.readme, BEGIN, END, summary(found))
 
 
