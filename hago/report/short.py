@@ -368,9 +368,9 @@ def _to_few(point: Point, told: Told, pair: Pair | None) -> str:
     against = "" if point is first else f", against the point '{first.title}'"
     it = "this point" if point is few else f"the point '{few.title}' of this page"
     sentences = [
-        f"With at most {ASKED_BITS} bits in {_few_where(few, told)}, in one shot with corrections ({it}){against}:",
         *_saved(few.costs, first.costs, told),
-        f"On the {pair.data}, {'; '.join(texts)}." if texts else "",
+        f"On the {pair.data}{against}, {'; '.join(texts)}." if texts else "",
+        f"That is {it}: one shot with corrections, and at most {ASKED_BITS} bits in {_few_where(few, told)}.",
     ]
     at = _asked(told.search)
     if at is not None and told.search is not None and at is not told.search.fewer[0]:
@@ -510,7 +510,7 @@ def _help(worst: NodeDetail, remedies: Mapping[str, Any] | None) -> str:
 def _is_none(worst: NodeDetail, gains: Mapping[str, float]) -> str:
     """That no layer loses most, where keeping the worst float gains nothing."""
     gain = gains.get(worst.name)
-    return "None alone. " if _is_known(gain) and gain < _NO_GAIN else ""
+    return "No layer alone. " if _is_known(gain) and gain < _NO_GAIN else ""
 
 
 def _kept(worst: NodeDetail, gains: Mapping[str, float]) -> str:
@@ -527,7 +527,7 @@ def _kept(worst: NodeDetail, gains: Mapping[str, float]) -> str:
 def _gain_of(node: NodeDetail, gains: Mapping[str, float]) -> str:
     """What a node gains when it is kept float, in parentheses; empty where that was not tried."""
     gain = gains.get(node.name)
-    return f" (kept float, {gain:+.1f} dB)" if _is_known(gain) else ""
+    return f" (kept float, {round(gain, 1) + 0.0:+.1f} dB)" if _is_known(gain) else ""  # without -0.0
 
 
 def _decibels(words: str, value: float | None) -> str:

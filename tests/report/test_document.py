@@ -231,7 +231,7 @@ def test_few_bits_are_one_shot_beside_every_point(full_report: Report) -> None:
         answer = next(each.answer for each in point.short if "6 bits" in each.question)
         assert f"SQNR is {values[0]:.2f} dB instead of {values[1]:.2f} dB" in answer
         assert (f"against the point '{first.title}'" in answer) == (point is not first)
-        assert ("(this point)" in answer) == (point is few)
+        assert ("That is this point: one shot" in answer) == (point is few)
 
 
 def test_trials_that_answers_name_are_shown_in_full_and_measured(full_report: Report) -> None:
@@ -338,8 +338,8 @@ def test_what_the_worst_layer_gains_in_float_is_said(full_report: Report) -> Non
     found = {"command": f"--keep-float {others[0].name}", "gain_db": 2.0}
     remedies = {"samples": 16, "sqnr": 30.0, "found": [found], "together": None, "tried": 3}
     cases = (
-        (-0.5, "None alone. ", "But keeping it float loses 0.5 dB"),
-        (0.04, "None alone. ", "But keeping it float changes nothing"),
+        (-0.5, "No layer alone. ", "But keeping it float loses 0.5 dB"),
+        (0.04, "No layer alone. ", "But keeping it float changes nothing"),
         (1.5, worst.name, "Keeping it float gains 1.5 dB"),
     )
     for gain, begins, says in cases:
