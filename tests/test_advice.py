@@ -1539,7 +1539,7 @@ NO_ADVICE: Final = (
     "export format is of type {}; expected a name or an ExportFormat",
     "export format {} has no check: nothing here runs its files",
     "export format {} has no option {}; {}",
-    "or corrections of other layers, make up for it",
+    "Trying contradicts the estimate",
 )
 
 

@@ -473,7 +473,8 @@ def _candidates(
     for path, strategy in records.strategies:
         trial = _trial_of(strategy, trials)
         name = path.rpartition("/")[2]
-        title = name if trial is None else f"{name} (trial {trial}{', corrected' if strategy.corrections else ''})"
+        corrected = ", corrected" if strategy.corrections.offsets else ""
+        title = name if trial is None else f"trial {trial}{corrected} ({name})"
         found.append(_Candidate(title, strategy, Source("strategy", path, trial=trial)))
     left = max(0, options.points - len(found))
     if records.front is not None:

@@ -613,8 +613,9 @@ function overview(point) {
   const risky = point.nodes.filter((node) => node.runs === "integer" && node.verdict !== "proved");
   const floats = point.nodes.filter((node) => node.runs === "float");
   const link = (node) => element("button", { type: "button", class: "link", onclick: () => showNode(node.name, true) }, node.name);
+  const kept = point.remedies ? point.remedies.kept_float : {}, isTried = blamed.some((node) => node.name in kept);
   const body = [element("h3", {}, "Where to look")];
-  if (blamed.length) body.push(element("h4", {}, `Most of the outputs' error comes from (estimated on ${point.inside_samples} samples)`), table(["node", ">blame", "main cause"], blamed.map((node) => [link(node), percent(node.blame), node.cause || ""])));
+  if (blamed.length) body.push(element("h4", {}, `Most of the outputs' error comes from (estimated on ${point.inside_samples} samples)`), table(["node", ">blame", "main cause", ...(isTried ? [">kept float gains"] : [])], blamed.map((node) => [link(node), percent(node.blame), node.cause || "", ...(isTried ? [node.name in kept ? shift(kept[node.name], "sqnr") : "not tried"] : [])])));
   body.push(element("h4", {}, "Overflow"));
   body.push(risky.length ? table(["may overflow", ">largest sum", "register"], risky.map((node) => [link(node), node.share === null ? NONE : `${digits(node.share, 3)}× its maximum`, node.register || ""])) : element("p", {}, "It is proved absent at every integer node."));
   if (floats.length) body.push(element("h4", {}, `${floats.length} ${floats.length === 1 ? "node stays" : "nodes stay"} float`), table(["node", "why"], floats.slice(0, 12).map((node) => [link(node), node.reason])));

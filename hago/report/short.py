@@ -175,9 +175,8 @@ def _lost(point: Point, told: Told) -> str:
         sentences.append(_on_data(verdict, BEFORE if point.uncorrected else ""))
     size, whole = point.costs.get("weight_bytes"), point.float_costs.get("weight_bytes")
     if size is not None and whole:
-        now, before = sizes_text([size, whole])
+        now, before, stored = sizes_text([size, whole, point.stored_bytes])
         part = f"{100 * size / whole:.0f} % of the float model's"
-        stored = cost_text(STORED, point.stored_bytes)
         sentences.append(
             f"Weights take {now} packed instead of {before}, {part}; {told.hardware} stores them in {stored}."
         )
@@ -377,10 +376,12 @@ def _to_few(point: Point, told: Told, pair: Pair | None) -> str:
         is_measured = told.measure.name in at.figures
         value = at.figures[told.measure.name] if is_measured else at.value
         before_corrections = BEFORE if (at.uncorrected if is_measured else told.search.uncorrected) else ""
+        shares = [(_MEASURES.get(n, n), _figure(n, at.figures[n])) for n in _SHARES if n in at.figures]
+        also = "".join(f", its {name} {share}" for name, share in shares)
         sentences.append(
             f"Where bits may differ from edge to edge, the best trial with at most {ASKED_BITS} bits on average "
             f"{MEAN_OF[told.search.fewer_of]} is {at.trial}: its {told.measure.title} is "
-            f"{_figure(told.measure.name, value)} on the {at.data if is_measured else 'calibration data'}"
+            f"{_figure(told.measure.name, value)}{also} on the {at.data if is_measured else 'calibration data'}"
             f"{before_corrections}."
         )
     return " ".join(filter(None, sentences))
@@ -490,38 +491,36 @@ def _worst(point: Point) -> str:
     why = f": {worst.cause}, since {worst.words}" if worst.words else ""
     others = names_text([f"{n.name} {100 * (n.blame or 0.0):.0f} %{_gain_of(n, gains)}" for n in blamed[1:4]])
     then = f" Then come {others}." if others else ""
-    where = f"by an estimate on {counted(point.inside_samples, 'sample')}"
-    adds = f"{worst.name} ({worst.op}) adds {100 * (worst.blame or 0.0):.0f} % of the outputs' error {where}{why}."
-    return f"{_is_none(worst, gains)}{adds}{_kept(worst, gains)}{then}{_help(worst, remedies)}"
+    where = f"{100 * (worst.blame or 0.0):.0f} % of the outputs' error by an estimate"
+    where += f" on {counted(point.inside_samples, 'sample')}"
+    data = point.verdicts[0].data if point.verdicts else "data"
+    gain = gains.get(worst.name)
+    if _is_known(gain) and gain < _NO_GAIN:
+        changes = "changes nothing" if gain > -_NO_GAIN else f"loses {-gain:.1f} dB"
+        found = (
+            f"Trying contradicts the estimate: keeping {worst.name} ({worst.op}) float {changes}, though it adds "
+            f"{where}{why}. Other errors, or corrections of other layers, make up for it."
+        )
+    else:
+        kept = f" Keeping it float gains {gain:.1f} dB, as tried." if _is_known(gain) else ""
+        found = f"{worst.name} ({worst.op}) adds {where}{why}.{kept}"
+    return f"{found}{then}{_help(worst, remedies, data)}"
 
 
-def _help(worst: NodeDetail, remedies: Mapping[str, Any] | None) -> str:
-    """What helps, as tried, or what may help where nothing was tried."""
+def _help(worst: NodeDetail, remedies: Mapping[str, Any] | None, data: str) -> str:
+    """What helps, as tried, or what may help where nothing was tried.
+
+    Args:
+        data: the name of the data that changes are tried on.
+    """
     if remedies is None:
         return f" What may help: {worst.helps}." if worst.helps else ""
-    on = f"on the first {counted(remedies['samples'], 'sample')} of the data"
+    on = f"on the first {counted(remedies['samples'], 'sample')} of the {data}"
     on += _decibels(", whose outputs have {} dB", remedies["sqnr"])
     if not remedies["found"]:
         return f" None of {counted(remedies['tried'], 'change')} that were tried {on}, each quantized anew, helps."
     best = remedies["together"] or remedies["found"][0]
     return f" What helps, as tried {on}: {best['command']}{_decibels(' (gains {} dB)', best['gain_db'])}."
-
-
-def _is_none(worst: NodeDetail, gains: Mapping[str, float]) -> str:
-    """That no layer loses most, where keeping the worst float gains nothing."""
-    gain = gains.get(worst.name)
-    return "No layer alone. " if _is_known(gain) and gain < _NO_GAIN else ""
-
-
-def _kept(worst: NodeDetail, gains: Mapping[str, float]) -> str:
-    """What the worst layer gains when it is kept float, which its blame only estimates."""
-    gain = gains.get(worst.name)
-    if not _is_known(gain):
-        return ""
-    if gain >= _NO_GAIN:
-        return f" Keeping it float gains {gain:.1f} dB, as tried."
-    changes = "changes nothing" if gain > -_NO_GAIN else f"loses {-gain:.1f} dB"
-    return f" But keeping it float {changes}, as tried: other errors, or corrections of other layers, make up for it."
 
 
 def _gain_of(node: NodeDetail, gains: Mapping[str, float]) -> str:
@@ -543,7 +542,7 @@ def _floats(point: Point) -> str:
     ops = Counter(node.op for node in floats)
     most_common = ops.most_common(5)
     more = len(floats) - sum(count for _, count in most_common)
-    named = names_text([*(f"{count} {op}" for op, count in most_common), *([f"{more} more"] if more else [])])
+    named = ", ".join([*(f"{count} {op}" for op, count in most_common), *([f"{more} others"] if more else [])])
     text = f"No: {len(floats)} of {counted(len(computed), 'node')} stay float ({named})"
     reasons = Counter(node.reason for node in floats if node.reason).most_common(1)
     text += f"; the most frequent reason is: {reasons[0][0]}." if reasons else "."
