@@ -80,7 +80,8 @@ def wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -
     """A wheel that is built from the source distribution alone."""
     folder = tmp_path_factory.mktemp("wheel")
     with tarfile.open(source_distribution) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.0 to 3.11.3 have none
+        archive.extractall(folder)
     (source,) = folder.iterdir()
     return build("wheel", source, folder / "dist")
 

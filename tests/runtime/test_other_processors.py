@@ -153,7 +153,7 @@ def test_sums_are_exact(name: str, tmp_path: Path) -> None:
     if missing:
         pytest.skip(f"built only: the processor has no {', '.join(missing)}")
     program = tmp_path / "program"
-    sources = [str(native.SOURCES / f"{part}.cpp") for part in ("conv", "depthwise", "rows", "tiles")]
+    sources = [str(native.SOURCES / f"{part}.cpp") for part in ("conv", "depthwise", "quick_sums", "rows", "tiles")]
     options = [option for option in native.OPTIONS if option not in ("-O3", "-fPIC", "-shared")]
     here = str(Path(__file__).with_name("kernel_cases.cpp"))
     command = [*target.compiler, "-O1", *options, f"-I{native.SOURCES}", here, *sources, "-o", str(program)]

@@ -4,7 +4,9 @@ A narrow operand, of at most 16 bits, is stored on a scale of its own; a wide on
 form `common_scale`. The op requantizes every narrow operand as the chip requantizes (N3, N4 or N6 of docs/numerics.md),
 so that a kernel reads bytes and rounds nothing else of them:
 
-    a + b:    m(c_a, s_a / s) + m(c_b, s_b / s),    m the requantization of the chip, and the identity of wide operands
+    a + b:    m(c_a, s_a / s) + m(c_b, s_b / s)                                                            (N17)
+
+with m the requantization of the chip, and the identity of wide operands.
 
 The common scale s is that of a wide operand. Without one, it is the largest of `s_i / 2**(23 - n_i)`, with n_i the bits
 of the dtype, so that every operand has less than 24 bits; and wide operands take no finer one (`plan.operands`).
