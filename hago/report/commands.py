@@ -25,6 +25,6 @@ def python_commands(hardware: str, log: str) -> CommandsOf:
         if source.kind == "front":
             strategy = f"hago.load_front({source.path!r})[{source.number}].strategy"
         line = f"import hago\nhago.create_quantizer(model, {hardware!r}, {strategy}).realize()"
-        return [Command("The integer model, which gives the integers of this report; `model` is the network:", line)]
+        return [Command("The integer model, from the file of its strategy; `model` is the network:", line)]
 
     return commands
