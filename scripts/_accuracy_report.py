@@ -78,7 +78,7 @@ def verdicts(results: Sequence[Result]) -> list[str]:
     lines: list[str] = []
     for title, hardware, found in (
         ("x86_vnni: at most 0.5 points and 0.5 dB below ONNX Runtime", "x86_vnni", _against_onnxruntime),
-("x86_vnni: not below a peer beyond the paired interval", "x86_vnni", _against_peers),
+        ("x86_vnni: not below a peer beyond the paired interval", "x86_vnni", _against_peers),
         ("tflite: not below a peer beyond the paired interval", "tflite", _against_peers),
         ("vta: no worse than plain; the best estimator better on half the models", "vta", _against_plain),
         ("int16_accumulator: search better than the widest bits; at most 1 overflow per million", "int16_accumulator",

@@ -251,7 +251,7 @@ class Remedies:
             none is possible or needed.
         command: the command that takes the options: `quantize`, or `search` for a strategy that was searched.
         kept_float: by node, dB that keeping it float gains, also where that is less than `LEAST_GAIN`.
-        tried_for: the nodes that changes were tried for.
+        tried_for: the nodes for which a change of their own was tried.
     """
 
     samples: int
@@ -486,8 +486,10 @@ class _Trials:
         found: list[Remedy] = []
         impossible: dict[str, tuple[str, ...]] = {}
         kept: dict[str, float] = {}
+        tried_for: list[str] = []
         untried = set(self._missing_corrections())
         for suspect in suspects:
+            before = self.tried
             cures = [name for name in CURES.get(suspect.cause, ()) if name in untried]
             untried -= {*cures}
             corrected = [Change(corrections=self._with_correction(name)) for name in cures]
@@ -501,6 +503,8 @@ class _Trials:
             found += _helping(self._best(suspect.node, changes))
             if words := tuple(self._impossible(suspect, bool(changes))):
                 impossible[suspect.node] = words
+            if self.tried > before:
+                tried_for.append(suspect.node)
         if suspects:
             others = [Change(estimator=e) for e in _TRIED_ESTIMATORS if e != self.estimator.partition(":")[0]]
             found += _helping(self._best(None, others))
@@ -516,7 +520,7 @@ class _Trials:
             tried=self.tried,
             command="search" if "searcher" in self.strategy.made_by else "quantize",
             kept_float=kept,
-            tried_for=tuple(suspect.node for suspect in suspects),
+            tried_for=tuple(tried_for),
         )
 
     def _together(self, found: Sequence[Remedy]) -> Remedy | None:

@@ -33,7 +33,7 @@ from hago.caching import LRU
 from hago.calibration import Estimator
 from hago.cost import METRICS, Cost, float_cost, plan_cost
 from hago.data import Batch, Batches, JobProgress
-from hago.errors import HASH_DIGITS, HagoError, LogError, StrategyMismatch
+from hago.errors import HASH_DIGITS, HagoError, LogError, StrategyMismatch, as_strings
 from hago.graph import Graph, ModelLike
 from hago.hardware import Hardware, hardware_hash
 from hago.importing import import_for_strategy
@@ -726,9 +726,8 @@ class _Points:
             found = find_remedies(plan, strategy, given.batches, statistic.suspects, statistic.overflowing)
             remedies = found.to_json()
         full = widest_edges(resolver.space, strategy.bits)
-        made = {name for each in passes_of(strategy) for name in each.names}
-        made |= {"equalization"} if strategy.corrections.equalization else set()
-        nodes = describe_nodes(plan, resolver.topology, cost, self.tables, statistic, peaks, histograms, full, made)
+        tried = as_strings(strategy.made_by.get("corrections"), "corrections")
+        nodes = describe_nodes(plan, resolver.topology, cost, self.tables, statistic, peaks, histograms, full, tried)
         figures, floats = _costs(cost), _costs(whole)
         is_uncorrected = _is_uncorrected(self.search, candidate)
         return Point(

@@ -68,7 +68,7 @@ def describe_nodes(
     peaks: Mapping[str, float] | None = None,
     histograms: Mapping[str, Histogram] | None = None,
     full: Collection[str] = (),
-    corrected: Collection[str] = (),
+    tried: Collection[str] = (),
 ) -> tuple[NodeDetail, ...]:
     """Describe every node but constants.
 
@@ -79,7 +79,7 @@ def describe_nodes(
         peaks: the largest accumulators seen, over the maximum of their registers.
         histograms: of the float values, by node.
         full: of `widest_edges`.
-        corrected: the names of the corrections that were tried or made.
+        tried: the names of the corrections that were tried.
     """
     is_per_channel = plan.hardware.weight.granularity == "per_channel"
     rows = {} if statistic is None else {row.name: row for row in statistic.rows}
@@ -95,7 +95,7 @@ def describe_nodes(
         histogram = (histograms or {}).get(node.name)
         more = {} if row is None else _measured(row, blame.get(node.name, 0.0))
         if row is not None and row.main_cause is not None:
-            words, helps = cause_in_words(row, row.main_cause, corrected, full=full, is_per_channel=is_per_channel)
+            words, helps = cause_in_words(row, row.main_cause, tried, full=full, is_per_channel=is_per_channel)
             more |= {"words": words, "helps": helps}
         details.append(
             NodeDetail(

@@ -179,11 +179,14 @@ def _same_unit(values: Sequence[float | None], name: str) -> list[str]:
     return [NONE if value is None else next(texts) for value in values]
 
 
-def _changing_costs(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The costs that differ between the rows of what fewer bits cost, mean bits aside."""
+def _changing_costs(document: Mapping[str, Any]) -> dict[bool, list[Mapping[str, Any]]]:
+    """The costs of what fewer bits cost, mean bits aside, by whether they differ between its rows."""
     rows = [row["costs"] for row in document["search"]["fewer"]]
-    known = [cost for cost in document["costs"] if cost["name"] in document["trials"]["costs"]]
-    return [c for c in known if c["name"] != "effective_bits" and len({row[c["name"]] for row in rows}) > 1]
+    found: dict[bool, list[Mapping[str, Any]]] = {True: [], False: []}
+    for cost in document["costs"]:
+        if cost["name"] in document["trials"]["costs"] and cost["name"] != "effective_bits":
+            found[len({row[cost["name"]] for row in rows}) > 1].append(cost)
+    return found
 
 
 def _count(value: float) -> str:

@@ -86,7 +86,7 @@ def answers(point: Point, told: Told, to_few: Pair | None = None) -> tuple[InSho
         *((against,) if is_worse else ()),
         InShort("What does it give, and what does it lose?", _lost(point, told)),
         *(() if is_worse else (against,)),
-        InShort(f"What does it cost to go to {ASKED_BITS} bits?", _to_few(point, told, to_few) or _fewer(told)),
+        InShort(f"What does it cost to go to {ASKED_BITS} bits?", _to_few(point, told, to_few)),
         InShort("Which layer loses most, and why?", _worst(point)),
         InShort("Does all of it run in integers?", _floats(point)),
         InShort("Can anything overflow?", _overflow(point.nodes)),
@@ -269,7 +269,7 @@ def _against_one_shot(point: Point, told: Told) -> tuple[str, bool]:
         return f"It was not measured. {where}.{one_of}", False
     if not better:
         same = all(d.low == d.high == 0.0 for d in found.values())
-        return f"{_NO_BETTER[same]}. {where}.{one_of}", False
+        return f"{'It is the same' if same else 'Not surely: it may be chance'}. {where}.{one_of}", False
     only = "" if first in better else " only"
     return (
         f"Surely{only} in {names_text([_MEASURES.get(d.measure, d.measure) for d in better])}. {where}.{one_of}",
@@ -340,8 +340,6 @@ def _size_of_one_shot(point: Point, hardware: str) -> str:
     return f" Its weights take {'; and '.join(texts)}."
 
 
-#: What is said of a point that is not surely better than one shot, by whether it is the same.
-_NO_BETTER: Final = {False: "Not surely: it may be chance", True: "It is the same: no trial was surely better"}
 _SHARES: Final = ("sim_acc", "agreement")
 _MEASURES: Final = {"sim_acc": "accuracy", "sqnr": "SQNR"}
 
@@ -353,12 +351,11 @@ def _asked(search: SearchStory | None) -> FewerBits | None:
 
 
 def _to_few(point: Point, told: Told, pair: Pair | None) -> str:
-    """What one shot with few bits saves and loses against the first point; empty where it was not made."""
+    """What one shot with few bits saves and loses against the first point; where that does not compare, what trials
+    with fewer bits do, but of the point with few bits itself nothing."""
     few, first = told.few, told.first
-    if few is None or first is None or pair is None or first.uncorrected:
-        return ""
-    if not any(few.costs.get(n, 0.0) < first.costs.get(n, 0.0) for n in ("weight_bytes", "bops")):
-        return ""
+    if few is None or first is None or pair is None or first.uncorrected or not _has_less(few, first):
+        return "" if point is few else _fewer(told)
     texts = [
         f"{_MEASURES.get(d.measure, d.measure)} is {_figure(d.measure, _simulated(few, pair.data, d.measure))} instead "
         f"of {_figure(d.measure, _simulated(first, pair.data, d.measure))} ({interval_text(d)})"
@@ -385,6 +382,11 @@ def _to_few(point: Point, told: Told, pair: Pair | None) -> str:
             f"{before_corrections}."
         )
     return " ".join(filter(None, sentences))
+
+
+def _has_less(few: Point, first: Point) -> bool:
+    """Whether few bits save bytes of weights or bit operations."""
+    return any(few.costs.get(name, 0.0) < first.costs.get(name, 0.0) for name in ("weight_bytes", "bops"))
 
 
 def _few_where(few: Point, told: Told) -> str:

@@ -45,23 +45,30 @@ def paired_interval(differences: Tensor, confidence: float = 0.95) -> tuple[floa
 
 
 def share_difference(first: Tensor, second: Tensor, confidence: float = 0.95) -> tuple[float, float, float]:
-    """By how much a share of the second model is above that of the first, and the confidence interval of that, which
-    holds for few samples that differ, too; (0, 0, 0) where none does.
+    """By how much a share of the second model is above that of the first, and the confidence interval of that; zeros
+    where no sample differs. It leaves 0 out only if the exact test of McNemar rejects 0, too, which takes six samples.
 
     Args:
         first, second: (samples,), 1 or 0 for the same samples.
 
     References:
         D. G. Bonett and R. M. Price, "Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based
-        on Paired Data", Journal of Educational and Behavioral Statistics 2012.
+        on Paired Data", Journal of Educational and Behavioral Statistics 2012; Q. McNemar, "Note on the sampling error
+        of the difference between correlated proportions or percentages", Psychometrika 1947, here by the binomial
+        distribution.
     """
+    from scipy import special
+
     d, n = second.to(torch.float64) - first.to(torch.float64), first.numel() + 2
     won, lost = (int((d == sign).sum()) for sign in (1, -1))
     if not won and not lost:
         return 0.0, 0.0, 0.0
     gain, loss = (won + 1) / n, (lost + 1) / n
     half = _normal_quantile(0.5 + confidence / 2) * math.sqrt((gain + loss - (gain - loss) ** 2) / n)
-    return float(d.mean()), gain - loss - half, gain - loss + half
+    low, high = gain - loss - half, gain - loss + half
+    if 2 * float(special.bdtr(min(won, lost), won + lost, 0.5)) >= 1 - confidence:
+        low, high = min(low, 0.0), max(high, 0.0)
+    return float(d.mean()), low, high
 
 
 def jackknife_interval(

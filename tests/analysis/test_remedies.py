@@ -21,8 +21,17 @@ from torch import Tensor, nn
 
 import hago
 from hago.analysis.graph_statistic import GraphStatistic
-from hago.analysis.remedies import LEAST_GAIN, TRIED_NODES, TRIED_SAMPLES, Change, Remedy, with_given_options
+from hago.analysis.remedies import (
+    LEAST_GAIN,
+    TRIED_NODES,
+    TRIED_SAMPLES,
+    Change,
+    Remedy,
+    find_remedies,
+    with_given_options,
+)
 from hago.cli.arguments import build_parser
+from hago.data import Batches
 from hago.errors import HagoError, as_strings
 from hago.plan.strategy import Strategy
 from hago.search.preparation import QuantizationOptions, prepare
@@ -143,6 +152,26 @@ def test_the_command_is_the_change(chip: str, name: str) -> None:
         assert args.estimator == remedy.change.estimator
         assert args.keep_float == ([] if remedy.change.keep_float is None else [remedy.change.keep_float])
         assert dict(args.fix_bits) == remedy.change.fix_bits
+
+
+@pytest.mark.parametrize(("chip", "name"), CASES)
+def test_nodes_are_named_for_which_something_was_tried(chip: str, name: str) -> None:
+    _, _, statistic = inspected(name, chip)
+    remedies = statistic.remedies
+    assert remedies is not None
+    assert {*remedies.kept_float, *(r.node for r in remedies.found if r.node)} <= {*remedies.tried_for}
+    assert {*remedies.tried_for} <= {suspect.node for suspect in statistic.suspects}
+
+
+def test_nothing_is_said_to_be_tried_where_all_is_impossible() -> None:
+    model, _, statistic = inspected("uneven", "vta")
+    chip = hago.load_hardware("vta")
+    integers = {op: tuple(d for d in descs if d.is_integer) for op, descs in chip.ops.items()}
+    closed = replace(chip, ops={op: descs for op, descs in integers.items() if descs}, other_ops="reject")
+    made = hago.quantize(model, closed, DATA)
+    node = next(suspect for suspect in statistic.suspects if suspect.cause != "overflow")
+    found = find_remedies(made.plan, made.strategy, Batches(DATA, made.plan.graph.inputs), [node], [])
+    assert found.tried_for == () and found.kept_float == {} and found.tried > 0  # estimators, for all nodes
 
 
 @pytest.mark.parametrize(("chip", "name"), CASES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -44,14 +45,16 @@ def test_an_interval_ends_where_proportions_do(right: int) -> None:
 
 def test_a_difference_of_shares_needs_enough_samples_that_differ() -> None:
     for samples in (200, 2000):
-        for won in range(12):
+        for won, lost in itertools.product(range(16), range(4)):
             first, second = torch.zeros(samples), torch.zeros(samples)
-            second[:won] = 1.0
+            second[:won], first[won : won + lost] = 1.0, 1.0
             mean, low, high = share_difference(first, second)
-            assert mean == won / samples and share_difference(second, first) == (-mean, -high, -low)
-            if won:  # as sure as the exact test, but for what is at its limit
-                p_value = stats.binomtest(won, won).pvalue
-                assert not (low > 0.0 and p_value > 0.07) and not (low <= 0.0 and p_value < 0.03)
+            assert mean == pytest.approx((won - lost) / samples, abs=1e-9)
+            assert share_difference(second, first) == pytest.approx((-mean, -high, -low), abs=1e-12)
+            if won + lost and (low > 0.0 or high < 0.0):
+                assert stats.binomtest(won, won + lost).pvalue < 0.05
+            if won >= 6 and not lost:
+                assert low > 0.0
     assert share_difference(torch.ones(5), torch.ones(5)) == (0.0, 0.0, 0.0)
 
 
