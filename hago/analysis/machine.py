@@ -38,6 +38,7 @@ _KERNELS_COMPUTE: Final[Mapping[str, str]] = {
     "native convolution, AMX": "the same on matrix tiles",
     "native convolution, int16": "the same with 16-bit activations",
     "native softmax": "the softmax of attention, with the bits of torch's",
+    "native layer norm": "layer norms with their quantization, with the bits of torch's",
     "oneDNN": "convolutions and products, where no native ones run",
     "oneDNN, fused": "the same with a requantization by a power of two",
 }

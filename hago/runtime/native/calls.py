@@ -267,6 +267,11 @@ class RowsCall(NativeCall):
         return Launch(function, arguments, reads, outputs, (self, epilogue, addend if self.const is not None else None))
 
 
+def grid_of(to: FloatQuantization) -> native.Grid:
+    """A quantization in the structure of the kernels."""
+    return native.Grid(to.scale, to.low, to.high, to.rounding, *to.stored)
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizeCall(NativeCall):
     """Quantization of real values.
@@ -301,6 +306,46 @@ class QuantizeCall(NativeCall):
             torch.get_num_threads(),
         )
         return Launch(self.library.hago_quantize if x.numel() else None, arguments, (x,), (output,), ())
+
+
+@dataclass(frozen=True, slots=True)
+class NormCall(NativeCall):
+    """Layer norms along the last axes, with the bits of torch's, and their quantization.
+
+    Args:
+        columns: the number of entries that are brought to mean 0 and variance 1.
+        weight, bias: float32, one entry per column; None for ones and zeros.
+        outputs: how the norms are stored; None for float32.
+        in_torch: norms of other dtypes than float32.
+    """
+
+    library: CDLL
+    columns: int
+    epsilon: float
+    weight: Tensor | None
+    bias: Tensor | None
+    outputs: tuple[FloatQuantization | None, ...]
+    in_torch: Callable[[Sequence[Any]], Sequence[Any]]
+
+    def otherwise(self, values: Sequence[Any]) -> Sequence[Any]:
+        return self.in_torch(values)
+
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch | None:
+        x = values[0]
+        if x.dtype != torch.float32:
+            return None
+        x = x.contiguous()
+        outputs = tuple(allocate(x.shape, torch.float32 if to is None else to.dtype) for to in self.outputs)
+        stored = (native.NormOutput * len(outputs))()
+        for each, to, output in zip(stored, self.outputs, outputs, strict=True):
+            grid = native.Grid(type=native.TYPES["float32"]) if to is None else grid_of(to)
+            each.grid, each.data = grid, output.data_ptr()
+        pointers = (0 if v is None else v.data_ptr() for v in (self.weight, self.bias))
+        norm = native.Norm(
+            *(x.numel() // self.columns, self.columns, self.epsilon, len(outputs), *pointers, addressof(stored))
+        )
+        arguments = (addressof(norm), x.data_ptr(), torch.get_num_threads())
+        return Launch(self.library.hago_norm if x.numel() else None, arguments, (x,), outputs, (self, norm, stored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -705,13 +750,13 @@ class AttentionCall(NativeCall):
             addend = addend.expand(*batch, rows, columns)
             addend = addend.transpose(1, 2).contiguous() if swaps else addend.contiguous()
         softmax, stored = self.softmax, self.softmax.to
-        grid = native.Grid(stored.scale, stored.low, stored.high, stored.rounding, *stored.stored)
         probabilities = torch.empty((), dtype=stored.dtype).expand(outer, inner, rows, keys)
         product = _matrices(probabilities, v, (stored.stored, self.formats[2]), None)
         product.a_row = -(-keys // native.LANES) * native.LANES
         attention = native.Attention(
-            _matrices(q, k, self.formats[:2], None), product, softmax.scale, softmax.causal, softmax.registers, grid,
-            0 if mask is None else mask.data_ptr(), *((0, 0, 0) if mask is None else mask.stride()[:3]), *to,
+            _matrices(q, k, self.formats[:2], None), product, softmax.scale, softmax.causal, softmax.registers,
+            grid_of(stored), 0 if mask is None else mask.data_ptr(),
+            *((0, 0, 0) if mask is None else mask.stride()[:3]), *to,
         )  # fmt: skip
         structures = (attention, self.scores.bind((), 0), self.epilogue.bind(outputs, row, addend))
         pointers = (*map(addressof, structures), *(x.data_ptr() for x in (q, k, v)))

@@ -11,6 +11,7 @@ arithmetic always does, so every node has a kernel.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -30,6 +31,7 @@ from hago.runtime.native.calls import (
     ConvPoolCall,
     MatmulCall,
     MultiplyCall,
+    NormCall,
     PairTableCall,
     PoolCall,
     ReduceCall,
@@ -863,6 +865,11 @@ def _match_floats(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
 
 
 def _emit_float(state: LoweringState, node: Node) -> Call | str:
+    call = _call_of_node(state, node, "float", _float_run(state, node))
+    return _fused_norm(state, node, call) or call
+
+
+def _float_run(state: LoweringState, node: Node) -> Run:
     plan, layouts, weights = state.plan, state.layouts, state.plan.weights
     stored = {e.slot: weights[e] for e in node.edges if e in weights}
     # values that a step before dequantized arrive as the node reads them, and so do weights
@@ -875,7 +882,45 @@ def _emit_float(state: LoweringState, node: Node) -> Call | str:
     def run(values: Sequence[Any]) -> Sequence[Any]:
         return (compute_float(plan, node, values, real_weight, simqs),)
 
-    return _call_of_node(state, node, "float", run)
+    return run
+
+
+def _fused_norm(state: LoweringState, node: Node, alone: Call) -> Call | None:
+    """The call that computes a layer norm and quantizes it for its readers; None if the kernel cannot compute it, or no
+    reader quantizes it.
+
+    Args:
+        alone: the call that computes the norm in torch.
+    """
+    plan, layouts, conversions = state.plan, state.layouts, state.layouts.conversions(node.name)
+    if node.op != "layer_norm" or plan.ops[node.op] is not OPS[node.op] or not state.kernels.norm.exact:
+        return None
+    consts = {e.slot: plan.graph.consts.get(plan.graph.source(e)) for e in node.edges[1:]}
+    real = plan.edges[node.edges[0]] is None or not layouts.is_own(node.edges[0])
+    known = all(v is not None and v.dtype == torch.float32 for v in consts.values())
+    if not real or not known or any(e in plan.weights for e in node.edges):
+        return None
+    quantized = {
+        name: to
+        for name, simq in conversions.items()
+        if simq is not None and simq.source is None and simq.target is not None and simq.via is None
+        if (to := quantization_of(simq.target, plan.hardware.requantize)) is not None
+    }
+    if not quantized:
+        return None
+    outputs: dict[str, FloatQuantization | None] = dict(quantized)
+    if conversions.keys() != quantized.keys():  # a reader needs the floats, or a step that converts them does
+        outputs[node.name] = None
+
+    def in_torch(values: Sequence[Any]) -> Sequence[Any]:
+        (norm,) = alone.run([*values, *(consts[e.slot] for e in node.edges[1:])])
+        simqs = [conversions.get(name) for name in outputs]
+        return tuple(norm if s is None else move_stored(norm, s, plan.hardware.requantize) for s in simqs)
+
+    weight, bias = (None if v is None else v.flatten().contiguous() for v in (consts.get(1), consts.get(2)))
+    columns, epsilon = math.prod(node.attrs["normalized_shape"]), node.attrs["eps"]
+    call = NormCall(state.kernels.calls, columns, epsilon, weight, bias, tuple(outputs.values()), in_torch)
+    return Call((node.name,), "native layer norm", (layouts.names[node.edges[0]],), tuple(outputs), call)
 
 
 def _emit_reference(state: LoweringState, node: Node, name: str = "reference", *, floats: bool = False) -> Call:

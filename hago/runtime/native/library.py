@@ -10,8 +10,8 @@ kernels compute the same results.
 
 `HAGO_MAX_CPU_ISA` names the largest instruction set that kernels may use, as `ONEDNN_MAX_CPU_ISA` does for oneDNN.
 
-The structures mirror cpp/rows.h, cpp/conv.h, cpp/pool_window.h, cpp/multiply.cpp, cpp/matrices.h, cpp/quantize.h and
-cpp/attention.cpp field by field.
+The structures mirror cpp/rows.h, cpp/conv.h, cpp/pool_window.h, cpp/multiply.cpp, cpp/matrices.h, cpp/quantize.h,
+cpp/norm.cpp and cpp/attention.cpp field by field.
 """
 
 from __future__ import annotations
@@ -225,6 +225,27 @@ class Grid(ctypes.Structure):
     ]
 
 
+class NormOutput(ctypes.Structure):
+    """What a layer norm stores: integers, or floats where the type of `grid` says so."""
+
+    _fields_ = [("grid", Grid), ("data", c_void_p)]
+
+
+class Norm(ctypes.Structure):
+    """Layer norms of rows: `Norm` of cpp/norm.cpp.
+
+    Args:
+        epsilon: what is added to the variance.
+        outputs: the number of outputs at `output`.
+        weight, bias: an entry per column, in float32; null for ones and zeros.
+    """
+
+    _fields_ = [
+        ("rows", c_int64), ("columns", c_int64), ("epsilon", c_float), ("outputs", c_int32),
+        ("weight", c_void_p), ("bias", c_void_p), ("output", c_void_p),
+    ]  # fmt: skip
+
+
 class Attention(ctypes.Structure):
     """Two products of matrices with a softmax between them: `Attention` of cpp/attention.cpp.
 
@@ -257,6 +278,7 @@ _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
         *(c_void_p, *[c_int64] * 6, c_void_p),
         *(c_float, c_float, c_float, c_int, c_int, c_int, c_int),
     ),
+    "hago_norm": (c_void_p, c_void_p, c_int),
     "hago_max_pool": (c_void_p, c_int, c_void_p, c_void_p, c_int),
     "hago_sum_pool": (c_void_p, c_void_p, c_int, c_int, c_void_p, c_int64, c_int),
     "hago_multiply": (*[c_void_p] * 4, *[c_int64] * 3, c_int),

@@ -22,7 +22,7 @@ from torch import Tensor
 from hago.arithmetic.numerics import Requantize, apply_simq
 from hago.arithmetic.types import INT32, UINT8, ZERO, QParams, SimQ
 from hago.runtime.native import library as native
-from hago.runtime.native.calls import MatmulCall, MultiplyCall, RowsCall, TableCall, conv_call
+from hago.runtime.native.calls import MatmulCall, MultiplyCall, NormCall, RowsCall, TableCall, conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.onednn import onednn_conv, onednn_fused
 from hago.runtime.native.requantize import AS_IS, StorageFormat, period, requantization_of
@@ -60,6 +60,7 @@ class ExactKernels:
         fused: the same with requantization by powers of two.
         products: native products of two values, elementwise and of matrices.
         softmax: the native softmax, whose bits must be those of torch's.
+        norm: native layer norms, whose bits must be those of torch's.
         softmax_registers: the floats of a register of torch's softmax; 0 where ours is not used.
     """
 
@@ -73,6 +74,7 @@ class ExactKernels:
     fused: Verdict
     products: Verdict
     softmax: Verdict
+    norm: Verdict
     softmax_registers: int = 0
 
     @property
@@ -90,7 +92,8 @@ class ExactKernels:
         return {
             **{"native passes": self.passes, "native products": self.products, "native convolution": self.conv},
             **{"native convolution, AMX": self.tiles, "native convolution, int16": self.words},
-            **{"native softmax": self.softmax, "oneDNN": self.onednn, "oneDNN, fused": self.fused},
+            **{"native softmax": self.softmax, "native layer norm": self.norm},
+            **{"oneDNN": self.onednn, "oneDNN, fused": self.fused},
         }
 
     def __str__(self) -> str:
@@ -99,7 +102,7 @@ class ExactKernels:
 
 
 _OFF: Final = Verdict(False, "switched off")
-NOTHING: Final = ExactKernels(None, "switched off", _OFF, _OFF, _OFF, _OFF, _OFF, _OFF, _OFF, _OFF)
+NOTHING: Final = ExactKernels(None, "switched off", _OFF, _OFF, _OFF, _OFF, _OFF, _OFF, _OFF, _OFF, _OFF)
 
 
 @functools.cache
@@ -125,8 +128,9 @@ def examine(library: native.Library) -> ExactKernels:
     fused = check_fused(onednn_fused) if onednn.exact else onednn
     products = check_products(library.calls) if passes.exact else passes
     softmax, registers = check_softmax(library.calls) if products.exact else (products, 0)
+    norm = check_norm(library.calls) if products.exact else products
     calls, why = (library.calls, library.why) if passes.exact else (None, passes.why)
-    return ExactKernels(calls, why, passes, conv, tiles, words, onednn, fused, products, softmax, registers)
+    return ExactKernels(calls, why, passes, conv, tiles, words, onednn, fused, products, softmax, norm, registers)
 
 
 # ---------------------------------------------------------------- tests
@@ -324,6 +328,28 @@ def _softmax(calls: Any, x: Tensor, registers: int) -> Tensor:
     made = x.clone()
     calls.hago_softmax(*x.shape, registers, made.data_ptr())
     return made
+
+
+def check_norm(calls: Any) -> Verdict:
+    """Compare layer norms of rows of many lengths and ranges, with and without weights, with torch's, bit for bit."""
+    generator = torch.Generator().manual_seed(0)
+
+    def cases() -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
+        for columns in (1, 5, 8, 13, 64, 100, 129, 384, 577, 1024, 2051):
+            x = torch.randn(20, columns, generator=generator) * torch.logspace(-3, 3, 20)[:, None]
+            x += torch.randn(20, 1, generator=generator)
+            weight, bias = torch.randn(2, columns, generator=generator)
+            for w, b in ((weight, bias), (weight, None), (None, bias), (None, None)):
+                yield partial(_norm, calls, x, w, b), F.layer_norm(x, [columns], w, b, 1e-5)
+
+    return _verdict(cases(), "floats")
+
+
+def _norm(calls: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The layer norms of rows."""
+    call = NormCall(calls, x.shape[1], 1e-5, weight, bias, (None,), lambda values: ())
+    norm: Tensor = call([x])[0]
+    return norm
 
 
 def native_sums(calls: Any, x: Tensor, w: Tensor, groups: int, tiles: bool) -> Tensor:

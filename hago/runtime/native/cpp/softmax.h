@@ -9,11 +9,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "fused.h"
 #include "lanes.h"
-
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-#define HAGO_FMA
-#endif
 
 inline float power_of_two(int32_t n) {
   const int32_t bits = (n + 127) << 23;
@@ -26,15 +23,15 @@ inline float power_of_two(int32_t n) {
 ALWAYS float exponential(float x) {
   const float d = x < -105.0f ? -105.0f : x;
   const float whole = __builtin_rintf(d * 1.442695040888963407f);
-  float s = __builtin_fmaf(whole, -0.693145751953125f, d);
-  s = __builtin_fmaf(whole, -1.428606765330187045e-06f, s);
+  float s = fused(whole, -0.693145751953125f, d);
+  s = fused(whole, -1.428606765330187045e-06f, s);
   float u = 0.000198527617612853646278381f;
-  u = __builtin_fmaf(u, s, 0.00139304355252534151077271f);
-  u = __builtin_fmaf(u, s, 0.00833336077630519866943359f);
-  u = __builtin_fmaf(u, s, 0.0416664853692054748535156f);
-  u = __builtin_fmaf(u, s, 0.166666671633720397949219f);
-  u = __builtin_fmaf(u, s, 0.5f);
-  u = 1.0f + __builtin_fmaf(s * s, u, s);
+  u = fused(u, s, 0.00139304355252534151077271f);
+  u = fused(u, s, 0.00833336077630519866943359f);
+  u = fused(u, s, 0.0416664853692054748535156f);
+  u = fused(u, s, 0.166666671633720397949219f);
+  u = fused(u, s, 0.5f);
+  u = 1.0f + fused(s * s, u, s);
   const int32_t q = (int32_t)whole;
   u = u * power_of_two(q >> 1) * power_of_two(q - (q >> 1));
   return x < -104.0f ? 0.0f : u;
