@@ -24,6 +24,9 @@ constexpr int MOST_ROWS = 14;  // of a tile
 constexpr int MOST_ROWS = TALLEST;
 #endif
 
+// Bytes of the weights of a panel, which come from the second cache, that are on their way to the first.
+constexpr int AHEAD = 2048;
+
 // `depth` bytes of each window by those of the weights, of which four lie side by side for every channel.
 template <int R, int Z, Type X>
 ALWAYS void accumulate(Ints (&acc)[R][Z], const uint8_t* const* x, const int8_t* w, int depth) {
@@ -31,6 +34,8 @@ ALWAYS void accumulate(Ints (&acc)[R][Z], const uint8_t* const* x, const int8_t*
     Ints b[Z];
 #pragma GCC unroll 4
     for (int z = 0; z < Z; ++z) b[z] = load_packed(w + 64 * z);
+#pragma GCC unroll 4
+    for (int z = 0; z < Z; ++z) __builtin_prefetch(w + 64 * z + AHEAD);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       Ints a = all_packed(x[r] + k);
