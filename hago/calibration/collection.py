@@ -2,8 +2,8 @@
 
 `search.preparation` calls `collect` for all samples, and `search.confirmation` for those that are not kept aside.
 
-Memory: the live values of the graph for one batch, and for every observed node a histogram of BINS bins and temporaries
-of a fixed size; nothing grows with the number of batches.
+Memory: the live values of the graph for one batch, for every observed node a histogram of BINS bins and temporaries of
+a fixed size, and for every clamp as many numbers as it reads of one sample; nothing grows with the number of batches.
 """
 
 from __future__ import annotations
