@@ -73,12 +73,15 @@ def sampled(seconds: dict[str, float], parts: Parts, clock: Callable[[], float])
         now = clock()
         seconds[part_of(frame, parts)] += now - last
         last = now
+        # set anew each time: on a busy machine, a timer that repeats would interrupt this function again and again
+        signal.setitimer(signal.ITIMER_REAL, INTERVAL)
 
     signal.signal(signal.SIGALRM, count)
-    signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
+    signal.setitimer(signal.ITIMER_REAL, INTERVAL)
     try:
         yield
     finally:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
         signal.setitimer(signal.ITIMER_REAL, 0)
     seconds[OTHER] += clock() - last
 
