@@ -2,6 +2,7 @@
 
 A timer interrupts the command every few milliseconds, and the time since the last interrupt counts for the part that
 the innermost function on the stack with a rule in PARTS belongs to. Nothing is wrapped, so the command runs as always.
+`benchmark_effort.py` divides one shot in the same way (`sampled`).
 
     python scripts/_command_shares.py SHARES.json STARTED|cpu quantize MODEL --hardware NAME --data DATA
 """
@@ -14,6 +15,8 @@ import signal
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -21,7 +24,8 @@ from types import FrameType
 INTERVAL = 0.002
 START, IMPORTS, OTHER = "start of Python", "import of hago and other packages", "the rest"
 #: By part, functions by the end of their module's path and their name ("" for all of the module).
-PARTS: dict[str, tuple[tuple[str, str], ...]] = {
+Parts = Mapping[str, tuple[tuple[str, str], ...]]
+PARTS: Parts = {
     START: (),
     "import of torch": (("torch/__init__.py", "<module>"),),
     IMPORTS: (),
@@ -40,12 +44,12 @@ PARTS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-def part_of(frame: FrameType | None) -> str:
+def part_of(frame: FrameType | None, parts: Parts) -> str:
     """The part that the innermost frame with a rule belongs to."""
     imports = False
     while frame is not None:
         path, name = frame.f_code.co_filename, frame.f_code.co_name
-        for part, rules in PARTS.items():
+        for part, rules in parts.items():
             if any(path.endswith(end) and function in ("", name) for end, function in rules):
                 return part
         imports = imports or "importlib._bootstrap" in path
@@ -59,27 +63,39 @@ def processor_seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
+@contextmanager
+def sampled(seconds: dict[str, float], parts: Parts, clock: Callable[[], float]) -> Iterator[None]:
+    """Add the seconds of every part of what runs in the context."""
+    last = clock()
+
+    def count(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        now = clock()
+        seconds[part_of(frame, parts)] += now - last
+        last = now
+        # set anew each time: on a busy machine, a timer that repeats would interrupt this function again and again
+        signal.setitimer(signal.ITIMER_REAL, INTERVAL)
+
+    signal.signal(signal.SIGALRM, count)
+    signal.setitimer(signal.ITIMER_REAL, INTERVAL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    seconds[OTHER] += clock() - last
+
+
 def main() -> int:
     """Run the command; its exit code."""
     to, started, *words = sys.argv[1:]
     clock = processor_seconds if started == "cpu" else time.perf_counter
     seconds: dict[str, float] = defaultdict(float)
     seconds[START] = processor_seconds() if started == "cpu" else time.time() - float(started)
-    last = clock()
+    with sampled(seconds, PARTS, clock):
+        from hago.cli import main as command
 
-    def count(number: int, frame: FrameType | None) -> None:
-        nonlocal last
-        now = clock()
-        seconds[part_of(frame)] += now - last
-        last = now
-
-    signal.signal(signal.SIGALRM, count)
-    signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
-    from hago.cli import main as command
-
-    code = command(words)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    seconds[OTHER] += clock() - last
+        code = command(words)
     Path(to).write_text(json.dumps(seconds))
     return code
 

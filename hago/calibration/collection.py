@@ -2,8 +2,8 @@
 
 `search.preparation` calls `collect` for all samples, and `search.confirmation` for those that are not kept aside.
 
-Memory: the live values of the graph for one batch, and for every observed node a histogram of BINS bins and temporaries
-of a fixed size; nothing grows with the number of batches.
+Memory: the live values of the graph for one batch, for every observed node a histogram of BINS bins and temporaries of
+a fixed size, and for every clamp as many numbers as it reads of one sample; nothing grows with the number of batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hago.calibration.observer import Observer
 from hago.calibration.statistics import CHANNEL_BINS, TensorStatistics
 from hago.data import Batch
 from hago.errors import DataError
-from hago.graph import CONST, OUTPUT, Graph, Node, run_real
+from hago.graph import CONST, OUTPUT, Graph, Node, over_samples, run_real
 from hago.ops import OPS, Ops
 
 #: Inputs of a softmax count in statistics as no further below the largest of their row than this: whatever lies below
@@ -48,6 +48,8 @@ class Calibration:
         channel_bins: bins of the histograms of channels of constants, whose thresholds are estimated when asked for.
         softmax_span: of `collect`.
         cut: the nodes of which some values counted as larger ones for it.
+        clamped: by node that a clamp reads, the largest magnitude of every entry of its value over all samples, in the
+            shape (1, ...) of a single sample's; none where batches differ in that shape.
     """
 
     statistics: Mapping[str, TensorStatistics]
@@ -57,6 +59,7 @@ class Calibration:
     channel_bins: int = CHANNEL_BINS
     softmax_span: float | None = SOFTMAX_SPAN
     cut: frozenset[str] = frozenset()
+    clamped: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def counted_ranges(self) -> dict[str, tuple[float, float]]:
@@ -90,13 +93,16 @@ def collect(
     cut_nodes = {name for name, _ in cut_values.values()}
     ranges: dict[str, tuple[float, float]] = {}
     cut: set[str] = set()
+    entries = {name: _EntryExtremes() for name in _clamped(graph)}
 
     def observe(node: Node, value: Any) -> None:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
             return
+        if node.name in entries:
+            low, high = entries[node.name].update(value)
         if node.name in observers and node.name not in cut_nodes:
             low, high = (float(end) for end in observers[node.name].update(value))
-        else:
+        elif node.name not in entries:
             low, high = extremes(value)
         if node.name in cut_values:
             name, as_counted = cut_values[node.name]
@@ -114,7 +120,36 @@ def collect(
     if unseen:
         raise DataError(f"node {unseen[0]!r} gave no float values to calibrate on; keep its readers float")
     statistics = {n: o.finish() for n, o in observers.items()}
-    return Calibration(statistics, ranges, softmax_span=softmax_span, cut=frozenset(cut))
+    clamped = {name: seen.largest for name, seen in entries.items() if seen.largest is not None}
+    return Calibration(statistics, ranges, softmax_span=softmax_span, cut=frozenset(cut), clamped=clamped)
+
+
+@dataclass(slots=True)
+class _EntryExtremes:
+    """The largest magnitude of every entry of a node's value over all samples; `collect` makes one for each value that
+    a clamp reads.
+
+    Args:
+        largest: in the shape (1, ...) of a single sample's value; None before the first batch, and where batches differ
+            in that shape.
+    """
+
+    largest: Tensor | None = None
+    differs: bool = False
+
+    def update(self, value: Tensor) -> tuple[float, float]:
+        """Add one batch; its smallest and largest value. That takes no longer than finding these alone."""
+        low, high = over_samples(value, torch.amin), over_samples(value, torch.amax)
+        new, old = torch.maximum(low.abs(), high.abs()), self.largest
+        self.differs = self.differs or (old is not None and old.shape != new.shape)
+        self.largest = None if self.differs else new if old is None else torch.maximum(old, new)
+        return float(low.min()), float(high.max())
+
+
+def _clamped(graph: Graph) -> set[str]:
+    """The nodes that a clamp from 0 to a limit reads, such as relu6."""
+    clamps = (n for n in graph if n.op == "clamp" and n.attrs["min"] == 0.0 and n.attrs["max"] is not None)
+    return {node.inputs[0] for node in clamps}
 
 
 def _cut_values(

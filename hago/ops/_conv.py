@@ -128,6 +128,8 @@ def _windows_at(attrs: Attrs, x: Tensor, w: Tensor, index: tuple[Tensor, ...]) -
     seen = x.movedim(1, -1).flatten(0, -2).index_select(0, row.flatten()).view(count, row.shape[1], -1)
     if not bool(inside.all()):
         seen.masked_fill_(~inside.unsqueeze(2), 0)
+    if groups == seen.shape[2]:  # torch copies the transpose of a matrix much faster than that of other tensors
+        return seen.flatten(0, 1).t().contiguous().view(groups, count, -1)
     return seen.reshape(count, row.shape[1], groups, -1).permute(2, 0, 1, 3).contiguous().flatten(2)
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from hago.correction import (
     steps_by_node,
     track_channels,
 )
-from hago.graph import Node, run_real
+from hago.graph import Node
 from hago.plan import Plan
 from hago.search.preparation import Prepared
 from hago.search.squared_gradients import SquaredGradients, is_rounded
@@ -127,7 +127,7 @@ class _Activation:
 
 def find_equalization(prepared: Prepared, plan: Plan, measured: Callable[[], SquaredGradients]) -> Corrections:
     """The equalization with the least expected error of the outputs; an empty one where no factor is free, or too
-    little is expected of it. If the model has clamps, it runs over all batches.
+    little is expected of it.
 
     Args:
         plan: gives the steps of weights and edges.
@@ -139,8 +139,8 @@ def find_equalization(prepared: Prepared, plan: Plan, measured: Callable[[], Squ
     free = free[free > FIXED]
     if not len(free):
         return Corrections()
-    task = _Task(prepared, channels, plan, measured())
-    task.measure_clamped()
+    # a clamp must cut nothing off in any sample, and few samples gave gradients
+    task = _Task(prepared, channels, plan, measured().with_at_least(prepared.calibration.clamped))
     least, most = task.bounds()
     octaves, gain = _minimize(task.errors(), channels.count, free, least, most)
     if gain < LEAST_EXPECTED_DB:
@@ -164,20 +164,6 @@ class _Task:
     channels: Channels
     plan: Plan
     measured: SquaredGradients
-
-    def measure_clamped(self) -> None:
-        """Run the float model over all batches for the largest magnitudes of what clamps read: they must cut nothing
-        off."""
-        graph, ops = self.prepared.graph, self.prepared.hardware.known_ops
-        read = {graph[name].inputs[0] for name in self.channels.clips}
-
-        def see(node: Node, value: Any) -> None:
-            if node.name in read:
-                self.measured.see(node, value)
-
-        if read:
-            for batch in self.prepared.batches:
-                run_real(graph, batch.inputs, see, ops)
 
     def _step(self, edge: Edge) -> Tensor | None:
         """The scale at which the plan rounds the values of an edge; None where it does not."""

@@ -80,7 +80,7 @@ class Spectrum:
             step -= 1
         flat = x.permute(order).reshape(-1)[::step]
         weights = g.permute(order).reshape(-1)[::step].square().mul_(flat != 0)
-        index = flat.sub(self.low).mul_(1.0 / self.width).clamp_(0, SPECTRUM_BINS - 1).to(torch.int64)
+        index = flat.sub(self.low).mul_(1.0 / self.width).clamp_(0, SPECTRUM_BINS - 1).to(torch.int16)
         self.mass += torch.bincount(index, weights, SPECTRUM_BINS) * step
 
 

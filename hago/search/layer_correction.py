@@ -23,6 +23,7 @@ References:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -243,8 +244,9 @@ def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, rul
     for part, of_float, values, low, high, step in zip(*windows, *columns, strict=True):
         kind = _FewWindows if FEW_WINDOWS * part.shape[1] < part.shape[2] else _Moments  # n by n, or K by K
         halves = [kind.of(a, b - a) for a, b in zip(part.chunk(2, 1), of_float.chunk(2, 1), strict=True)]
-        values = values + _giving_back(values, halves)
-        parts.append(_joined(halves).with_feedback(values, low, high, None if target.group is None else step))
+        together = _joined(halves)
+        values = values + _giving_back(values, halves, together)
+        parts.append(together.with_feedback(values, low, high, None if target.group is None else step))
     integers = torch.cat(parts, 1).transpose(1, 2).reshape(weight.movedim(1, -1).shape).movedim(-1, 1)
     return integers.contiguous().to(nearest.dtype)
 
@@ -280,15 +282,19 @@ def _without_outliers(seen: Tensor, wanted: Tensor) -> Tensor:
     return torch.where((lost > most).unsqueeze(2), seen, wanted)
 
 
-def _giving_back(weights: Tensor, halves: Sequence[_Moments | _FewWindows]) -> Tensor:
+def _giving_back(weights: Tensor, halves: Sequence[_Moments | _FewWindows], together: _Moments | _FewWindows) -> Tensor:
     """The change of weights (groups, K, outputs) that gives back what layers before have lost, as far as a change by
-    one half of the windows does so on the other half; none where there is one window."""
+    one half of the windows does so on the other half; none where there is one window.
+
+    Args:
+        together: the halves joined.
+    """
     if len(halves) < 2:
         return torch.zeros_like(weights)
     first, second = halves
     gain, curvature = second.gain(first.change(weights), weights)
     part = (gain / curvature.clamp_min(TINY)).clamp(0.0, 1.0)
-    return part * _joined(halves).change(weights)
+    return part * together.change(weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,8 +349,9 @@ class _Moments:
             end = min(count, start + BLOCK)
             errors = torch.empty_like(left[:, start:end])
             for j in range(start, end):
-                near = _round(left, rounded, j, low, high, steps)
-                error = torch.sub(left[:, j], near, out=errors[:, j - start])
+                value, into = left[:, j], rounded[:, j]
+                near = _round(value, into, low[:, j], high[:, j], None if steps is None else steps[:, j])
+                error = torch.sub(value, near, out=errors[:, j - start])
                 left[:, j + 1 : end].addcmul_(factor[:, j, j + 1 : end].unsqueeze(2), error.unsqueeze(1), value=-1)
             left[:, end:] -= factor[:, start:end, end:].transpose(1, 2) @ errors
         return _restored(rounded, order)
@@ -396,9 +403,10 @@ class _FewWindows:
         rounded = torch.empty_like(left)
         owed = left.new_zeros(len(left), columns.shape[2], left.shape[2])  # outputs (groups, n, outputs) to make up for
         for j in range(columns.shape[1]):
-            left[:, j] += (columns[:, j].transpose(1, 2) @ owed).squeeze(1)
-            near = _round(left, rounded, j, low, high, steps)
-            owed += makes_up[:, j] * (left[:, j] - near).unsqueeze(1)
+            value, into = left[:, j], rounded[:, j]
+            value += (columns[:, j].transpose(1, 2) @ owed).squeeze(1)
+            near = _round(value, into, low[:, j], high[:, j], None if steps is None else steps[:, j])
+            owed += makes_up[:, j] * (value - near).unsqueeze(1)
         return _restored(rounded, order)
 
 
@@ -406,7 +414,7 @@ def _joined(parts: Sequence[_Moments | _FewWindows]) -> _Moments | _FewWindows:
     """The same of all windows of parts of about the same size."""
     seen, lost = [p.seen for p in parts], [p.lost for p in parts]
     if isinstance(parts[0], _Moments):
-        return _Moments(torch.stack(seen).mean(0), torch.stack(lost).mean(0))
+        return _Moments(*(functools.reduce(torch.add, sums) / len(parts) for sums in (seen, lost)))
     scale = len(parts) ** -0.5
     return _FewWindows(torch.cat(seen, 1) * scale, torch.cat(lost, 1) * scale)
 
@@ -430,14 +438,13 @@ def _restored(values: Tensor, order: Tensor) -> Tensor:
     return torch.empty_like(values).scatter_(1, order.unsqueeze(2).expand(values.shape), values)
 
 
-def _round(left: Tensor, rounded: Tensor, j: int, low: Tensor, high: Tensor, steps: Tensor | None) -> Tensor:
-    """Round the weights of one place, into `rounded`; returns what they stand for.
+def _round(value: Tensor, into: Tensor, low: Tensor, high: Tensor, step: Tensor | None) -> Tensor:
+    """Round the weights (groups, outputs) of one place; returns what their integers stand for.
 
     Args:
-        left, rounded: all weights (groups, K, outputs), and their integers.
-        low, high: the ends of their integers.
-        steps: the scale of every weight in the units of `left`; None where it is 1.
+        into: gets the integers.
+        low, high: the ends of the integers.
+        step: the scale of every weight in the units of `value`; None where it is 1.
     """
-    value = left[:, j] if steps is None else left[:, j] / steps[:, j]
-    rounded[:, j] = value.round().clamp(low[:, j], high[:, j])
-    return rounded[:, j] if steps is None else rounded[:, j] * steps[:, j]
+    torch.round(value if step is None else value / step, out=into).clamp_(low, high)
+    return into if step is None else into * step

@@ -158,7 +158,7 @@ def gradients_of_choices(
     def errors(edge: Edge) -> Sequence[Tensor]:
         return () if edge in known else losses.errors(edge)
 
-    data, ranges = prepared.batches if batches is None else batches, prepared.calibration.counted_ranges
+    data, ranges = prepared.batches if batches is None else batches, _ranges_of_choices(prepared)
     ops, probe = prepared.hardware.known_ops, curvature_of(objective).probe
     return gradients(
         prepared.graph, data, ranges, probe, errors, ops=ops, seed=seed, chunk=chunk, on_constant=on_constant
@@ -203,7 +203,7 @@ def gradients_by_part(
     graph, ops, by_part = prepared.graph, prepared.hardware.known_ops, list[Gradients]()
     losses = _Losses(prepared, choices)
     probe = curvature_of(objective).probe
-    ranges, generator = prepared.calibration.counted_ranges, torch.Generator().manual_seed(seed)
+    ranges, generator = _ranges_of_choices(prepared), torch.Generator().manual_seed(seed)
 
     def errors(edge: Edge) -> Sequence[Tensor]:
         return () if edge in probes.edges else losses.errors(edge)
@@ -221,6 +221,15 @@ def gradients_by_part(
         for index, of in enumerate(weights):
             of[edge] = squares[:, probes.columns([index])].sum(1).tolist()
     return [replace(g, weights={**g.weights, **of}) for g, of in zip(by_part, weights, strict=True)]
+
+
+def _ranges_of_choices(prepared: Prepared) -> dict[str, tuple[float, float]]:
+    """The ranges of the nodes whose values have a choice of bits: the edges of no others need a spectrum."""
+    graph, sources = prepared.graph, set[str]()
+    for key, group in prepared.space.groups.items():
+        node, _, slot = key.rpartition(":")
+        sources |= {node} if slot == "out" else {graph.source(edge) for edge in group.edges}
+    return {name: ends for name, ends in prepared.calibration.counted_ranges.items() if name in sources}
 
 
 class _Losses:

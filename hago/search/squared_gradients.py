@@ -5,7 +5,8 @@ Equalization and splits weigh what rounding costs by it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -73,6 +74,14 @@ class SquaredGradients:
             on_value=see,
         )
         return found
+
+    def with_at_least(self, largest: Mapping[str, Tensor]) -> SquaredGradients:
+        """The same with largest magnitudes that are at least these, by node; others where a batch has another shape."""
+        new = {**largest, **self.largest}
+        for name in largest.keys() & self.largest.keys():
+            if largest[name].shape == new[name].shape:
+                new[name] = torch.maximum(largest[name], new[name])
+        return replace(self, largest=new)
 
     def see(self, node: Node, value: Any) -> None:
         """Take the values of a node into its largest magnitudes."""

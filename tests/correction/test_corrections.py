@@ -21,12 +21,15 @@ import hago
 from hago.correction import Corrections
 from hago.correction.offsets import decode_offsets, encode_offsets
 from hago.errors import HagoError, LogError
-from hago.plan import Strategy
+from hago.plan import Plan, Strategy
 from hago.runtime.exactness import compare_plan_exactly
 from hago.search import correct, correcting, layer_correction, prepare
+from hago.search.equalize import find_equalization
+from hago.search.evaluate import Evaluator
 from hago.search.layer_correction import correct_layers
 from hago.search.preparation import QuantizationOptions
 from hago.search.safe_bits import safe_bits
+from hago.search.squared_gradients import SquaredGradients
 from hago.simulation import Simulator
 from hago.study import read_log
 
@@ -73,6 +76,36 @@ def test_equalization_moves_no_clip_that_binds_on_the_data() -> None:
     assert prepared.corrections
     outputs = [hago.graph.run_real(g, [DATA[0]])[0] for g in (prepared.graph, prepared.graph.uncorrected)]
     assert torch.allclose(*outputs, rtol=1e-4, atol=1e-5)
+
+
+def test_what_clamps_cut_off_in_any_sample_binds_their_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only samples after those that give gradients reach the limits."""
+    model, samples = Uneven(high=1.0).eval(), torch.cat([images(32, 3, 8, 8, seed=1) / 64, images(32, 3, 8, 8, seed=2)])
+    differences = []
+    for seen in (True, False):
+        if not seen:
+            monkeypatch.setattr(SquaredGradients, "with_at_least", lambda self, largest: self)
+        prepared = prepare(model, "vta", samples.split(16))
+        plan = prepared.resolver(safe_bits(prepared))
+        found = find_equalization(prepared, plan, lambda of=prepared, at=plan: SquaredGradients.measure(of, at))
+        assert found
+        corrected = found.apply(prepared.graph, prepared.hardware.known_ops)
+        outputs = [hago.graph.run_real(graph, [samples])[0] for graph in (corrected, prepared.graph)]
+        differences.append(float((outputs[0] - outputs[1]).abs().max()))
+    assert differences[0] < 1e-4 < 1e-2 < differences[1]  # without the other samples, the law is broken
+
+
+def test_one_shot_does_not_measure_again_what_was_measured_for_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, measure = [], Evaluator.measure
+
+    def count(self: Evaluator, plan: Plan, enough: Any = None, see: Any = None) -> Any:
+        measured.append((plan.key, plan.graph.correction_hash))
+        return measure(self, plan, enough, see)
+
+    monkeypatch.setattr(Evaluator, "measure", count)
+    strategy = hago.quantize(Uneven().eval(), "vta", DATA, corrections=["equalization", "rounding"]).strategy
+    kept = [made["names"] for made in strategy.made_by["passes"] if made["kept"]]
+    assert ["equalization"] in kept and len(measured) == 3 == len(set(measured))
 
 
 @pytest.mark.parametrize("chip", ["x86_vnni", "vta", "int16_accumulator"])
@@ -192,7 +225,7 @@ def test_layers_give_back_what_those_before_them_lost(monkeypatch: pytest.Monkey
         return 10 * math.log10(float(float_outputs.square().sum() / error.square().sum()))
 
     given = [decibels(seed) for seed in range(4)]
-    monkeypatch.setattr(layer_correction, "_giving_back", lambda weights, halves: torch.zeros_like(weights))
+    monkeypatch.setattr(layer_correction, "_giving_back", lambda weights, *windows: torch.zeros_like(weights))
     without = [decibels(seed) for seed in range(4)]
     gains = [a - b for a, b in zip(given, without, strict=True)]
     assert min(gains) > -0.5 and sum(gains) / len(gains) > 0.5, gains
@@ -213,8 +246,9 @@ def test_few_windows_round_as_many_do(groups: int, windows: int, weights: int, o
     results = []
     for kind in (layer_correction._Moments, layer_correction._FewWindows):
         halves = [kind.of(a, b) for a, b in zip(seen.chunk(2, 1), lost.chunk(2, 1), strict=True)]
-        changed = real + layer_correction._giving_back(real, halves)
-        results.append((changed, layer_correction._joined(halves).with_feedback(changed, *ends, steps)))
+        together = layer_correction._joined(halves)
+        changed = real + layer_correction._giving_back(real, halves, together)
+        results.append((changed, together.with_feedback(changed, *ends, steps)))
     (first, rounded), (second, others) = results
     assert torch.allclose(first, second, rtol=1e-6, atol=1e-6)
     assert float((rounded != others).double().mean()) < 0.01

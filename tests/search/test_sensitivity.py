@@ -16,6 +16,7 @@ from hago.data.batches import Batch, Batches
 from hago.errors import DataError, HagoError
 from hago.hardware.file import available_hardware
 from hago.plan.feasibility import point_at_choice
+from hago.search import sensitivity
 from hago.search.evaluate import Evaluator
 from hago.search.gradients import GRADIENT_CHUNK, Spectrum, gradients
 from hago.search.objective import cross_entropy_probe, divergence_probe, named_objective, squared_error_probe
@@ -32,6 +33,19 @@ def prepared(request: pytest.FixtureRequest) -> Prepared:
 
 def no_errors(edge: Edge) -> list[Tensor]:
     return []
+
+
+def test_spectra_of_values_without_a_choice_of_bits_change_no_loss(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = named_objective("sqnr")
+    found, few = sensitivity_of(prepared, objective).losses, len(sensitivity._ranges_of_choices(prepared))
+    monkeypatch.setattr(sensitivity, "_ranges_of_choices", lambda of: of.calibration.counted_ranges)
+    assert few < len(prepared.calibration.counted_ranges)
+    assert sensitivity_of(prepared, objective).losses == found
+    monkeypatch.setattr(sensitivity, "_ranges_of_choices", lambda of: {})
+    of_values = any(group.source not in prepared.graph.consts for group in prepared.space.groups.values())
+    assert (sensitivity_of(prepared, objective).losses != found) == of_values  # the law bites where there are any
 
 
 # ---------------------------------------------------------------- by hand
