@@ -19,6 +19,7 @@ import torch
 from _assets import NAMES, Asset, load, outputs, sqnr
 
 import hago
+from hago.cost import plan_cost
 from hago.search import ParetoFront
 
 BITS = (4.5, 5, 6, 7, 8)
@@ -54,14 +55,15 @@ def cells(asset: Asset, chip: str, corrections: list[str] | None) -> str:
     begun = time.process_time()
     outputs(asset.module, asset.calibration)
     forwards = seconds / (time.process_time() - begun)
-    unseen = [at_size(asset, chip, score.front, bits) for bits in BITS]
+    one_shot = hago.quantize(asset.module, chip, asset.calibration[:1], corrections="none")
+    eight = plan_cost(one_shot.plan).weight_bytes  # one shot takes the most bits, 8 on these chips
+    unseen = [at_size(asset, chip, score.front, eight * bits / 8) for bits in BITS]
     return " | ".join([*unseen, str(len(score.front)), f"{forwards:.0f}"])
 
 
-def at_size(asset: Asset, chip: str, front: ParetoFront, bits: float) -> str:
-    """The SQNR on unseen samples of the best point that is not larger than these bits in every weight."""
-    eight = max(point.costs["weight_bytes"] for point in front)
-    within = [point for point in front if point.costs["weight_bytes"] <= eight * bits / 8 * (1 + 1e-9)]
+def at_size(asset: Asset, chip: str, front: ParetoFront, most: float) -> str:
+    """The SQNR on unseen samples of the best point whose weights take at most so many bytes."""
+    within = [point for point in front if point.costs["weight_bytes"] <= most]
     if not within:
         return "-"
     strategy = max(within, key=lambda point: point.score).strategy
