@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from hago import from_torch
+from hago.arithmetic.equality import count_differing
 from hago.arithmetic.schemes import Grid
 from hago.calibration.collection import collect
 from hago.calibration.estimators import named_estimator
@@ -16,10 +18,14 @@ from hago.data.batches import Batches
 from hago.graph.graph import CONST, Graph
 from hago.hardware.hardware import Hardware
 from hago.ops import OPS, Ops
+from hago.plan import Plan
 from hago.plan.resolve import Resolver
 from hago.plan.space import Space, build_space
 from hago.plan.threshold_sources import EstimatedThresholds
 from hago.plan.topology import analyze
+from hago.runtime.native.executor import Executor
+from hago.runtime.native.self_test import ExactKernels
+from hago.runtime.reference import IntegerModel
 
 
 def resolver_of(
@@ -32,6 +38,22 @@ def resolver_of(
     calibration = collect(graph, batches, {g.source for g in space.groups.values()}, ops)
     thresholds = EstimatedThresholds(graph, calibration, named_estimator(estimator))
     return Resolver(graph, hardware, topology, space, thresholds, ops)
+
+
+def widest_plan(model: nn.Module | Graph, hardware: Hardware, *inputs: Tensor) -> Plan:
+    """The Plan with the most bits."""
+    graph = model if isinstance(model, Graph) else from_torch(model.eval(), inputs)
+    resolver = resolver_of(graph, hardware, list(inputs))
+    return resolver(resolver.space.widest())
+
+
+def check_passes(plan: Plan, *inputs: Tensor, using: ExactKernels | None = None) -> Executor:
+    """Compare three passes on kernels, of which the second is recorded and the third repeats it, with the reference."""
+    executor, expected = Executor(plan, using=using), IntegerModel(plan).run(inputs)
+    for _ in range(3):
+        for fast, exact in zip(executor.run(inputs), expected, strict=True):
+            assert count_differing(fast, exact) == 0, executor.explain()
+    return executor
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from hago.calibration.statistics import CHANNEL_BINS, TensorStatistics
 from hago.data import Batch
 from hago.errors import DataError
 from hago.graph import CONST, OUTPUT, Graph, Node, over_samples, run_real
-from hago.ops import OPS, Ops
+from hago.ops import OPS, Ops, upper_clip
 
 #: Inputs of a softmax count in statistics as no further below the largest of their row than this: whatever lies below
 #: has less than 2e-7 of its weight. Masks of attention put -10000 or less there, which would make all steps coarse.
@@ -148,8 +148,7 @@ class _EntryExtremes:
 
 def _clamped(graph: Graph) -> set[str]:
     """The nodes that a clamp from 0 to a limit reads, such as relu6."""
-    clamps = (n for n in graph if n.op == "clamp" and n.attrs["min"] == 0.0 and n.attrs["max"] is not None)
-    return {node.inputs[0] for node in clamps}
+    return {n.inputs[0] for n in graph if n.op == "clamp" and upper_clip(n.attrs) is not None}
 
 
 def _cut_values(

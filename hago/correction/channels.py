@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hago.graph import CONST, INPUT, Graph, Node
-from hago.ops import OPS, Ops
+from hago.ops import OPS, Ops, upper_clip
 
 #: The number of entries that are 0 whatever the factor, as padding is.
 ZEROS: Final = 0
@@ -233,8 +233,9 @@ class _Tracking:
     def _clamp(self, node: Node, first: Tensor) -> Tensor | None:
         if node.attrs["min"] != 0.0:
             return None
-        if node.attrs["max"] is not None:
-            self.clips[node.name] = node.attrs["max"]
+        limit = upper_clip(node.attrs)
+        if limit is not None:
+            self.clips[node.name] = limit
         return first
 
     def _reduced(self, node: Node, first: Tensor) -> Tensor | None:

@@ -41,6 +41,7 @@ from hago.ops._shared import (
     product_scale,
     sum_bound,
 )
+from hago.ops.clamp import upper_clip
 from hago.ops.forms.rescaled import COMMON_SUM_BITS, finest_common_scale, is_narrow
 from hago.ops.forms.tpu_mlir import ATTRIBUTE_RECORDS
 
@@ -78,6 +79,7 @@ __all__ = [
     "product_bound",
     "product_scale",
     "sum_bound",
+    "upper_clip",
 ]
 
 Ops = Mapping[str, OpRule]

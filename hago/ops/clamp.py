@@ -16,6 +16,12 @@ _RELU6: Final = {"min": 0.0, "max": 6.0}
 _FARTHEST: Final = float(1 << 62)
 
 
+def upper_clip(attrs: Attrs) -> float | None:
+    """The limit of a clamp from 0, such as relu6; None where it has none, or begins elsewhere."""
+    limit: float | None = attrs["max"] if attrs["min"] == 0.0 else None
+    return limit
+
+
 def _parse(call: Call) -> Parsed | None:
     given: Mapping[str, Any] = call.arguments if call.target != "aten.relu6.default" else _RELU6
     low, high = given.get("min", given.get("min_val")), given.get("max", given.get("max_val"))

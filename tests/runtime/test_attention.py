@@ -11,20 +11,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from plans import resolver_of
+from plans import check_passes, widest_plan
 from products import some
 from specs import EVERY
 from torch import Tensor, nn
 
 from hago import from_torch
-from hago.arithmetic.equality import count_differing
 from hago.graph import Graph
 from hago.plan import Plan
-from hago.runtime.native.executor import Executor
 from hago.runtime.native.self_test import REGISTERS, Verdict, check_softmax, exact_kernels
-from hago.runtime.reference import IntegerModel
 
-FOUND = exact_kernels()
+FOUND, X86 = exact_kernels(), EVERY["x86_vnni"]
 needs_softmax = pytest.mark.skipif(not FOUND.softmax.exact, reason=FOUND.softmax.why)
 
 
@@ -71,19 +68,10 @@ MASKS = {
 }
 
 
-def plan_of(model: nn.Module | Graph, name: str, *inputs: Tensor) -> Plan:
-    graph = model if isinstance(model, Graph) else from_torch(model.eval(), inputs)
-    resolver = resolver_of(graph, EVERY[name], list(inputs))
-    return resolver(resolver.space.widest())
-
-
-def check(plan: Plan, *inputs: Tensor, kernel: str = "native attention") -> None:
-    """Three passes, all equal to the reference."""
-    executor, expected = Executor(plan), IntegerModel(plan).run(inputs)
-    for _ in range(3):
-        for fast, exact in zip(executor.run(inputs), expected, strict=True):
-            assert count_differing(fast, exact) == 0, executor.explain()
-    assert kernel in executor.explain().kernels, executor.explain()
+def check(plan: Plan, *inputs: Tensor) -> None:
+    """The passes equal those of the reference, and the kernel is used."""
+    executor = check_passes(plan, *inputs)
+    assert "native attention" in executor.explain().kernels, executor.explain()
 
 
 @needs_softmax
@@ -91,16 +79,16 @@ def check(plan: Plan, *inputs: Tensor, kernel: str = "native attention") -> None
 def test_masks(mask: str) -> None:
     x, given = torch.randn(2, 19, 16), MASKS[mask]
     if given is None:
-        return check(plan_of(Attention(16, 4), "x86_vnni", x), x)
+        return check(widest_plan(Attention(16, 4), X86, x), x)
     open_mask = torch.ones_like(given) if given.dtype == torch.bool else torch.zeros_like(given)
-    check(plan_of(Attention(16, 4), "x86_vnni", x, open_mask), x, given)
+    check(widest_plan(Attention(16, 4), X86, x, open_mask), x, given)
 
 
 @needs_softmax
 @pytest.mark.parametrize(("heads", "tokens", "causal"), some(3, [0, 1, 4], [1, 3, 16, 33, 64, 197], [False, True]))
 def test_sizes(heads: int, tokens: int, causal: bool) -> None:
     model, x = Attention(32, heads, is_causal=causal, scale=0.4), torch.randn(3, tokens, 32)
-    plan = plan_of(model, "x86_vnni", x)
+    plan = widest_plan(model, X86, x)
     check(plan, x * 3)
     before = torch.get_num_threads()
     try:
@@ -113,7 +101,7 @@ def test_sizes(heads: int, tokens: int, causal: bool) -> None:
 @needs_softmax
 def test_a_sum_after_attention() -> None:
     x = torch.randn(2, 21, 24)
-    check(plan_of(Attention(24, 3, residual=True), "x86_vnni", x), x)
+    check(widest_plan(Attention(24, 3, residual=True), X86, x), x)
 
 
 class Chain(nn.Module):
@@ -150,11 +138,8 @@ OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("behind", OTHERS)
 def test_what_is_no_attention(behind: str) -> None:
     x = torch.randn(2, 6, 8)
-    plan = plan_of(Chain(OTHERS[behind]), "x86_vnni", x)
-    expected, executor = IntegerModel(plan).run([x * 2]), Executor(plan)
-    for _ in range(3):
-        pairs = zip(executor.run([x * 2]), expected, strict=True)
-        assert all(count_differing(a, b) == 0 for a, b in pairs), executor.explain()
+    plan = widest_plan(Chain(OTHERS[behind]), X86, x)
+    check_passes(plan, x * 2)
 
 
 @functools.cache
@@ -165,12 +150,9 @@ def two_heads() -> Graph:
 @pytest.mark.parametrize("name", sorted(EVERY))
 def test_every_hardware_with_and_without_the_kernel(name: str) -> None:
     x = torch.randn(2, 13, 16)
-    plan = plan_of(two_heads(), name, x)
-    (expected,) = IntegerModel(plan).run([x * 2])
+    plan = widest_plan(two_heads(), EVERY[name], x)
     for kernels in (FOUND, replace(FOUND, softmax=Verdict(False, "left out"))):
-        executor = Executor(plan, using=kernels)
-        for _ in range(3):
-            assert count_differing(executor.run([x * 2])[0], expected) == 0, executor.explain()
+        check_passes(plan, x * 2, using=kernels)
 
 
 # ---------------------------------------------------------------- the self-test

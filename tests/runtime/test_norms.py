@@ -12,23 +12,21 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from plans import resolver_of
+from plans import check_passes, widest_plan
 from products import some
 from specs import EVERY
 from torch import Tensor, nn
 
 from hago import from_torch
-from hago.arithmetic.equality import count_differing
+from hago.arithmetic.rounding import ROUNDINGS
 from hago.graph import Graph
 from hago.plan import Plan
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import NormCall, QuantizeCall
-from hago.runtime.native.executor import Executor
 from hago.runtime.native.requantize import FloatQuantization
 from hago.runtime.native.self_test import Verdict, check_norm, exact_kernels
-from hago.runtime.reference import IntegerModel
 
-FOUND = exact_kernels()
+FOUND, X86 = exact_kernels(), EVERY["x86_vnni"]
 needs_norm = pytest.mark.skipif(not FOUND.norm.exact, reason=FOUND.norm.why)
 needs_kernels = pytest.mark.skipif(FOUND.calls is None, reason=FOUND.why)
 DTYPES = {"uint8": torch.uint8, "int8": torch.int8, "int16": torch.int16, "int32": torch.int32}
@@ -60,18 +58,9 @@ READERS: dict[str, Callable[[Tensor, nn.Linear], Tensor]] = {
 }
 
 
-def plan_of(model: nn.Module | Graph, hardware: str, *inputs: Tensor) -> Plan:
-    graph = model if isinstance(model, Graph) else from_torch(model.eval(), inputs)
-    resolver = resolver_of(graph, EVERY[hardware], list(inputs))
-    return resolver(resolver.space.widest())
-
-
 def check(plan: Plan, *inputs: Tensor, used: bool = True) -> None:
-    """The first pass, the recorded one and its repetition equal the reference engine, and the kernel is used."""
-    executor, expected = Executor(plan), IntegerModel(plan).run(inputs)
-    for _ in range(3):
-        for fast, exact in zip(executor.run(inputs), expected, strict=True):
-            assert count_differing(fast, exact) == 0, executor.explain()
+    """The passes equal those of the reference, and the kernel is used, or is not."""
+    executor = check_passes(plan, *inputs)
     assert ("native layer norm" in executor.explain().kernels) == used, executor.explain()
 
 
@@ -79,7 +68,7 @@ def check(plan: Plan, *inputs: Tensor, used: bool = True) -> None:
 @pytest.mark.parametrize("reader", READERS)
 def test_readers(reader: str) -> None:
     x = torch.randn(2, 19, 24)
-    plan = plan_of(Norms((24,), "weight, bias", READERS[reader]), "x86_vnni", x)
+    plan = widest_plan(Norms((24,), "weight, bias", READERS[reader]), X86, x)
     check(plan, x, used=reader != "a float node")
 
 
@@ -90,7 +79,7 @@ def test_readers(reader: str) -> None:
 )
 def test_shapes(shape: tuple[int, ...], given: str, rows: int) -> None:
     x = torch.randn(2, rows, *shape)
-    plan = plan_of(Norms(shape, given, READERS["a layer and a sum"]), "x86_vnni", x)
+    plan = widest_plan(Norms(shape, given, READERS["a layer and a sum"]), X86, x)
     before = torch.get_num_threads()
     try:
         for threads in (1, 3):
@@ -109,18 +98,15 @@ def of_twenty() -> Graph:
 @pytest.mark.parametrize("name", sorted(EVERY))
 def test_every_hardware_with_and_without_the_kernel(name: str) -> None:
     x = torch.randn(2, 13, 20)
-    plan = plan_of(of_twenty(), name, x)
-    (expected,) = IntegerModel(plan).run([x * 2])
+    plan = widest_plan(of_twenty(), EVERY[name], x)
     for kernels in (FOUND, replace(FOUND, norm=Verdict(False, "left out"))):
-        executor = Executor(plan, using=kernels)
-        for _ in range(3):
-            assert count_differing(executor.run([x * 2])[0], expected) == 0, executor.explain()
+        check_passes(plan, x * 2, using=kernels)
 
 
 @needs_norm
 def test_other_dtypes_run_in_torch() -> None:
     called: list[torch.dtype] = []
-    call = NormCall(FOUND.calls, 4, 1e-5, None, None, (None,), lambda v: called.append(v[0].dtype) or (v[0],))
+    call = NormCall(FOUND.calls, lambda v: called.append(v[0].dtype) or (v[0],), 4, 1e-5, None, None, (None,))
     call([torch.randn(3, 4, dtype=torch.float64)])
     call([torch.randn(3, 4)])
     assert called == [torch.float64]
@@ -187,16 +173,12 @@ def test_quotients_are_those_of_a_division(dtype: str, rounding: str, power: int
     random = torch.Generator().manual_seed(power)
     wide = {"uint8": (0.0, 255.0), "int8": (-127.0, 127.0), "int16": (-32768.0, 32767.0)}
     low, high = wide.get(dtype, (-4194303.0, 4194303.0))
-    whole = {"half_even": torch.round, "half_up": lambda q: torch.where(q - q.floor() < 0.5, q.floor(), q.ceil())}
-    whole |= {"half_down": lambda q: torch.where(q.ceil() - q < 0.5, q.ceil(), q.floor())}
-    whole |= {"half_away": lambda q: torch.where(q < 0, -whole["half_up"](-q), whole["half_up"](q))}
-    whole |= {"toward_zero": torch.trunc, "floor": torch.floor}
     for scale in 2.0**power * (1 + torch.rand(8, generator=random)):
         x = _hard(scale)
         to = FloatQuantization(
             *(float(scale), low, high, native.ROUNDINGS.index(rounding)), (native.TYPES[dtype], 0), DTYPES[dtype]
         )
-        (found,) = QuantizeCall(FOUND.calls, to, lambda values: ())([x])
+        (found,) = QuantizeCall(FOUND.calls, lambda values: (), to)([x])
         quotient = (x / scale).double()
-        expected = whole[rounding](quotient).nan_to_num(low, math.inf, -math.inf).clamp(low, high)
+        expected = ROUNDINGS[rounding](quotient).nan_to_num(low, math.inf, -math.inf).clamp(low, high)
         assert found.double().equal(expected), (x[found.double() != expected][:3], scale)

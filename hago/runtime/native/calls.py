@@ -273,24 +273,34 @@ def grid_of(to: FloatQuantization) -> native.Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeCall(NativeCall):
-    """Quantization of real values.
+class FloatCall(NativeCall):
+    """A call that reads real values in float32.
 
     Args:
-        in_torch: quantizes values of other dtypes than float32.
+        in_torch: computes the same from values of other dtypes.
     """
 
     library: CDLL
-    to: FloatQuantization
     in_torch: Callable[[Sequence[Any]], Sequence[Any]]
+
+    def launch_on(self, x: Tensor, allocate: Allocate) -> Launch:
+        """The launch that computes the outputs from float32 values."""
+        raise NotImplementedError
+
+    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch | None:
+        return self.launch_on(values[0], allocate) if values[0].dtype == torch.float32 else None
 
     def otherwise(self, values: Sequence[Any]) -> Sequence[Any]:
         return self.in_torch(values)
 
-    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch | None:
-        x = values[0]
-        if x.dtype != torch.float32:
-            return None
+
+@dataclass(frozen=True, slots=True)
+class QuantizeCall(FloatCall):
+    """Quantization of real values."""
+
+    to: FloatQuantization
+
+    def launch_on(self, x: Tensor, allocate: Allocate) -> Launch:
         if x.ndim == 4 and x.is_contiguous() and x.shape[1] <= 4:  # an image: to channels innermost on the way
             images, channels, pixels = x.shape[0], x.shape[1], x.shape[2] * x.shape[3]
             output = empty_channels_inner(allocate, x.shape, 1, self.to.dtype)
@@ -309,31 +319,22 @@ class QuantizeCall(NativeCall):
 
 
 @dataclass(frozen=True, slots=True)
-class NormCall(NativeCall):
+class NormCall(FloatCall):
     """Layer norms along the last axes, with the bits of torch's, and their quantization.
 
     Args:
         columns: the number of entries that are brought to mean 0 and variance 1.
         weight, bias: float32, one entry per column; None for ones and zeros.
         outputs: how the norms are stored; None for float32.
-        in_torch: norms of other dtypes than float32.
     """
 
-    library: CDLL
     columns: int
     epsilon: float
     weight: Tensor | None
     bias: Tensor | None
     outputs: tuple[FloatQuantization | None, ...]
-    in_torch: Callable[[Sequence[Any]], Sequence[Any]]
 
-    def otherwise(self, values: Sequence[Any]) -> Sequence[Any]:
-        return self.in_torch(values)
-
-    def launch(self, values: Sequence[Any], allocate: Allocate = fresh) -> Launch | None:
-        x = values[0]
-        if x.dtype != torch.float32:
-            return None
+    def launch_on(self, x: Tensor, allocate: Allocate) -> Launch:
         x = x.contiguous()
         outputs = tuple(allocate(x.shape, torch.float32 if to is None else to.dtype) for to in self.outputs)
         stored = (native.NormOutput * len(outputs))()

@@ -919,7 +919,7 @@ def _fused_norm(state: LoweringState, node: Node, alone: Call) -> Call | None:
 
     weight, bias = (None if v is None else v.flatten().contiguous() for v in (consts.get(1), consts.get(2)))
     columns, epsilon = math.prod(node.attrs["normalized_shape"]), node.attrs["eps"]
-    call = NormCall(state.kernels.calls, columns, epsilon, weight, bias, tuple(outputs.values()), in_torch)
+    call = NormCall(state.kernels.calls, in_torch, columns, epsilon, weight, bias, tuple(outputs.values()))
     return Call((node.name,), "native layer norm", (layouts.names[node.edges[0]],), tuple(outputs), call)
 
 

@@ -64,7 +64,7 @@ def _quantize(plan: Plan, root: str, simq: SimQ, calls: Any) -> Run | None:
     def in_torch(values: Sequence[Any]) -> Sequence[Any]:
         return (move_stored(values[0], simq, how),)
 
-    return QuantizeCall(calls, quantization, in_torch)
+    return QuantizeCall(calls, in_torch, quantization)
 
 
 def _rows(plan: Plan, root: str, simq: SimQ, calls: Any) -> RowsCall | None:

@@ -347,7 +347,7 @@ def check_norm(calls: Any) -> Verdict:
 
 def _norm(calls: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """The layer norms of rows."""
-    call = NormCall(calls, x.shape[1], 1e-5, weight, bias, (None,), lambda values: ())
+    call = NormCall(calls, lambda values: (), x.shape[1], 1e-5, weight, bias, (None,))
     norm: Tensor = call([x])[0]
     return norm
 
