@@ -4,6 +4,7 @@ A strategy holds its `Corrections`, by which the network that it was made for be
 are found by `hago.search`.
 """
 
+from hago.correction.absorption import Passage, Shifts, channel_axis, shiftable
 from hago.correction.channels import FIXED, LAYERS, Channels, Scalable, track_channels
 from hago.correction.corrections import Corrections
 from hago.correction.equalization import STEPS_PER_OCTAVE, steps_by_node
@@ -20,14 +21,18 @@ __all__ = [
     "CorrectionPass",
     "Corrections",
     "OffsetConstants",
+    "Passage",
     "Scalable",
+    "Shifts",
     "Splits",
     "WhyNot",
     "chain_axis",
     "chains_of",
+    "channel_axis",
     "name_apart",
     "norms_to_separate",
     "passes_from_json",
+    "shiftable",
     "steps_by_node",
     "track_channels",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hago.correction.absorption import Shifts, absorbed
 from hago.correction.equalization import equalized
 from hago.correction.offsets import OffsetConstants
 from hago.correction.splitting import Splits
@@ -23,12 +24,15 @@ class Corrections:
             see `hago.correction.equalization`.
         splits: the nodes that are computed in parts or once more, before channels are divided; see
             `hago.correction.splitting`.
+        absorption: by node, what is taken from the channels of its value once these are divided, and absorbed by the
+            biases behind it; see `hago.correction.absorption`.
         offsets: by constant, by how much its integers differ from the nearest; see `hago.correction.offsets`.
     """
 
     equalization: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     offsets: Mapping[str, str] = field(default_factory=dict)
     splits: Splits = field(default_factory=Splits)
+    absorption: Mapping[str, Shifts] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.of_graph or self.offsets)
@@ -36,7 +40,7 @@ class Corrections:
     @property
     def of_graph(self) -> bool:
         """Whether they change the graph, and not only the integers of its constants."""
-        return bool(self.equalization or self.splits)
+        return bool(self.equalization or self.splits or self.absorption)
 
     def __str__(self) -> str:
         parts = []
@@ -46,6 +50,8 @@ class Corrections:
             parts.append(f"channels of {counted(len(self.splits.channels), 'layer')} computed in parts")
         if self.equalization:
             parts.append(f"channels of {counted(len(self.equalization), 'layer')} equalized")
+        if self.absorption:
+            parts.append(f"channels of {counted(len(self.absorption), 'layer')} shifted")
         if self.offsets:
             parts.append(f"integers of {counted(len(self.offsets), 'constant')} rounded or moved for the outputs")
         return ", ".join(parts)
@@ -59,8 +65,10 @@ class Corrections:
         Raises:
             LogError: they do not fit the graph.
         """
-        original = self.splits.apply(graph.uncorrected)
-        return equalized(original, self.equalization, ops) if self.equalization else original
+        changed = self.splits.apply(graph.uncorrected)
+        if self.equalization:
+            changed = equalized(changed, self.equalization, ops)
+        return absorbed(changed, self.absorption, ops) if self.absorption else changed
 
     def constants(self, graph: Graph, rounding: str) -> OffsetConstants | None:
         """The integers of the corrected network's constants, for a Resolver; None where all are the nearest.
@@ -80,6 +88,7 @@ class Corrections:
         parts: dict[str, Any] = {
             "splits": self.splits.to_json(),
             "equalization": factors,
+            "absorption": {name: shifts.to_json() for name, shifts in self.absorption.items()},
             "offsets": dict(self.offsets),
         }
         return {name: part for name, part in parts.items() if part}
@@ -88,4 +97,6 @@ class Corrections:
     def from_json(value: Mapping[str, Any]) -> Corrections:
         """The corrections that JSON values, checked by the schema, describe."""
         factors = {n: tuple(of) for n, of in value.get("equalization", {}).items()}
-        return Corrections(factors, dict(value.get("offsets", {})), Splits.from_json(value.get("splits", {})))
+        shifts = {name: Shifts.from_json(of) for name, of in value.get("absorption", {}).items()}
+        splits = Splits.from_json(value.get("splits", {}))
+        return Corrections(factors, dict(value.get("offsets", {})), splits, shifts)
