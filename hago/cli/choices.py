@@ -48,7 +48,11 @@ METRICS: Final = (
 )
 FLOAT_METRICS: Final = ("bops", "cycles", "latency", "energy")
 #: `hago.search.correcting`.
-CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bias", "reconstruction")
+CORRECTIONS: Final = (
+    *("splitting", "equalization", "absorption"),
+    *("thresholds", "rounding", "bias", "affine"),
+    "reconstruction",
+)
 #: `hago.search.effort`.
 EFFORTS: Final = ("fast", "good", "best")
 #: `hago.data`.

@@ -211,10 +211,7 @@ def _passed(node: Node, shifts: Sequence[Tensor], ops: Ops) -> Tensor | None:
 
 def _absorbed_by(graph: Graph, node: Node, shift: Tensor | None) -> Tensor | None:
     """What a layer's bias takes of the shift of the values that it reads, float64 by output; None if it cannot."""
-    if shift is None or _own_bias(graph, node) is None or LAYERS[node.op][0] == 1:
-        return None
-    padding = node.attrs.get("padding", 0)
-    if padding != "valid" and any([padding] if isinstance(padding, (int, str)) else padding):
+    if shift is None or _own_bias(graph, node) is None or LAYERS[node.op][0] == 1 or _pads(node):
         return None
     by_channel = shift.movedim(-1 if node.op == "linear" else 1, 0).flatten(1)
     channels = by_channel[:, 0]
@@ -226,3 +223,9 @@ def _absorbed_by(graph: Graph, node: Node, shift: Tensor | None) -> Tensor | Non
     products = (weight.flatten(2) * read.unsqueeze(2)) if weight.ndim > 2 else weight * read
     # exact products, since weights and steps have few bits, and an exactly rounded sum: the same on every machine
     return torch.tensor([math.fsum(row) for row in products.flatten(1).tolist()], dtype=torch.float64)
+
+
+def _pads(node: Node) -> bool:
+    """Whether a layer reads zeros around its operand, which no shift moves."""
+    padding = node.attrs.get("padding", ())
+    return padding == "same" or (padding != "valid" and any(padding))

@@ -103,9 +103,9 @@ def prepare_qat(
     else:
         raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
     fixed, style = constants_of(model), training.norms if norms is None else norms
-    if initial.corrections.equalization and style != "frozen":
+    if (initial.corrections.equalization or initial.corrections.absorption) and style != "frozen":
         raise HagoError(
-            f"the strategy's equalization changed the weights into which batch norms are folded, and norms={style!r} "
+            f"the strategy's corrections changed the constants into which batch norms are folded, and norms={style!r} "
             "trains these norms from their own; use norms='frozen', or a strategy made with corrections='none'"
         )
     live_norms = _live_norms(model, unfolded, graph, style, fixed)

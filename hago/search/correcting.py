@@ -15,11 +15,13 @@ from typing import Final
 from torch import Tensor
 
 from hago.calibration import dorefa_of
-from hago.correction import CorrectionPass, Corrections, OffsetConstants, Splits, name_apart, passes_from_json
+from hago.correction import CorrectionPass, Corrections, Splits, name_apart, passes_from_json
 from hago.data import Batch
 from hago.errors import HagoError, as_strings, check_choice
 from hago.graph import takes_any_batch
-from hago.plan import Plan
+from hago.plan import Bits, Plan
+from hago.search.absorb import find_absorption
+from hago.search.affine import with_affine
 from hago.search.block_reconstruction import STEPS, most_samples_of_blocks, reconstruct_blocks
 from hago.search.confirmation import Confirmation, Fold, losses_of
 from hago.search.equalize import find_equalization
@@ -44,16 +46,20 @@ from hago.study import Header
 #: How many times as many samples and windows a further turn sees.
 MORE_A_TURN: Final = 4
 #: The names of corrections.
-CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bias", "reconstruction")
-#: Those that are made where none are named: all that take seconds.
-DEFAULT_CORRECTIONS: Final = CORRECTIONS[:-1]
+CORRECTIONS: Final = (
+    *("splitting", "equalization", "absorption"),
+    *("thresholds", "rounding", "bias", "affine"),
+    "reconstruction",
+)
+#: Those that are made where none are named: what gains most in seconds.
+DEFAULT_CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bias")
 
 #: Those that change the graph, before bits are chosen.
-OF_GRAPH: Final = ("splitting", "equalization")
+OF_GRAPH: Final = ("splitting", "equalization", "absorption")
 #: Those that change integers of layers, once bits are chosen, and take seconds.
 OF_LAYERS: Final = ("rounding", "bias")
 #: Those whose strategies can be trained: the weights of a model's own modules can hold what they change.
-TRAINABLE: Final = tuple(name for name in DEFAULT_CORRECTIONS if name != "splitting")
+TRAINABLE: Final = tuple(name for name in CORRECTIONS if name not in ("splitting", "reconstruction"))
 
 
 def wanted_corrections(given: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -198,6 +204,11 @@ def _of_graph(prepared: Prepared) -> list[tuple[tuple[str, ...], Prepared]]:
             found = replace(found, splits=replace(splits, norms=norms))
             together = ("splitting", "equalization") if norms and not splits.channels else ("equalization",)
             candidates.append((together, prepared.corrected(found)))
+    if "absorption" in names:
+        latest = candidates[-1][1] if candidates else prepared
+        shifts = find_absorption(latest, latest.resolver(safe_bits(latest)))
+        if shifts:
+            candidates.append((("absorption",), latest.corrected(replace(latest.corrections, absorption=shifts))))
     return candidates
 
 
@@ -252,7 +263,7 @@ def correct_in_turns(
         best = replace(best, prepared=replace(best.prepared, passes=passes))
         if not kept:
             break
-    return reconstruct_point(best, evaluator, report)
+    return reconstruct_point(correct_affinely(best, evaluator), evaluator, report)
 
 
 def correct_point(
@@ -291,6 +302,28 @@ def correct_point(
     return best.with_passes(*(replace(p, why_not="") if i == kept else p for i, p in enumerate(passes)))
 
 
+def correct_affinely(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
+    """Make the affine correction of a point on its first samples, with offsets or with factors alone, if one of both
+    helps on the others.
+
+    Args:
+        evaluator: what measured the point.
+    """
+    if "affine" not in point.prepared.correction_names:
+        return point
+    inputs = _first_inputs(evaluator, most_samples(point.prepared.graph))
+    used = len(inputs[0])
+    judging = evaluator.batches.samples - used or used
+    made = [prepared for bias in (True, False) if (prepared := with_affine(point, inputs, bias=bias)) is not None]
+    if not made:
+        return point.with_passes(CorrectionPass(("affine",), why_not="nothing to change"))
+    tried = [_measured_at(prepared, point.bits, evaluator, used) for prepared in made]
+    best, after = max(tried, key=lambda pair: pair[1])
+    kept = after > -math.inf and _value(best.measured, evaluator, used) > _value(point.measured, evaluator, used)
+    record = pass_record(("affine",), decibels_after(point.measured, used), after, judging, kept=kept)
+    return (best if kept else point).with_passes(record)
+
+
 def reconstruct_point(point: MeasuredPoint, evaluator: Evaluator, report: Callable[[str], None]) -> MeasuredPoint:
     """Train the blocks of a point on its first samples, if it helps on the others.
 
@@ -304,8 +337,7 @@ def reconstruct_point(point: MeasuredPoint, evaluator: Evaluator, report: Callab
     found, used = reconstruct_blocks(point.plan, inputs, steps=_steps_of(wanted), report=report), len(inputs[0])
     if not found:
         return point.with_passes(CorrectionPass(("reconstruction",), why_not="nothing to change"))
-    constants = point.prepared.resolver.constants
-    before = constants.offsets if isinstance(constants, OffsetConstants) else {}
+    before = point.prepared.offsets
     moved = {**before, **{name: offset + before.get(name, 0) for name, offset in found.items()}}
     other, after = _moved(point, moved, evaluator, used)
     # few samples are left to judge what was trained on many, so a better mean is enough
@@ -327,10 +359,14 @@ def _moved(
 ) -> tuple[MeasuredPoint, float]:
     """The point with the integers of constants moved, and its SQNR on the samples after those that were used; -inf
     where an accumulator overflows."""
-    prepared = point.prepared.with_offsets(offsets)
-    measured = evaluator.measure(prepared.resolver(point.bits))
+    return _measured_at(point.prepared.with_offsets(offsets), point.bits, evaluator, used)
+
+
+def _measured_at(prepared: Prepared, bits: Bits, evaluator: Evaluator, used: int) -> tuple[MeasuredPoint, float]:
+    """A point, and its SQNR on the samples after those that were used; -inf where an accumulator overflows."""
+    measured = evaluator.measure(prepared.resolver(bits))
     after = -math.inf if measured.extremes.overflows else decibels_after(measured, used)
-    return MeasuredPoint(prepared, point.bits, measured), after
+    return MeasuredPoint(prepared, bits, measured), after
 
 
 def _is_surely_better(

@@ -140,6 +140,12 @@ class Prepared:
         )
         return replace(made, correction_names=self.correction_names, corrections=self.corrections, passes=self.passes)
 
+    @property
+    def offsets(self) -> Mapping[str, Tensor]:
+        """By how much the integers of constants, by name, differ from the nearest."""
+        constants = self.resolver.constants
+        return constants.offsets if isinstance(constants, OffsetConstants) else {}
+
     def with_offsets(self, offsets: Mapping[str, Tensor]) -> Prepared:
         """The same with the integers of constants, by name, moved by offsets."""
         constants = OffsetConstants(self.graph, offsets, self.hardware.requantize.rounding)

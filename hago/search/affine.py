@@ -1,0 +1,121 @@
+"""The affine correction: a factor and an offset for every output channel of a layer, so that the layer with the
+integers of its weight gives what it gives with its float weight.
+
+What a layer reads in the float model goes through it with both weights. By channel, y is the output with the float
+weight, y_q that with the integers, and the least squares of a * y_q + b for y are
+
+    a = cov(y, y_q) / var(y_q),    b = mean(y) - a * mean(y_q).
+
+The factor goes into the scale of the weight's channel, which is a factor of the multiplier that requantizes its sums:
+the thresholds of the channel are multiplied by it, and its integers stay. The offset goes into the bias, as that of the
+correction of biases, which is then found on the simulation. So chips with one scale for a whole weight, or with powers
+of two, have no affine correction.
+
+References:
+    R. Banner et al., "Post Training 4-bit Quantization of Convolutional Networks for Rapid-Deployment", NeurIPS 2019,
+    section 3.2 (bias correction), correct the mean and the norm of each channel of a weight; here the outputs do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.numerics import dequantize
+from hago.arithmetic.types import Edge
+from hago.correction import LAYERS
+from hago.graph import Node, compute_real, run_graph
+from hago.plan import EstimatedThresholds, Plan
+from hago.search.block_reconstruction import stored_integers, trained_layers
+from hago.search.equalize import TINY
+from hago.search.layer_correction import correct_layers
+from hago.search.measured_point import MeasuredPoint
+from hago.search.preparation import Prepared
+from hago.search.proposed_thresholds import with_refined
+from hago.search.weight_scales import WeightScales, WeightThresholds
+
+#: Factors are at most this, and at least its inverse.
+MOST_FACTOR: Final = 2.0
+
+
+def with_affine(point: MeasuredPoint, inputs: Sequence[Tensor], *, bias: bool) -> Prepared | None:
+    """The Prepared of a point with the affine correction of its layers; None where no layer can hold one.
+
+    Args:
+        inputs: of the graph, the samples to find it on.
+        bias: whether it has offsets, and not factors alone.
+    """
+    prepared, plan, bits = point.prepared, point.plan, point.bits
+    if prepared.hardware.requantize.power_of_two or not isinstance(prepared.resolver.thresholds, EstimatedThresholds):
+        return None
+    scaled = _scaled_thresholds(point, channel_factors(plan, inputs))
+    if not scaled:
+        return None
+    changed = with_refined(prepared, {**prepared.calibration.refined, **scaled}).with_offsets({})
+    nearest, offsets, biases = changed.resolver(bits), dict(prepared.offsets), set[str]()
+    for edge in (edge for edges in trained_layers(plan).values() for edge in edges):
+        name = plan.graph.source(edge)
+        (before, integers), (after, near) = (stored_integers(of, edge) for of in (plan, nearest))
+        if edge.slot == 1:
+            offsets[name] = integers.to(torch.int64) - near.to(torch.int64)
+            continue
+        biases.add(name)
+        if name in offsets:  # as far as before, in other units
+            offsets[name] = torch.round(offsets[name] * (before.scale / after.scale).flatten()).to(torch.int64)
+    if not bias:
+        return changed.with_offsets(offsets)
+    offsets = {name: offset for name, offset in offsets.items() if name not in biases}
+    changed = changed.with_offsets(offsets)
+    return changed.with_offsets(offsets | correct_layers(changed.resolver(bits), inputs, rounding=False, bias=True))
+
+
+def channel_factors(plan: Plan, inputs: Sequence[Tensor]) -> dict[Edge, Tensor]:
+    """By edge of a layer's weight with a scale for each output channel, the factors of these channels, float64."""
+    factors: dict[Edge, Tensor] = {}
+    layers = {name for name, edges in trained_layers(plan).items() if _has_channel_scales(plan, edges[0])}
+
+    def compute(node: Node, operands: Sequence[Any]) -> Any:
+        given = compute_real(node, operands, plan.ops)
+        if node.name in layers:
+            qparams, integers = stored_integers(plan, node.edges[1])
+            weight = dequantize(integers.to(torch.float64), qparams).to(operands[1].dtype)
+            quantized = compute_real(node, (operands[0], weight, *operands[2:]), plan.ops)
+            factors[node.edges[1]] = _least_squares(*(_channels(node, y) for y in (given, quantized)))
+        return given
+
+    with torch.no_grad():
+        run_graph(plan.graph, inputs, compute)
+    return factors
+
+
+def _channels(node: Node, value: Tensor) -> Tensor:
+    """A layer's output as (channels, n), without the means of channels."""
+    rows = value.movedim(-1 if node.op == "linear" else 1, 0).flatten(1).to(torch.float64)
+    return rows - rows.mean(1, keepdim=True)
+
+
+def _least_squares(wanted: Tensor, given: Tensor) -> Tensor:
+    """The factor of every channel of `given` (channels, n) that is closest to `wanted`."""
+    factors = (wanted * given).sum(1) / given.square().sum(1).clamp_min(TINY)
+    factors = torch.where(given.any(1), factors, 1.0)
+    return factors.clamp(1.0 / MOST_FACTOR, MOST_FACTOR)
+
+
+def _scaled_thresholds(point: MeasuredPoint, factors: Mapping[Edge, Tensor]) -> WeightThresholds:
+    """The thresholds of weights, times a factor for every channel."""
+    weights = WeightScales.of(point.prepared, point.plan, point.bits).weights
+    return {
+        (weight.key, weight.grid): weight.scaled(factors[edge])
+        for edge, weight in weights.items()
+        if edge in factors and len(weight.ends[0]) == len(factors[edge])
+    }
+
+
+def _has_channel_scales(plan: Plan, weight: Edge) -> bool:
+    """Whether a layer's weight has a scale for each output channel, and no more."""
+    target, axis = plan.target(weight), LAYERS[plan.graph[weight.dst].op][0]
+    count = plan.graph.consts[plan.graph.source(weight)].shape[axis]
+    return target is not None and target.group is None and target.scale.numel() == count > 1
