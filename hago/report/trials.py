@@ -24,7 +24,7 @@ MOST_MOVES: Final = 40
 #: The most bits on average that the list of what fewer bits cost begins with.
 MOST_MEAN: Final = 8
 #: The corrections that are made of the strategy that was found, after all trials.
-_OF_LAYERS: Final = frozenset(("rounding", "bias", "reconstruction"))
+_OF_LAYERS: Final = frozenset(("rounding", "bias", "affine", "reconstruction"))
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 

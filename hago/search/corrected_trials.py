@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hago.search.correcting import correct_in_turns, correct_point
+from hago.search.correcting import OF_LAYERS, correct_in_turns, correct_point
 from hago.search.effort import Effort
 from hago.search.goal import Limit
 from hago.search.measured_point import MeasuredPoint
@@ -159,5 +159,5 @@ class CorrectedTrials:
         corrected = correct_point(point, self._scorer.evaluator, together=together)
         if point.has_few_bits and together is None:
             passes = corrected.prepared.passes[len(point.prepared.passes) :]
-            self._together = next((made.names for made in passes if made.kept), None)
+            self._together = next((made.names for made in passes if made.kept and made.names[0] in OF_LAYERS), None)
         return corrected

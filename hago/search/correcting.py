@@ -263,7 +263,7 @@ def correct_in_turns(
         best = replace(best, prepared=replace(best.prepared, passes=passes))
         if not kept:
             break
-    return reconstruct_point(correct_affinely(best, evaluator), evaluator, report)
+    return reconstruct_point(best, evaluator, report)
 
 
 def correct_point(
@@ -274,8 +274,15 @@ def correct_point(
     Args:
         evaluator: what measured the point.
         multiple: how many times as many samples, and windows of layers, are seen as by default.
-        together: the corrections that are made, together; by default, which go together is tried.
+        together: which of rounding and biases are corrected, together; by default, which go together is tried.
     """
+    return _correct_affinely(_round_and_move(point, evaluator, multiple, together), evaluator)
+
+
+def _round_and_move(
+    point: MeasuredPoint, evaluator: Evaluator, multiple: int, together: Sequence[str] | None
+) -> MeasuredPoint:
+    """Round the weights of a point with error feedback, and move its biases; see `correct_point`."""
     prepared, names = point.prepared, point.prepared.correction_names
     attempts = _attempts([n for n in names if n != "bias" or point.plan.nodes])  # biases of float layers are floats
     if together is not None:
@@ -302,13 +309,9 @@ def correct_point(
     return best.with_passes(*(replace(p, why_not="") if i == kept else p for i, p in enumerate(passes)))
 
 
-def correct_affinely(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
+def _correct_affinely(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
     """Make the affine correction of a point on its first samples, with offsets or with factors alone, if one of both
-    helps on the others.
-
-    Args:
-        evaluator: what measured the point.
-    """
+    helps on the others."""
     if "affine" not in point.prepared.correction_names:
         return point
     inputs = _first_inputs(evaluator, most_samples(point.prepared.graph))
