@@ -522,6 +522,12 @@ CASES: Final = (
         lambda _: qat_of_outliers(["equalization", "thresholds", "rounding", "bias"]),
     ),
     Case(
+        "make the strategy without equalization: corrections=['thresholds', 'rounding', 'bias'] (--corrections "
+        "thresholds ...)",
+        lambda _: qat_of_clamps("equalization"),
+        lambda _: qat_of_clamps(["thresholds", "rounding", "bias"]),
+    ),
+    Case(
         "before it was folded, but a later pass over the graph ({}) changed that weight; use norms='frozen'",
         lambda _: qat_after_a_new_pass("tensorflow"),
         lambda _: qat_after_a_new_pass("frozen"),
@@ -948,6 +954,12 @@ def qat_of_norm(momentum: float | None, **options: Any) -> object:
 def qat_of_outliers(corrections: Any) -> Any:
     model, data = Outliers().eval(), [images(16, 6, 12, seed=n) for n in range(2)]
     return hago.prepare_qat(model, CHIP, hago.quantize(model, CHIP, data, corrections=corrections).strategy)
+
+
+def qat_of_clamps(corrections: Any) -> Any:
+    model, data, chip = Uneven(high=1.0).eval(), [images(16, 3, 8, 8)], hago.load_hardware("vta")
+    chip = replace(chip, ops={**chip.ops, "channel_clamp": chip.ops["clamp"]})
+    return hago.prepare_qat(model, chip, hago.quantize(model, chip, data, corrections=corrections).strategy)
 
 
 def qat_of_corrected(corrections: str | None, norms: Any) -> object:

@@ -312,7 +312,7 @@ def search_options(args: Namespace, files: SearchFiles) -> SearchOptions:
             cache_bytes=args.cache,
         ),
     )
-    return options if args.finetune is None else for_training(options)
+    return options if args.finetune is None else for_training(options, args.hardware)
 
 
 @dataclass(frozen=True, slots=True)

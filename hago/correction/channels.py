@@ -74,6 +74,15 @@ class Channels:
     values: Mapping[str, Tensor]
     count: int
 
+    def axis_of(self, name: str) -> int | None:
+        """The axis of a node's value along which its channels lie, 1 or the last; None if they lie otherwise."""
+        numbers = self.values[name]
+        for axis in sorted({1, numbers.ndim - 1}):
+            rows = numbers.movedim(axis, 0).flatten(1) if 0 < axis < numbers.ndim else numbers.new_zeros(0)
+            if rows.numel() and torch.equal(rows, rows[:, :1].expand_as(rows)):
+                return axis
+        return None
+
 
 def constants_of_norm(graph: Graph, node: Node) -> tuple[str, ...]:
     """The constants of a norm along the last axis, if nothing else reads them: its gains, and its biases if it has any;

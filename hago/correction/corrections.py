@@ -24,6 +24,7 @@ class Corrections:
             see `hago.correction.equalization`.
         splits: the nodes that are computed in parts or once more, before channels are divided; see
             `hago.correction.splitting`.
+        clamps: the clamps that have a limit for each channel, divided as the channel is.
         absorption: by node, what is taken from the channels of its value once these are divided, and absorbed by the
             biases behind it; see `hago.correction.absorption`.
         offsets: by constant, by how much its integers differ from the nearest; see `hago.correction.offsets`.
@@ -33,6 +34,7 @@ class Corrections:
     offsets: Mapping[str, str] = field(default_factory=dict)
     splits: Splits = field(default_factory=Splits)
     absorption: Mapping[str, Shifts] = field(default_factory=dict)
+    clamps: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.of_graph or self.offsets)
@@ -50,6 +52,8 @@ class Corrections:
             parts.append(f"channels of {counted(len(self.splits.channels), 'layer')} computed in parts")
         if self.equalization:
             parts.append(f"channels of {counted(len(self.equalization), 'layer')} equalized")
+        if self.clamps:
+            parts.append(f"{counted(len(self.clamps), 'clamp')} with a limit for each channel")
         if self.absorption:
             parts.append(f"channels of {counted(len(self.absorption), 'layer')} shifted")
         if self.offsets:
@@ -67,7 +71,7 @@ class Corrections:
         """
         changed = self.splits.apply(graph.uncorrected)
         if self.equalization:
-            changed = equalized(changed, self.equalization, ops)
+            changed = equalized(changed, self.equalization, self.clamps, ops)
         return absorbed(changed, self.absorption, ops) if self.absorption else changed
 
     def constants(self, graph: Graph, rounding: str) -> OffsetConstants | None:
@@ -88,6 +92,7 @@ class Corrections:
         parts: dict[str, Any] = {
             "splits": self.splits.to_json(),
             "equalization": factors,
+            "clamps": list(self.clamps),
             "absorption": {name: shifts.to_json() for name, shifts in self.absorption.items()},
             "offsets": dict(self.offsets),
         }
@@ -99,4 +104,4 @@ class Corrections:
         factors = {n: tuple(of) for n, of in value.get("equalization", {}).items()}
         shifts = {name: Shifts.from_json(of) for name, of in value.get("absorption", {}).items()}
         splits = Splits.from_json(value.get("splits", {}))
-        return Corrections(factors, dict(value.get("offsets", {})), splits, shifts)
+        return Corrections(factors, dict(value.get("offsets", {})), splits, shifts, tuple(value.get("clamps", ())))

@@ -23,11 +23,12 @@ from hago.ops import OPS, Ops
 STEPS_PER_OCTAVE: Final = 16
 
 
-def divide_channels(graph: Graph, channels: Channels, factors: Tensor) -> Graph:
+def divide_channels(graph: Graph, channels: Channels, factors: Tensor, clamps: Sequence[str] = ()) -> Graph:
     """Divide the channels of all values by factors, in the constants that make and read them.
 
     Args:
         factors: float64 (channels.count,), by the number of a channel; 1 for FIXED.
+        clamps: the clamps that get a limit for each channel, divided by its factor.
     """
     consts = dict(graph.consts)
     for name, found in channels.scalable.items():
@@ -40,7 +41,17 @@ def divide_channels(graph: Graph, channels: Channels, factors: Tensor) -> Graph:
         changed = [weight.to(torch.float64) * ratio, *(b.to(torch.float64) / gives.reshape(b.shape) for b in others)]
         for source, before, after in zip(node.inputs[1:], (weight, *others), changed, strict=True):
             consts[source] = after.to(before.dtype)
-    return replace(graph, consts=consts, corrected_from=graph.uncorrected)
+    nodes = [_with_limits(n, channels, factors) if n.name in clamps else n for n in graph]
+    return replace(graph, nodes=tuple(nodes), consts=consts, corrected_from=graph.uncorrected)
+
+
+def _with_limits(clamp: Node, channels: Channels, factors: Tensor) -> Node:
+    """A clamp with a limit for each channel."""
+    axis, numbers = channels.axis_of(clamp.name), channels.values[clamp.name]
+    assert axis is not None
+    limits = channels.clips[clamp.name] / factors[numbers.movedim(axis, 0).flatten(1)[:, 0]]
+    attrs = {"limits": limits.tolist(), "axis": axis, "rank": numbers.ndim}
+    return replace(clamp, op="channel_clamp", attrs=attrs)
 
 
 def weight_factors(node: Node, shape: Sequence[int], reads: Tensor, gives: Tensor) -> Tensor:
@@ -76,8 +87,11 @@ def steps_by_node(channels: Channels, steps: Tensor) -> dict[str, tuple[int, ...
     return {name: tuple(of.tolist()) for name, of in by_node.items() if bool(of.any())}
 
 
-def equalized(graph: Graph, stored: Mapping[str, Sequence[int]], ops: Ops = OPS) -> Graph:
+def equalized(graph: Graph, stored: Mapping[str, Sequence[int]], clamps: Sequence[str] = (), ops: Ops = OPS) -> Graph:
     """The graph with stored exponents applied.
+
+    Args:
+        clamps: of `divide_channels`.
 
     Raises:
         LogError: they do not fit the graph; names the node.
@@ -95,7 +109,12 @@ def equalized(graph: Graph, stored: Mapping[str, Sequence[int]], ops: Ops = OPS)
     steps[: FIXED + 1] = 0
     if {k: tuple(v) for k, v in stored.items()} != steps_by_node(channels, steps):
         raise LogError("at $.corrections.equalization: got factors that do not keep what the network computes; edited")
-    return divide_channels(graph, channels, factors_of(steps))
+    for name in clamps:
+        if name not in channels.clips or channels.axis_of(name) is None:
+            raise LogError(
+                f"at $.corrections.clamps: {name!r} is no clamp that can have a limit for each channel; edited"
+            )
+    return divide_channels(graph, channels, factors_of(steps), clamps)
 
 
 def factors_of(steps: Tensor) -> Tensor:

@@ -62,15 +62,16 @@ def _compute_int(attrs: Attrs, c: Tensor) -> Tensor:
     return torch.clamp(c, low, high)
 
 
-def _quanta(limit: float | None, scale: Tensor) -> int | Tensor | None:
+def quanta(limit: float | Tensor | None, scale: Tensor) -> int | Tensor | None:
+    """A limit in whole quanta of a scale; None for no limit."""
     if limit is None:
         return None
-    quanta = torch.round(limit / scale).clamp(-_FARTHEST, _FARTHEST).to(torch.int64)
-    return int(quanta.item()) if quanta.numel() == 1 else quanta
+    whole = torch.round(limit / scale).clamp(-_FARTHEST, _FARTHEST).to(torch.int64)
+    return int(whole.item()) if whole.numel() == 1 else whole
 
 
 def _integer_attrs(attrs: Attrs, scales: Sequence[Tensor]) -> Attrs:
-    return {k: _quanta(attrs[k], scales[0]) for k in ("min", "max")}
+    return {k: quanta(attrs[k], scales[0]) for k in ("min", "max")}
 
 
 def _unsupported(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:

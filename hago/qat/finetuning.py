@@ -447,7 +447,7 @@ def search_and_finetune(
     weights = training.pop("save_weights", None)
     training_options = FinetuneOptions(**training)
     _module_and_destination(model, weights)
-    outcome = run_search(model, hardware, dataset, for_training(options))
+    outcome = run_search(model, hardware, dataset, for_training(options, hardware))
     tuned = finetune_after_search(
         model,
         hardware,

@@ -36,6 +36,7 @@ from hago.search import (
     quantize_in_one_shot,
     stored_resolver,
 )
+from hago.serialization.summary import names_text
 
 #: A range with more integers than these is not learned: its quanta are too fine to matter.
 MOST_LEARNED: Final = 1 << 16
@@ -172,13 +173,20 @@ def make_trainable(
 
     Raises:
         StrategyMismatch: the strategy is for another model or hardware.
-        HagoError: it computes norms or channels apart, or a weight has scales of its groups, which are not trained.
+        HagoError: it computes norms or channels apart, clamps have limits for each channel, or a weight has scales of
+            its groups, which are not trained.
     """
     if strategy.corrections.splits:
         raise HagoError(
             "the strategy computes norms once more or channels in parts, which the weights of the model's own modules "
             "cannot hold once they are trained; make the strategy without splitting: corrections=['equalization', "
             "'thresholds', 'rounding', 'bias'] (--corrections equalization ...)"
+        )
+    if strategy.corrections.clamps:
+        raise HagoError(
+            f"the strategy gives {names_text(strategy.corrections.clamps)} a limit for each channel, which the model's "
+            "own modules cannot hold once it is trained; make the strategy without equalization: "
+            "corrections=['thresholds', 'rounding', 'bias'] (--corrections thresholds ...)"
         )
     resolver = stored_resolver(graph, hardware, strategy)
     if strategy.corrections.offsets:

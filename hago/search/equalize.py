@@ -11,7 +11,7 @@ with and without factors; ranges are norms of order RANGE_NORM over channels, wh
 loss is minimized over the logarithms of factors by L-BFGS.
 
 A clamp has one limit for all channels. A channel that reaches it on the data keeps its factor; others get none that
-would let it cut them.
+would let it cut them. On chips that list `channel_clamp`, clamps get a limit for each channel instead.
 
 References:
     M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, equalize the
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -139,8 +139,10 @@ def find_equalization(prepared: Prepared, plan: Plan, measured: Callable[[], Squ
     free = free[free > FIXED]
     if not len(free):
         return Corrections()
+    divisible = _divisible_clamps(prepared, channels)
     # a clamp must cut nothing off in any sample, and few samples gave gradients
-    task = _Task(prepared, channels, plan, measured().with_at_least(prepared.calibration.clamped))
+    limited = replace(channels, clips={n: of for n, of in channels.clips.items() if n not in divisible})
+    task = _Task(prepared, limited, plan, measured().with_at_least(prepared.calibration.clamped))
     least, most = task.bounds()
     octaves, gain = _minimize(task.errors(), channels.count, free, least, most)
     if gain < LEAST_EXPECTED_DB:
@@ -148,7 +150,16 @@ def find_equalization(prepared: Prepared, plan: Plan, measured: Callable[[], Squ
     steps = torch.round(octaves * STEPS_PER_OCTAVE)
     # rounded to where a clamp still cuts nothing off
     steps = torch.maximum(steps, torch.ceil(least.clamp(-MOST_OCTAVES, MOST_OCTAVES) * STEPS_PER_OCTAVE))
-    return Corrections(steps_by_node(channels, torch.minimum(steps, most * STEPS_PER_OCTAVE).to(torch.int64)))
+    steps = torch.minimum(steps, most * STEPS_PER_OCTAVE).to(torch.int64)
+    clamps = tuple(name for name in divisible if bool(steps[channels.values[name]].any()))
+    return Corrections(steps_by_node(channels, steps), clamps=clamps)
+
+
+def _divisible_clamps(prepared: Prepared, channels: Channels) -> tuple[str, ...]:
+    """The clamps that can have a limit for each channel, if the chip has such clamps."""
+    if "channel_clamp" not in prepared.hardware.ops:
+        return ()
+    return tuple(name for name in channels.clips if channels.axis_of(name) is not None)
 
 
 @dataclass(slots=True)

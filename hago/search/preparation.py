@@ -115,7 +115,7 @@ class Prepared:
         ops, old = self.hardware.known_ops, self.calibration
         graph = corrections.apply(self.graph, ops)
         changed = replace(self, graph=graph, corrections=corrections)
-        if graph.by_name.keys() != self.graph.by_name.keys():
+        if {n.name: n.op for n in graph} != {n.name: n.op for n in self.graph}:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HagoWarning)  # what was warned of holds for this graph, too
                 return changed._analyzed()

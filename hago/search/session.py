@@ -152,15 +152,17 @@ class SearchOptions:
         return replace(self, **changed, **keywords)
 
 
-def for_training(options: SearchOptions) -> SearchOptions:
+def for_training(options: SearchOptions, hardware: HardwareLike) -> SearchOptions:
     """The options of a search whose strategy is trained: without the corrections of its effort that trained weights
-    cannot hold, unless the user named corrections, or a log says which were made."""
+    cannot hold, unless the user named corrections, or a log says which were made. Where clamps can have limits for each
+    channel, equalization is one of these."""
     log = options.run.log
     begun = log is not None and Path(log).exists() and Path(log).stat().st_size > 0
     if begun or options.quantization.corrections is not None:
         return options
     names = named_effort(options.quantization.effort).corrections
-    return options.changed(corrections=tuple(name for name in names if name in TRAINABLE))
+    held = set(TRAINABLE) - ({"equalization"} if "channel_clamp" in as_hardware(hardware).ops else set())
+    return options.changed(corrections=tuple(name for name in names if name in held))
 
 
 # ---------------------------------------------------------------- results

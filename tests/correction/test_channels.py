@@ -2,38 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 import torch
 from made_up.random_graphs import random_graph, random_inputs
 from torch import Tensor
 
-from hago.correction import FIXED, STEPS_PER_OCTAVE, Channels, Corrections, channels, steps_by_node, track_channels
+from hago.correction import (
+    FIXED,
+    STEPS_PER_OCTAVE,
+    Channels,
+    Corrections,
+    channels,
+    equalization,
+    steps_by_node,
+    track_channels,
+)
 from hago.correction.equalization import divide_channels, factors_of
 from hago.errors import LogError
 from hago.graph import Graph, run_real
 
+from .random_chains import random_chain
+
 SEEDS = range(80)
 
 
-def octaves(tracked: Channels, seed: int) -> Tensor:
-    """A whole exponent for every channel: 0 for those of clamps, which have one limit for all channels."""
+def octaves(tracked: Channels, seed: int, clamps: Sequence[str] = ()) -> Tensor:
+    """A whole exponent for every channel: 0 for those of clamps, which have one limit for all channels, but those that
+    have one for each."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(-3, 4, (tracked.count,), generator=generator)
     drawn[: FIXED + 1] = 0
-    for name in tracked.clips:
+    for name in tracked.clips.keys() - set(clamps):
         drawn[tracked.values[name].flatten()] = 0
     return drawn
 
 
-def differing(graph: Graph, seed: int) -> tuple[int, int]:
-    """How many channels have a factor, and how many output values differ with it."""
+def divisible(tracked: Channels) -> tuple[str, ...]:
+    """The clamps that can have a limit for each channel."""
+    return tuple(name for name in tracked.clips if tracked.axis_of(name) is not None)
+
+
+def clamped(graph: Graph) -> Graph:
+    """The network with a limit in place of every relu."""
+    limits = {"min": 0.0, "max": 0.7}
+    return replace(graph, nodes=tuple(replace(n, op="clamp", attrs=limits) if n.op == "relu" else n for n in graph))
+
+
+def differing(graph: Graph, seed: int, *, limits: bool = False) -> tuple[int, int]:
+    """How many channels have a factor, and how many output values differ with it.
+
+    Args:
+        limits: whether clamps get a limit for each channel; of them, what they clamp is counted.
+    """
     tracked = track_channels(graph)
-    drawn = octaves(tracked, seed)
-    changed = divide_channels(graph, tracked, torch.exp2(drawn.to(torch.float64)))
+    clamps = divisible(tracked) if limits else ()
+    drawn = octaves(tracked, seed, clamps)
+    changed = divide_channels(graph, tracked, torch.exp2(drawn.to(torch.float64)), clamps)
     inputs = random_inputs(graph, seed)
     pairs = zip(run_real(graph, inputs), run_real(changed, inputs), strict=True)
     wrong = sum(int((~torch.isclose(a, b, rtol=1e-5, atol=1e-5, equal_nan=True)).sum()) for a, b in pairs)
-    return int((drawn != 0).sum()), wrong
+    counted = [tracked.values[name] for name in clamps] if limits else [torch.arange(tracked.count)]
+    return sum(int((drawn[numbers] != 0).sum()) for numbers in counted), wrong
+
+
+def test_clamps_with_a_limit_for_each_channel_keep_what_any_network_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = {seed: clamped(random_chain(seed)) for seed in range(32)}
+    found = {seed: differing(graph, seed, limits=True) for seed, graph in graphs.items()}
+    assert {seed: wrong for seed, (_, wrong) in found.items() if wrong} == {}
+    assert sum(divided > 0 for divided, _ in found.values()) > 8
+    monkeypatch.setattr(equalization, "_with_limits", lambda clamp, channels, factors: clamp)
+    assert any(differing(graph, seed, limits=True)[1] for seed, graph in graphs.items())  # the law bites
 
 
 def test_factors_keep_what_any_network_computes() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from building import Builder, seeded
 from networks import Small, images, randomized
-from ops.samples import AFFINE_KEYS, KEYS, at_batch, graph_of, inputs_of
+from ops.samples import INTERNAL_KEYS, KEYS, at_batch, graph_of, inputs_of
 from plans import points, resolver_of
 from random_graphs import random_graph, random_inputs
 from torch import Tensor
@@ -53,11 +53,11 @@ def run_file(graph: Graph, inputs: list[Tensor]) -> list[np.ndarray[Any, Any]]:
 REFUSED = {("adaptive_max_pool2d", 1): "maximum over windows", ("avg_pool2d", 4): "average with a divisor"}
 
 
-@pytest.mark.parametrize("key", KEYS + AFFINE_KEYS, ids=lambda k: f"{k[0]}-{k[1]}")
+@pytest.mark.parametrize("key", KEYS + INTERNAL_KEYS, ids=lambda k: f"{k[0]}-{k[1]}")
 def test_every_op_in_float(key: tuple[str, int]) -> None:
     """The file is run with another batch size than it was made with."""
     graph = graph_of(*key)
-    if key[0] == "affine":
+    if key in INTERNAL_KEYS:
         inputs = [images(3, *(graph["x"].shape or ())[1:])]
     else:
         sample = OPS[key[0]].samples[key[1]]

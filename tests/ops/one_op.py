@@ -84,6 +84,9 @@ class Case:
         return self.form.unsupported(self.attrs, [self.at_batch_1(s) for s in range(len(self.shapes))])
 
 
-def affine(rank: int) -> Case:
-    """affine has no torch call that it could be imported from."""
-    return Case(OPS["affine"], {"rank": rank}, ((2, 3, 4, 5)[:rank], (3,), (3,)), {1: None, 2: None})
+def internal(name: str, rank: int) -> Case:
+    """An op that has no torch call from which it could be imported."""
+    shape = (2, 3, 4, 5)[:rank]
+    if name == "affine":
+        return Case(OPS[name], {"rank": rank}, (shape, (3,), (3,)), {1: None, 2: None})
+    return Case(OPS[name], {"rank": rank, "axis": 1, "limits": [0.0, 0.7, 1.9]}, (shape,), {})

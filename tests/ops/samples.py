@@ -19,11 +19,11 @@ from hago.graph.graph import CONST, INPUT, Graph, Node
 from hago.ops import OPS, Ops
 from hago.ops._rule import Sample
 
-from .one_op import Case, draw, model_of
+from .one_op import Case, draw, internal, model_of
 
-#: Every (op, sample), and affine, which no torch call means, at each rank.
+#: Every (op, sample), and ops that no torch call means, at each rank.
 KEYS = [(n, i) for n, r in OPS.items() for i in range(len(r.samples))]
-AFFINE_KEYS = [("affine", rank) for rank in (2, 3, 4)]
+INTERNAL_KEYS = [(name, rank) for name in ("affine", "channel_clamp") for rank in (2, 3, 4)]
 
 
 def at_batch(sample: Sample, batch: int, seed: int) -> list[Tensor]:
@@ -75,20 +75,21 @@ def model_and_graph(name: str, index: int) -> tuple[nn.Module, Graph]:
 
 
 def graph_of(name: str, index: int) -> Graph:
-    """The one-op graph of a sample; of affine, `index` is the rank."""
-    return _affine(index) if name == "affine" else model_and_graph(name, index)[1]
+    """The one-op graph of a sample; of an op that no torch call means, `index` is the rank."""
+    return _internal(name, index) if (name, index) in INTERNAL_KEYS else model_and_graph(name, index)[1]
 
 
-def _affine(rank: int) -> Graph:
+def _internal(name: str, rank: int) -> Graph:
     generator = torch.Generator().manual_seed(rank)
+    case = internal(name, rank)
     shape = (1, 3, 4, 5)[:rank]
-    consts = {n: torch.randn(3, generator=generator) for n in ("weight", "bias")}
+    consts = {f"const{slot}": torch.randn(case.shapes[slot], generator=generator) for slot in case.consts}
     nodes = (
         Node("x", INPUT, (), {"dtype": "float32"}, shape),
-        *(Node(n, CONST, (), {}, (3,)) for n in consts),
-        Node("affine", "affine", ("x", "weight", "bias"), {"rank": rank}, shape),
+        *(Node(n, CONST, (), {}, tuple(t.shape)) for n, t in consts.items()),
+        Node(name, name, ("x", *consts), case.attrs, shape),
     )
-    return Graph(nodes, ("x",), ("affine",), consts)
+    return Graph(nodes, ("x",), (name,), consts)
 
 
 def compute_nodes(graph: Graph) -> list[Node]:

@@ -28,11 +28,11 @@ from .kernel_laws import (
     check_windows,
     varying_axes,
 )
-from .one_op import Case, affine
-from .samples import imported
+from .one_op import Case, internal
+from .samples import INTERNAL_KEYS, imported
 
 INTEGER = {n: r for n, r in OPS.items() if r.integer is not None and not r.integer.table}
-KEYS = [(n, i) for n, r in INTEGER.items() for i in range(len(r.samples))] + [("affine", r) for r in (2, 3, 4)]
+KEYS = [(n, i) for n, r in INTEGER.items() for i in range(len(r.samples))] + INTERNAL_KEYS
 EVERY = pytest.mark.parametrize("key", KEYS, ids=lambda k: f"{k[0]}-{k[1]}")
 
 #: How many samples of an op are float for a reason of their own.
@@ -48,7 +48,7 @@ MISFITS = {
 
 
 def case_of(key: tuple[str, int]) -> Case:
-    return affine(key[1]) if key[0] == "affine" else imported(*key)
+    return internal(*key) if key in INTERNAL_KEYS else imported(*key)
 
 
 # ---------------------------------------------------------------- over every op

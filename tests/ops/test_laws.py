@@ -24,10 +24,10 @@ from hago.ops._rule import Refusal
 from hago.plan.topology import analyze, why_not_integer
 
 from . import laws
-from .samples import AFFINE_KEYS, KEYS, among_integers, at_batch, compute_nodes, graph_of, inputs_of, model_and_graph
+from .samples import INTERNAL_KEYS, KEYS, among_integers, at_batch, compute_nodes, graph_of, inputs_of, model_and_graph
 
 Key = tuple[str, int]
-INTEGER_KEYS = [k for k in KEYS + AFFINE_KEYS if OPS[k[0]].integer is not None]
+INTEGER_KEYS = [k for k in KEYS + INTERNAL_KEYS if OPS[k[0]].integer is not None]
 
 
 def name_of(value: object) -> str:
@@ -42,7 +42,7 @@ REFUSALS = [(rule.name, refusal) for rule in OPS.values() for refusal in rule.re
 
 
 def inputs_for(key: Key, batch: int = 2, seed: int = 7) -> list[Tensor]:
-    if key[0] == "affine":
+    if key in INTERNAL_KEYS:
         shape = graph_of(*key)["x"].shape or ()
         return [torch.randn((batch, *shape[1:]), generator=torch.Generator().manual_seed(seed))]
     sample = OPS[key[0]].samples[key[1]]
@@ -118,7 +118,7 @@ def test_refuse(name: str, refusal: Refusal) -> None:
 
 
 def test_every_op_has_samples() -> None:
-    assert {name for name, rule in OPS.items() if not rule.samples} == {"affine", "masked_softmax"}
+    assert {name for name, rule in OPS.items() if not rule.samples} == {"affine", "channel_clamp", "masked_softmax"}
 
 
 # ---------------------------------------------------------------- rectify

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from building import Builder, seeded
-from ops.samples import AFFINE_KEYS, KEYS, graph_of
+from ops.samples import INTERNAL_KEYS, KEYS, graph_of
 from plans import resolver_of
 
 from hago.analysis.explain import explain_topology
@@ -96,7 +96,7 @@ def test_float_nodes_read_scale_times_integer(stored: str, scheme: str) -> None:
 #: Samples whose weight is a constant.
 WEIGHED = [
     key
-    for key in (*KEYS, *AFFINE_KEYS)
+    for key in (*KEYS, *(k for k in INTERNAL_KEYS if k[0] == "affine"))
     if key[0] == "affine" or (key[0] in chip(INT4).ops and 1 in OPS[key[0]].samples[key[1]].consts)
 ]
 

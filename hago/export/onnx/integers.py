@@ -101,6 +101,14 @@ def _write_clip(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[
     builder.writer.op("Clip", [x[0].name, *(builder.writer.number(v, out, str(kind)) for v in limits)], out)
 
 
+def _write_channel_clip(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[Value], out: str) -> None:
+    w, q, kind = builder.writer, node_plan.out, numpy_dtype(node_plan.out.dtype)
+    zero = int(q.zero_point)
+    limits = (torch.as_tensor(node_plan.attrs["limits"]) + zero).clamp(q.qmin, q.qmax).numpy().astype(kind)
+    above = w.step("Max", [x[0].name, w.number(zero, out, str(kind))], out)
+    w.op("Min", [above, w.constant(w.fresh(f"{out}:limits"), limits)], out)
+
+
 def _write_unchanged_op(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[Value], out: str) -> None:
     """The float op itself, which moves integers as it moves real values."""
     write_float_node(builder.writer, node, [v.name for v in x], out)
@@ -119,6 +127,7 @@ def _write_pad(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[V
 DATA_MOVEMENT: Final[Mapping[str, IntegerNodeWriter]] = {
     "relu": _write_clip,
     "clamp": _write_clip,
+    "channel_clamp": _write_channel_clip,
     "pad": _write_pad,
 }
 
@@ -224,6 +233,8 @@ def _write_sum_in_float32(builder: ModelBuilder, node: Node, node_plan: NodePlan
         _write_window_sums(builder, node, node_plan, x[0], out)
     elif node.op == "clamp" and isinstance(attrs["min"], torch.Tensor) | isinstance(attrs["max"], torch.Tensor):
         write_clip_per_channel(builder.writer, node_plan.attrs, x[0], out)
+    elif node.op == "channel_clamp":
+        write_clip_per_channel(builder.writer, {"min": 0, "max": node_plan.attrs["limits"]}, x[0], out)
     else:
         write_float_node(builder.writer, replace(node, attrs=attrs), x, out)
 

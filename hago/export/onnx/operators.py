@@ -200,6 +200,13 @@ def _convert_clamp(c: Conversion) -> None:
     c.output("Clip", [c.x[0], *(limits if limits[1] else limits[:1])])
 
 
+def _convert_channel_clamp(c: Conversion) -> None:
+    shape = [1] * c.attrs["rank"]
+    shape[c.attrs["axis"]] = -1
+    limits = torch.tensor(c.attrs["limits"], dtype=torch.float64).reshape(shape)
+    c.output("Min", [c.step("Relu", c.x), c.constant("limits", limits.to(torch.float32))])
+
+
 def _convert_silu(c: Conversion) -> None:
     c.output("Mul", [c.x[0], c.step("Sigmoid", c.x)])
 
@@ -838,6 +845,7 @@ OPERATORS: Final[Mapping[str, Converter]] = {
     "sigmoid": one_node("Sigmoid"),
     "tanh": one_node("Tanh"),
     "clamp": _convert_clamp,
+    "channel_clamp": _convert_channel_clamp,
     "gelu": one_node("Gelu", 20, {"approximate": "approximate"}),
     "elu": one_node("Elu", attributes={"alpha": "alpha"}),
     "leaky_relu": one_node("LeakyRelu", attributes={"alpha": "negative_slope"}),

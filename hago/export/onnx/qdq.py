@@ -108,6 +108,8 @@ def _write_fusible_op(builder: ModelBuilder, node: Node, node_plan: NodePlan, re
             squeeze_pooled(w, pooled, rank, out)
     elif node.op == "clamp" and keeps_accumulator(node_plan):
         _write_clip(w, node, node_plan, real[0], out)
+    elif node.op == "channel_clamp" and keeps_accumulator(node_plan):
+        write_clip_per_channel(w, {"min": 0, "max": node_plan.attrs["limits"] * node_plan.out.scale}, real[0], out)
     elif node.op == "silu" and builder.plan.hardware.requantize.form == "onnxruntime":
         # ONNX Runtime does not fuse Sigmoid and Mul once each of them reads a DequantizeLinear of its own
         w.op("QuickGelu", real, out, MICROSOFT, alpha=1.0)
