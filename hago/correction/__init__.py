@@ -9,6 +9,7 @@ from hago.correction.corrections import Corrections
 from hago.correction.equalization import STEPS_PER_OCTAVE, steps_by_node
 from hago.correction.offsets import OffsetConstants
 from hago.correction.passes import CorrectionPass, WhyNot, passes_from_json
+from hago.correction.rotation import Rotatable, find_rotatable
 from hago.correction.splitting import Chain, Splits, chain_axis, chains_of, name_apart, norms_to_separate
 
 __all__ = [
@@ -20,11 +21,13 @@ __all__ = [
     "CorrectionPass",
     "Corrections",
     "OffsetConstants",
+    "Rotatable",
     "Scalable",
     "Splits",
     "WhyNot",
     "chain_axis",
     "chains_of",
+    "find_rotatable",
     "name_apart",
     "norms_to_separate",
     "passes_from_json",

@@ -8,6 +8,7 @@ from typing import Any
 
 from hago.correction.equalization import equalized
 from hago.correction.offsets import OffsetConstants
+from hago.correction.rotation import rotated
 from hago.correction.splitting import Splits
 from hago.graph import Graph
 from hago.ops import OPS, Ops
@@ -24,11 +25,14 @@ class Corrections:
         splits: the nodes that are computed in parts or once more, before channels are divided; see
             `hago.correction.splitting`.
         offsets: by constant, by how much its integers differ from the nearest; see `hago.correction.offsets`.
+        rotations: by node whose channels are rotated, and those of others with it, the seed of the rotation, before
+            anything is split; see `hago.correction.rotation`.
     """
 
     equalization: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     offsets: Mapping[str, str] = field(default_factory=dict)
     splits: Splits = field(default_factory=Splits)
+    rotations: Mapping[str, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.of_graph or self.offsets)
@@ -36,10 +40,12 @@ class Corrections:
     @property
     def of_graph(self) -> bool:
         """Whether they change the graph, and not only the integers of its constants."""
-        return bool(self.equalization or self.splits)
+        return bool(self.equalization or self.splits or self.rotations)
 
     def __str__(self) -> str:
         parts = []
+        if self.rotations:
+            parts.append(f"channels of {counted(len(self.rotations), 'group')} of values rotated")
         if self.splits.norms:
             parts.append(f"{counted(len(self.splits.norms), 'norm')} computed once more for layers")
         if self.splits.channels:
@@ -59,7 +65,10 @@ class Corrections:
         Raises:
             LogError: they do not fit the graph.
         """
-        original = self.splits.apply(graph.uncorrected)
+        original = graph.uncorrected
+        if self.rotations:
+            original = rotated(original, self.rotations, ops)
+        original = self.splits.apply(original)
         return equalized(original, self.equalization, ops) if self.equalization else original
 
     def constants(self, graph: Graph, rounding: str) -> OffsetConstants | None:
@@ -78,6 +87,7 @@ class Corrections:
         """JSON values; `from_json` gives the same corrections back."""
         factors = {n: list(of) for n, of in self.equalization.items()}
         parts: dict[str, Any] = {
+            "rotations": dict(self.rotations),
             "splits": self.splits.to_json(),
             "equalization": factors,
             "offsets": dict(self.offsets),
@@ -88,4 +98,5 @@ class Corrections:
     def from_json(value: Mapping[str, Any]) -> Corrections:
         """The corrections that JSON values, checked by the schema, describe."""
         factors = {n: tuple(of) for n, of in value.get("equalization", {}).items()}
-        return Corrections(factors, dict(value.get("offsets", {})), Splits.from_json(value.get("splits", {})))
+        splits = Splits.from_json(value.get("splits", {}))
+        return Corrections(factors, dict(value.get("offsets", {})), splits, dict(value.get("rotations", {})))
