@@ -48,7 +48,7 @@ METRICS: Final = (
 )
 FLOAT_METRICS: Final = ("bops", "cycles", "latency", "energy")
 #: `hago.search.correcting`.
-CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bias", "reconstruction")
+CORRECTIONS: Final = ("rotation", "splitting", "equalization", "thresholds", "rounding", "bias", "reconstruction")
 #: `hago.search.effort`.
 EFFORTS: Final = ("fast", "good", "best")
 #: `hago.data`.

@@ -17,7 +17,7 @@ is the number that signs are drawn with.
 References:
     S. Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", NeurIPS 2024; Z. Liu et al., "SpinQuant:
     LLM Quantization with Learned Rotations", arXiv:2405.16406 (there R1 and R2; those that would have to be computed
-    while the network runs are left out); S. Ashkboos et al., "SliceGPT", ICLR 2024, take the gains of norms into layers.
+    while the network runs are left out); S. Ashkboos et al., "SliceGPT", ICLR 2024, for the gains of norms.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from hago.ops import OPS, Ops
 LEAST_WIDTH: Final = 4
 #: A norm that keeps its bias has it divided by its gains; no quotient may be larger.
 MOST_QUOTIENT: Final = 64.0
+#: The call that repeats a constant for every sample, where the number of samples is not fixed.
+_EXPAND: Final = "aten.expand.default"
 #: A reflection that moves the vector of ones by less, squared, is left out.
 _NO_REFLECTION: Final = 1e-24
 
@@ -226,8 +228,7 @@ class _Tracking:
         """Find the place of a node's value, and fix the operands that it reads otherwise."""
         if node.op == CONST:
             return
-        known = all(self.graph[s].shape is not None or self._is_const(s) for s in (node.name, *node.inputs))
-        place = self._place(node) if known else None
+        place = None if node.shape is None else self._place(node)
         if place is not None:
             self.places[node.name] = place
             self.spaces[place.space].values.append(node.name)
@@ -253,6 +254,8 @@ class _Tracking:
             return self._product(node)
         if node.op == "scaled_dot_product_attention":
             return self._attention(node)
+        if node.op == "opaque" and node.attrs["target"] == _EXPAND:
+            return self._repeated(node)
         return self._moved(node) if rule is not None and rule.moves_values and node.op not in POOLINGS else None
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -330,7 +333,8 @@ class _Tracking:
         axis = self._from_end(rotated)
         for source in factors:
             shape = self._shape(source)
-            if source in self.places or (len(shape) >= -axis and shape[axis] != 1):
+            known = self._is_const(source) or self.graph[source].shape is not None
+            if not known or source in self.places or (len(shape) >= -axis and shape[axis] != 1):
                 return None
         if len(factors) + 1 < len(node.inputs):  # a square
             return None
@@ -380,6 +384,16 @@ class _Tracking:
             return None
         return replace(place, axis=len(node.shape or ()) - 1)
 
+    def _repeated(self, node: Node) -> _Place | None:
+        """A constant for every sample, as the class token of a vision transformer is."""
+        shape, source = node.shape or (), node.inputs[0]
+        if not self._is_const(source) or not self.graph.consts[source].is_floating_point() or not shape:
+            return None
+        axis, width = len(self._shape(source)) - 1, shape[-1]
+        if self._shape(source)[-1:] != (width,):
+            return None
+        return _Place(self.fresh(width, (node.edges[0], axis)), len(shape) - 1, width)
+
     def _moved(self, node: Node) -> _Place | None:
         """What moves entries is run on their numbers, which show where the vectors are."""
         if node.op == "pad" and node.attrs.get("value"):
@@ -394,7 +408,7 @@ class _Tracking:
         widths = [p.width for p in placed] + [self._shape(self.graph.source(e))[axis] for e, axis in constants]
         if not widths or len(norms) > 1 or (width := math.gcd(*widths)) < LEAST_WIDTH:
             return None
-        axes = {e: axis for e, axis in constants}
+        axes = dict(constants)
         operands, seen = list[Tensor](), 1
         for edge, source in zip(node.edges, node.inputs, strict=True):
             axis = self.places[source].axis if source in self.places else axes.get(edge)

@@ -103,10 +103,11 @@ def prepare_qat(
     else:
         raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
     fixed, style = constants_of(model), training.norms if norms is None else norms
-    if initial.corrections.equalization and style != "frozen":
+    if (initial.corrections.equalization or initial.corrections.rotations) and style != "frozen":
         raise HagoError(
-            f"the strategy's equalization changed the weights into which batch norms are folded, and norms={style!r} "
-            "trains these norms from their own; use norms='frozen', or a strategy made with corrections='none'"
+            "the strategy's equalization or rotations changed the weights into which batch norms are folded, and "
+            f"norms={style!r} trains these norms from their own; use norms='frozen', or a strategy made with "
+            "corrections='none'"
         )
     live_norms = _live_norms(model, unfolded, graph, style, fixed)
     schedule = Schedule(quant_delay, freeze_bn_delay)
@@ -172,7 +173,8 @@ def make_trainable(
 
     Raises:
         StrategyMismatch: the strategy is for another model or hardware.
-        HagoError: it computes norms or channels apart, or a weight has scales of its groups, which are not trained.
+        HagoError: it computes norms or channels apart or stores a weight once more, or a weight has scales of its
+            groups, which are not trained.
     """
     if strategy.corrections.splits:
         raise HagoError(
@@ -181,6 +183,12 @@ def make_trainable(
             "'thresholds', 'rounding', 'bias'] (--corrections equalization ...)"
         )
     resolver = stored_resolver(graph, hardware, strategy)
+    if resolver.graph.consts.keys() != graph.consts.keys():
+        raise HagoError(
+            "the strategy rotates a constant that nodes share in a way of its own for each of them, which the weights "
+            "of the model's own modules cannot hold once they are trained; make the strategy without rotation: "
+            "corrections=['equalization', 'thresholds', 'rounding', 'bias'] (--corrections equalization ...)"
+        )
     if strategy.corrections.offsets:
         # training starts from float weights, of which those integers are the nearest
         graph = resolver.graph if norms else _with_integers_of(resolver(strategy.bits), strategy.corrections.offsets)
