@@ -163,7 +163,8 @@ def test_offsets_are_read_back_and_damaged_ones_are_refused(tmp_path: Path) -> N
 
 def test_an_unknown_correction_is_refused() -> None:
     with pytest.raises(
-        HagoError, match="expected one of none, splitting, equalization, thresholds, rounding, bias, reconstruction"
+        HagoError,
+        match="expected one of none, rotation, splitting, equalization, thresholds, rounding, bias, reconstruction",
     ):
         hago.quantize(Uneven().eval(), "vta", DATA, corrections="rouding")
 
