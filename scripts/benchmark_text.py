@@ -138,6 +138,15 @@ def loss(subject: Subject, reference: Numbers, out: Numbers) -> tuple[float, flo
     return lost(np.arange(subject.items)), float(low), float(high)
 
 
+def fixed_bits(subject: Subject, hardware: str | Hardware, weights: int, inputs: int) -> dict[str, int]:
+    """The bits of the weights and of the inputs of all linear layers but the last one, by group of edges."""
+    prepared = hago.search.prepare(subject.module, hardware, subject.calibration[:1])
+    *layers, _ = (node.name for node in prepared.graph if node.op == "linear")
+    bits = {f"{name}:{slot}": b for name in layers for slot, b in ((0, inputs), (1, weights))}
+    groups = prepared.space.groups
+    return {key: bits[str(e)] for key, group in groups.items() for e in group.edges if str(e) in bits}
+
+
 def measure(
     subject: Subject,
     hardware: str | Hardware,
@@ -153,8 +162,7 @@ def measure(
     name = hardware if isinstance(hardware, str) else hardware.name
     fixed = None
     if layer_bits is not None:
-        *layers, _ = (n for n, module in subject.module.named_modules() if isinstance(module, nn.Linear))
-        fixed = {f"{n}:{slot}": bits for n in layers for bits, slot in zip(layer_bits, (1, 0), strict=True)}
+        fixed = fixed_bits(subject, hardware, *layer_bits)
         name = f"{name}, layers of {layer_bits[0]} and {layer_bits[1]} bits"
     reference = outputs(subject.module, subject.test)
     real, every = subject.measured(reference), np.arange(subject.items)

@@ -154,6 +154,40 @@ class Moving(nn.Module):
         return result
 
 
+class Patches(nn.Module):
+    """A vision transformer's block: patches of a convolution, a class token, and heads that share keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.token = nn.Conv2d(2, 24, 2, 2), nn.Parameter(images(1, 1, 24))
+        self.norm, self.last, self.head = nn.LayerNorm(24), nn.LayerNorm(24), nn.Linear(24, 5)
+        self.q, self.k, self.v, self.out = nn.Linear(24, 24), nn.Linear(24, 12), nn.Linear(24, 12), nn.Linear(24, 24)
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                parameter.copy_(images(*parameter.shape, seed=number) * 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+        y = self.norm(x)
+        q, k, v = (layer(y).unflatten(2, (-1, 6)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        result: Tensor = self.head(self.last(x)[:, 0])
+        return result
+
+
+def test_patches_and_shared_heads_are_rotated() -> None:
+    inputs = images(3, 2, 6, 4, seed=1)
+    graph = precise(imported(Patches(), inputs))
+    corrections, changed = with_all(graph)
+    assert {name: found.width for name, found in find_rotatable(graph).items()} == {"patch": 24, "q": 6, "v": 6}
+    assert error(graph, changed, precise_inputs([inputs])) < 1e-9
+    whole = precise(from_torch(Patches().eval(), (inputs,), attention="whole"))
+    assert find_rotatable(whole).keys() == corrections.rotations.keys()
+    assert error(whole, with_all(whole)[1], precise_inputs([inputs])) < 1e-9
+
+
 def test_norms_and_layers_that_share_constants_are_rotated() -> None:
     graph = precise(imported(Shared(), DATA[0]))
     corrections, changed = with_all(graph)
@@ -174,6 +208,7 @@ class Refused(nn.Module):
     def __init__(self, why: str) -> None:
         super().__init__()
         self.first, self.norm, self.last, self.why = nn.Linear(12, 16), nn.LayerNorm(16), nn.Linear(16, 8), why
+        self.narrow = nn.Linear(12, 8)
         if why == "a bias without gain, and no layer that takes it":
             self.last = nn.Linear(16, 8, False)
             with torch.no_grad():
@@ -193,6 +228,12 @@ class Refused(nn.Module):
             return self.last(y) + x.mean(2, keepdim=True)
         if self.why == "padded channels":
             return self.last(nn.functional.pad(y, (1, 0))[:, :, :-1])
+        if self.why == "tokens that are padded behind a norm":
+            return self.last(nn.functional.pad(y, (0, 0, 1, 0)))
+        if self.why == "norms that are multiplied":
+            return (y @ y.transpose(1, 2)) @ self.last(y)
+        if self.why == "channels from within a vector":
+            return self.last(y), self.narrow(x[..., 2:14])
         if self.why == "a factor for each channel":
             return self.last(y * torch.arange(16.0))
         return self.last(y)
@@ -204,6 +245,9 @@ REFUSED = (
     "a curve",
     "a mean over channels",
     "padded channels",
+    "norms that are multiplied",
+    "channels from within a vector",
+    "tokens that are padded behind a norm",
     "a factor for each channel",
     "a bias without gain, and no layer that takes it",
 )
