@@ -138,11 +138,32 @@ def loss(subject: Subject, reference: Numbers, out: Numbers) -> tuple[float, flo
     return lost(np.arange(subject.items)), float(low), float(high)
 
 
+def fixed_bits(subject: Subject, hardware: str | Hardware, weights: int, inputs: int) -> dict[str, int]:
+    """The bits of the weights and of the inputs of all linear layers but the last one, by group of edges."""
+    prepared = hago.search.prepare(subject.module, hardware, subject.calibration[:1])
+    *layers, _ = (node.name for node in prepared.graph if node.op == "linear")
+    bits = {f"{name}:{slot}": b for name in layers for slot, b in ((0, inputs), (1, weights))}
+    groups = prepared.space.groups
+    return {key: bits[str(e)] for key, group in groups.items() for e in group.edges if str(e) in bits}
+
+
 def measure(
-    subject: Subject, hardware: str | Hardware, settings: Sequence[str], estimator: str | None
+    subject: Subject,
+    hardware: str | Hardware,
+    settings: Sequence[str],
+    estimator: str | None,
+    layer_bits: Sequence[int] | None = None,
 ) -> list[dict[str, Any]]:
-    """Print and return a row for every set of corrections."""
+    """Print and return a row for every set of corrections.
+
+    Args:
+        layer_bits: of the weights and of the inputs of all linear layers but the last one; None for 8.
+    """
     name = hardware if isinstance(hardware, str) else hardware.name
+    fixed = None
+    if layer_bits is not None:
+        fixed = fixed_bits(subject, hardware, *layer_bits)
+        name = f"{name}, layers of {layer_bits[0]} and {layer_bits[1]} bits"
     reference = outputs(subject.module, subject.test)
     real, every = subject.measured(reference), np.arange(subject.items)
     rows = []
@@ -151,7 +172,12 @@ def measure(
         started = time.perf_counter()
         corrections = None if setting == "all" else setting.split("+")
         made = hago.quantize(
-            subject.module, hardware, subject.calibration, corrections=corrections, estimator=estimator
+            subject.module,
+            hardware,
+            subject.calibration,
+            corrections=corrections,
+            estimator=estimator,
+            fix_bits=fixed,
         )
         seconds = time.perf_counter() - started
         out = outputs(made.simulate(), subject.test)
@@ -178,6 +204,9 @@ def main() -> None:
     parser.add_argument("--language", nargs="*", default=[], metavar="KIND=WEIGHTS", help="models of train_language.py")
     parser.add_argument("--hardware", nargs="*", default=["x86_vnni", "vta"])
     parser.add_argument("--weight-bits", type=int, nargs="*", default=[], help="bits of weights alone, all else float")
+    parser.add_argument(
+        "--layer-bits", type=int, nargs=2, metavar=("WEIGHTS", "INPUTS"), help="of linear layers but the last"
+    )
     parser.add_argument("--group", type=int, default=32, help="weights that share a scale there")
     parser.add_argument("--corrections", nargs="+", default=["none", "all"], help="sets of corrections, joined by +")
     parser.add_argument("--estimator", help="of thresholds; the chip's by default")
@@ -193,7 +222,12 @@ def main() -> None:
         kind, _, weights = pair.partition("=")
         subjects.append(language_model(kind, Path(weights), args.windows, args.test))
     chips: list[str | Hardware] = [*args.hardware, *(weights_alone(bits, args.group) for bits in args.weight_bits)]
-    rows = [r for s in subjects for chip in chips for r in measure(s, chip, args.corrections, args.estimator)]
+    rows = [
+        row
+        for subject in subjects
+        for chip in chips
+        for row in measure(subject, chip, args.corrections, args.estimator, args.layer_bits)
+    ]
     if args.json:
         args.json.write_text(json.dumps(rows))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -107,6 +109,78 @@ class Outliers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.first(x))
         result: Tensor = self.last(x + self.down(self.act(self.up(x))))
+        return result
+
+
+class Stream(nn.Module):
+    """A small transformer of tokens with norms before its layers; two channels of what they all read are large.
+
+    Args:
+        tokens: entries of a table that are read; None for 12 features of every token.
+        rms: RMSNorm, a gate and no biases, instead of layer norm and GELU.
+        bias: whether layer norms and layers have biases.
+        behind: norms behind sums instead.
+        positions: whether a table of positions is added.
+        tied: whether the last layer has the table of tokens for its weight.
+    """
+
+    def __init__(
+        self,
+        tokens: int | None = None,
+        *,
+        width: int = 32,
+        heads: int = 4,
+        blocks: int = 2,
+        rms: bool = False,
+        bias: bool = True,
+        behind: bool = False,
+        positions: bool = False,
+        tied: bool = False,
+    ) -> None:
+        super().__init__()
+        self.heads, self.behind, bias = heads, behind, bias and not rms
+        self.first = nn.Linear(12, width) if tokens is None else nn.Embedding(tokens, width)
+        self.positions = nn.Parameter(torch.zeros(6, width)) if positions else None
+        self.norms = nn.ModuleList(
+            nn.RMSNorm(width, 1e-5) if rms else nn.LayerNorm(width, bias=bias) for _ in range(2 * blocks + (not behind))
+        )
+        layer = partial(nn.Linear, bias=bias)
+        self.attention = nn.ModuleList(layer(width, width) for _ in range(4 * blocks))
+        self.up = nn.ModuleList(layer(width, 2 * width) for _ in range(blocks))
+        self.gate = nn.ModuleList(layer(width, 2 * width) for _ in range(blocks if rms else 0))
+        self.down = nn.ModuleList(layer(2 * width, width) for _ in range(blocks))
+        self.head = nn.Linear(width, tokens or 8, False)
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                parameter.copy_(images(*parameter.shape, seed=number) * (0.2 if parameter.ndim > 1 else 0.1))
+            for norm in self.norms:
+                norm.weight.add_(1.0)
+            table = self.first.weight if tokens is None else self.first.weight.T
+            table[[1, width // 2]] *= 40.0
+        if tied:
+            self.head.weight = self.first.weight
+
+    def attend(self, x: Tensor, block: int) -> Tensor:
+        *layers, out = self.attention[4 * block : 4 * block + 4]
+        q, k, v = (layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in layers)
+        result: Tensor = out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return result
+
+    def perceive(self, x: Tensor, block: int) -> Tensor:
+        hidden = self.up[block](x)
+        if len(self.gate):
+            hidden = hidden * nn.functional.silu(self.gate[block](x))
+        result: Tensor = self.down[block](hidden if len(self.gate) else nn.functional.gelu(hidden))
+        return result
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.positions is not None:
+            x = x + self.positions
+        for number, norm in enumerate(self.norms[: 2 * len(self.up)]):
+            branch = self.perceive if number % 2 else self.attend
+            x = norm(x + branch(x, number // 2)) if self.behind else x + branch(norm(x), number // 2)
+        result: Tensor = self.head(x if self.behind else self.norms[-1](x))
         return result
 
 

@@ -26,7 +26,7 @@ from unittest import mock
 import pytest
 import torch
 from advice import Message, messages
-from networks import Outliers, Small, Uneven, images, randomized
+from networks import Outliers, Small, Stream, Uneven, images, randomized
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -34,6 +34,7 @@ import hago
 from hago.analysis.inspect import inspect_plan
 from hago.arithmetic.types import Edge, dtype
 from hago.cli import _run
+from hago.correction import Corrections
 from hago.data.batches import Batches
 from hago.data.sources import load_data
 from hago.emulation import dorefa, oneflow
@@ -528,6 +529,11 @@ CASES: Final = (
         lambda _: qat_of_clamps(["thresholds", "rounding", "bias"]),
     ),
     Case(
+        "make the strategy without rotation: corrections=['equalization', 'thresholds', 'rounding', 'bias']",
+        lambda _: qat_of_tied({"first": 1}),
+        lambda _: qat_of_tied({}),
+    ),
+    Case(
         "before it was folded, but a later pass over the graph ({}) changed that weight; use norms='frozen'",
         lambda _: qat_after_a_new_pass("tensorflow"),
         lambda _: qat_after_a_new_pass("frozen"),
@@ -949,6 +955,14 @@ def qat_of_norm(momentum: float | None, **options: Any) -> object:
     model = randomized(Small())
     model.stem[1].momentum = momentum
     return hago.prepare_qat(model, CHIP, dataset=DATA, **{"norms": "tensorflow", **options})
+
+
+def qat_of_tied(rotations: dict[str, int]) -> Any:
+    model = Stream(20, tied=True).eval()
+    prepared = hago.search.prepare(model, CHIP, [images(4, 6, 20, seed=1).argmax(2)])
+    rotated = prepared.corrected(Corrections(rotations=rotations))
+    bits = rotated.space.widest()
+    return hago.prepare_qat(model, CHIP, hago.search.make_strategy(rotated, rotated.resolver(bits), bits, {}))
 
 
 def qat_of_outliers(corrections: Any) -> Any:

@@ -49,7 +49,7 @@ METRICS: Final = (
 FLOAT_METRICS: Final = ("bops", "cycles", "latency", "energy")
 #: `hago.search.correcting`.
 CORRECTIONS: Final = (
-    *("splitting", "equalization", "absorption"),
+    *("rotation", "splitting", "equalization", "absorption"),
     *("thresholds", "rounding", "bias", "affine"),
     "reconstruction",
 )

@@ -10,6 +10,7 @@ from hago.correction.corrections import Corrections
 from hago.correction.equalization import STEPS_PER_OCTAVE, steps_by_node
 from hago.correction.offsets import OffsetConstants
 from hago.correction.passes import CorrectionPass, WhyNot, passes_from_json
+from hago.correction.rotation import Rotatable, find_rotatable
 from hago.correction.splitting import Chain, Splits, chain_axis, chains_of, name_apart, norms_to_separate
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Corrections",
     "OffsetConstants",
     "Passage",
+    "Rotatable",
     "Scalable",
     "Shifts",
     "Splits",
@@ -29,6 +31,7 @@ __all__ = [
     "chain_axis",
     "chains_of",
     "channel_axis",
+    "find_rotatable",
     "name_apart",
     "norms_to_separate",
     "passes_from_json",

@@ -37,7 +37,7 @@ COMMUTING: Final = frozenset({"relu", "leaky_relu", "prelu", "neg"})
 #: The call of a norm that has no operator of its own.
 _RMS_NORM: Final = "aten.rms_norm.default"
 #: Operators that commute with a positive factor for each channel, since they join entries of one channel.
-_POOLINGS: Final = frozenset(
+POOLINGS: Final = frozenset(
     {
         *("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "upsample_nearest2d", "upsample_bilinear2d"),
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d"),
@@ -87,15 +87,18 @@ class Channels:
 def constants_of_norm(graph: Graph, node: Node) -> tuple[str, ...]:
     """The constants of a norm along the last axis, if nothing else reads them: its gains, and its biases if it has any;
     empty for other nodes."""
-    if node.op == "layer_norm":
-        axes = node.attrs["normalized_shape"]
-    elif node.op == "opaque" and node.attrs["target"] == _RMS_NORM:
-        axes = node.attrs["args"][1]
-    else:
+    if not is_norm(node):
         return ()
     constants = node.inputs[1:]
     own = all(graph[s].op == CONST and len(graph.out_edges[s]) == 1 for s in constants)
-    return constants if own and len(axes) == 1 and graph[node.inputs[0]].op != CONST else ()
+    return constants if own and graph[node.inputs[0]].op != CONST else ()
+
+
+def is_norm(node: Node) -> bool:
+    """Whether a node is a norm along the last axis."""
+    if node.op == "layer_norm":
+        return len(node.attrs["normalized_shape"]) == 1
+    return node.op == "opaque" and node.attrs["target"] == _RMS_NORM and len(node.attrs["args"][1]) == 1
 
 
 def track_channels(graph: Graph, ops: Ops = OPS) -> Channels:
@@ -187,7 +190,7 @@ class _Tracking:
             return None
         if node.op in COMMUTING:
             return first
-        if node.op in _POOLINGS:
+        if node.op in POOLINGS:
             return self.per_channel(first, 1).reshape(1, -1, *[1] * (len(node.shape or ()) - 2))
         if node.op == "clamp":
             return self._clamp(node, first)

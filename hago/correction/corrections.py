@@ -9,6 +9,7 @@ from typing import Any
 from hago.correction.absorption import Shifts, absorbed
 from hago.correction.equalization import equalized
 from hago.correction.offsets import OffsetConstants
+from hago.correction.rotation import rotated
 from hago.correction.splitting import Splits
 from hago.graph import Graph
 from hago.ops import OPS, Ops
@@ -28,6 +29,8 @@ class Corrections:
         absorption: by node, what is taken from the channels of its value once these are divided, and absorbed by the
             biases behind it; see `hago.correction.absorption`.
         offsets: by constant, by how much its integers differ from the nearest; see `hago.correction.offsets`.
+        rotations: by node whose channels are rotated, and those of others with it, the seed of the rotation, before
+            anything is split; see `hago.correction.rotation`.
     """
 
     equalization: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -35,6 +38,7 @@ class Corrections:
     splits: Splits = field(default_factory=Splits)
     absorption: Mapping[str, Shifts] = field(default_factory=dict)
     clamps: tuple[str, ...] = ()
+    rotations: Mapping[str, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.of_graph or self.offsets)
@@ -42,10 +46,12 @@ class Corrections:
     @property
     def of_graph(self) -> bool:
         """Whether they change the graph, and not only the integers of its constants."""
-        return bool(self.equalization or self.splits or self.absorption)
+        return bool(self.rotations or self.splits or self.equalization or self.absorption)
 
     def __str__(self) -> str:
         parts = []
+        if self.rotations:
+            parts.append(f"channels of {counted(len(self.rotations), 'group')} of values rotated")
         if self.splits.norms:
             parts.append(f"{counted(len(self.splits.norms), 'norm')} computed once more for layers")
         if self.splits.channels:
@@ -69,7 +75,10 @@ class Corrections:
         Raises:
             LogError: they do not fit the graph.
         """
-        changed = self.splits.apply(graph.uncorrected)
+        changed = graph.uncorrected
+        if self.rotations:
+            changed = rotated(changed, self.rotations, ops)
+        changed = self.splits.apply(changed)
         if self.equalization:
             changed = equalized(changed, self.equalization, self.clamps, ops)
         return absorbed(changed, self.absorption, ops) if self.absorption else changed
@@ -90,6 +99,7 @@ class Corrections:
         """JSON values; `from_json` gives the same corrections back."""
         factors = {n: list(of) for n, of in self.equalization.items()}
         parts: dict[str, Any] = {
+            "rotations": dict(self.rotations),
             "splits": self.splits.to_json(),
             "equalization": factors,
             "clamps": list(self.clamps),
@@ -101,7 +111,11 @@ class Corrections:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Corrections:
         """The corrections that JSON values, checked by the schema, describe."""
-        factors = {n: tuple(of) for n, of in value.get("equalization", {}).items()}
-        shifts = {name: Shifts.from_json(of) for name, of in value.get("absorption", {}).items()}
-        splits = Splits.from_json(value.get("splits", {}))
-        return Corrections(factors, dict(value.get("offsets", {})), splits, shifts, tuple(value.get("clamps", ())))
+        return Corrections(
+            equalization={n: tuple(of) for n, of in value.get("equalization", {}).items()},
+            offsets=dict(value.get("offsets", {})),
+            splits=Splits.from_json(value.get("splits", {})),
+            absorption={name: Shifts.from_json(of) for name, of in value.get("absorption", {}).items()},
+            clamps=tuple(value.get("clamps", ())),
+            rotations=dict(value.get("rotations", {})),
+        )

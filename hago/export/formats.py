@@ -246,8 +246,8 @@ def _check_onnx(request: ExportRequest, written: ExportResult) -> ExportCheck:
 def _write_tpu_mlir(request: ExportRequest) -> ExportResult:
     if request.strategy.corrections.of_graph or request.strategy.made_by.get("equalized"):
         raise HagoError(
-            "the strategy's ranges are those of an equalized or split model, and TPU-MLIR quantizes the model as it "
-            "is; make the strategy without: corrections=['rounding', 'bias'] (--corrections rounding)"
+            "the strategy's ranges are those of a rotated, split or equalized model, and TPU-MLIR quantizes the model "
+            "as it is; make the strategy without: corrections=['rounding', 'bias'] (--corrections rounding)"
         )
     observed = None if request.batches is None else observed_ranges(request.plan, request.inputs())
     tables = make_tables(request.plan, request.strategy.bits, observed)

@@ -104,7 +104,8 @@ def prepare_qat(
     else:
         raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
     fixed, style = constants_of(model), training.norms if norms is None else norms
-    if (initial.corrections.equalization or initial.corrections.absorption) and style != "frozen":
+    changes = initial.corrections
+    if (changes.equalization or changes.absorption or changes.rotations) and style != "frozen":
         raise HagoError(
             f"the strategy's corrections changed the constants into which batch norms are folded, and norms={style!r} "
             "trains these norms from their own; use norms='frozen', or a strategy made with corrections='none'"
@@ -173,8 +174,8 @@ def make_trainable(
 
     Raises:
         StrategyMismatch: the strategy is for another model or hardware.
-        HagoError: it computes norms or channels apart, clamps have limits for each channel, or a weight has scales of
-            its groups, which are not trained.
+        HagoError: it computes norms or channels apart, stores a weight once more, clamps have limits for each channel,
+            or a weight has scales of its groups, which are not trained.
     """
     if strategy.corrections.splits:
         raise HagoError(
@@ -189,6 +190,12 @@ def make_trainable(
             "corrections=['thresholds', 'rounding', 'bias'] (--corrections thresholds ...)"
         )
     resolver = stored_resolver(graph, hardware, strategy)
+    if resolver.graph.consts.keys() != graph.consts.keys():
+        raise HagoError(
+            "the strategy rotates a constant that nodes share in a way of its own for each of them, which the weights "
+            "of the model's own modules cannot hold once they are trained; make the strategy without rotation: "
+            "corrections=['equalization', 'thresholds', 'rounding', 'bias'] (--corrections equalization ...)"
+        )
     if strategy.corrections.offsets:
         # training starts from float weights, of which those integers are the nearest
         graph = resolver.graph if norms else _with_integers_of(resolver(strategy.bits), strategy.corrections.offsets)

@@ -38,6 +38,7 @@ from hago.search.measured_point import (
 )
 from hago.search.objective import OBJECTIVES
 from hago.search.preparation import Prepared
+from hago.search.rotate import find_rotations
 from hago.search.safe_bits import safe_bits
 from hago.search.split import find_splits
 from hago.search.squared_gradients import GRADIENT_SAMPLES, SquaredGradients
@@ -47,7 +48,7 @@ from hago.study import Header
 MORE_A_TURN: Final = 4
 #: The names of corrections.
 CORRECTIONS: Final = (
-    *("splitting", "equalization", "absorption"),
+    *("rotation", "splitting", "equalization", "absorption"),
     *("thresholds", "rounding", "bias", "affine"),
     "reconstruction",
 )
@@ -55,11 +56,11 @@ CORRECTIONS: Final = (
 DEFAULT_CORRECTIONS: Final = ("splitting", "equalization", "thresholds", "rounding", "bias")
 
 #: Those that change the graph, before bits are chosen.
-OF_GRAPH: Final = ("splitting", "equalization", "absorption")
+OF_GRAPH: Final = ("rotation", "splitting", "equalization", "absorption")
 #: Those that change integers of layers, once bits are chosen, and take seconds.
 OF_LAYERS: Final = ("rounding", "bias")
 #: Those whose strategies can be trained: the weights of a model's own modules can hold what they change.
-TRAINABLE: Final = tuple(name for name in CORRECTIONS if name not in ("splitting", "reconstruction"))
+TRAINABLE: Final = tuple(name for name in CORRECTIONS if name not in ("rotation", "splitting", "reconstruction"))
 
 
 def wanted_corrections(given: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -97,7 +98,7 @@ def _steps_of(text: str) -> int:
 
 def of_seconds(names: Sequence[str]) -> tuple[str, ...]:
     """Those of these corrections that take seconds, as one shot makes them where a search is compared with it."""
-    return tuple(name for name in names if name in DEFAULT_CORRECTIONS)
+    return tuple(name for name in names if name.partition(":")[0] != "reconstruction")
 
 
 def logged_corrections(header: Header) -> tuple[tuple[str, ...], Corrections]:
@@ -117,7 +118,7 @@ def correct(
     found: Corrections | None = None,
     evaluator: Evaluator | None = None,
 ) -> Prepared:
-    """The model with the splits and the equalization that help it, calibrated anew; as it is if none do.
+    """The model with the corrections of its graph that help it, calibrated anew; as it is if none do.
 
     Models with ranges of the user's, or with weights on DoReFa-Net's levels, are left as they are: both hold for the
     values as they are. So are programs that fix the size of a batch.
@@ -137,10 +138,15 @@ def correct(
     if not _is_free(prepared):
         return replace(prepared, correction_names=())
     candidates = _of_graph(prepared)
+    rotated = _rotated(prepared) if "rotation" in prepared.correction_names else []
     best, passes = prepared, list[CorrectionPass]()
-    if candidates:
+    if candidates or rotated:
         measuring = (evaluator or sqnr_evaluator(prepared)).judging_by(OBJECTIVES[SQNR])
         best, passes = _best_of_graph(prepared, candidates, measuring)
+        best, more = _best_of_graph(best, rotated, measuring)
+        if best.corrections.rotations:
+            passes = [replace(p, why_not="another gains more") if p.kept else p for p in passes]
+        passes += more
     tried = {name for made in passes for name in made.names}
     passes += [
         CorrectionPass((name,), why_not="nothing to change")
@@ -192,7 +198,7 @@ def _of_graph(prepared: Prepared) -> list[tuple[tuple[str, ...], Prepared]]:
         splits = find_splits(prepared.graph, plan, measured, norms="equalization" in names)
     split = prepared
     if splits:
-        split = prepared.corrected(Corrections(splits=splits))
+        split = prepared.corrected(replace(prepared.corrections, splits=splits))
         plan, measured = _measured(split)
     if splits.channels:
         candidates.append((("splitting",), split))
@@ -201,15 +207,25 @@ def _of_graph(prepared: Prepared) -> list[tuple[tuple[str, ...], Prepared]]:
         # of norms whose factors stay, a second one would be in vain
         norms = tuple(n for n in splits.norms if name_apart(n) in found.equalization)
         if found:
-            found = replace(found, splits=replace(splits, norms=norms))
+            of_splits = replace(prepared.corrections, splits=replace(splits, norms=norms))
+            changed = replace(of_splits, equalization=found.equalization, clamps=found.clamps)
             together = ("splitting", "equalization") if norms and not splits.channels else ("equalization",)
-            candidates.append((together, prepared.corrected(found)))
+            candidates.append((together, prepared.corrected(changed)))
     if "absorption" in names:
         latest = candidates[-1][1] if candidates else prepared
         shifts = find_absorption(latest, latest.resolver(safe_bits(latest)))
         if shifts:
             candidates.append((("absorption",), latest.corrected(replace(latest.corrections, absorption=shifts))))
     return candidates
+
+
+def _rotated(prepared: Prepared) -> list[tuple[tuple[str, ...], Prepared]]:
+    """The model with the rotations that are worth measuring, and with what `_of_graph` finds for it then; see there."""
+    rotations = find_rotations(prepared, _measured)
+    if not rotations:
+        return []
+    rotated = prepared.corrected(Corrections(rotations=rotations))
+    return [(("rotation",), rotated), *_of_graph(rotated)]
 
 
 def _measured(prepared: Prepared) -> tuple[Plan, Callable[[], SquaredGradients]]:

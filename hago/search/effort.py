@@ -21,7 +21,7 @@ from hago.study import Header
 
 #: What corrections take, in passes of the float model over 256 samples; measured by `scripts/benchmark_effort.py`.
 CORRECTION_FORWARDS: Final[Mapping[str, float]] = MappingProxyType(
-    {"splitting": 2.0, "equalization": 6.0, "absorption": 4.0, "thresholds": 6.0}
+    {"rotation": 16.0, "splitting": 2.0, "equalization": 6.0, "absorption": 4.0, "thresholds": 6.0}
     | {"rounding": 5.0, "bias": 1.0, "affine": 4.0}
 )
 #: What a correction takes that trains layers.

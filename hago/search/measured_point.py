@@ -23,8 +23,9 @@ SQNR: Final = "sqnr"
 #: Where operands have fewer bits, weights are also rounded without moving biases, and biases moved without rounding
 #: weights, since each may then lose by the other; and weights get thresholds that are chosen for the outputs.
 FEW_BITS: Final = 7
-#: The measurements that one shot keeps: of the graph without corrections, with splits, and with factors.
-LATEST: Final = 3
+#: The measurements that one shot keeps: of the graph without corrections, with splits, and with factors; and these of
+#: the rotated graph.
+LATEST: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
