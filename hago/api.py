@@ -417,8 +417,8 @@ def measure_sensitivity(
     Args:
         objective: the objective whose loss is estimated: accuracy reads labels, kl and agreement compare class
             probabilities, and all others compare the outputs themselves.
-        corrections, effort: see `quantize`; of the corrections, rotation, splitting and equalization are made
-            before sensitivities are measured.
+        corrections, effort: see `quantize`; of the corrections, those of the graph are made before
+            sensitivities are measured.
         seed: of the random signs with which outputs are weighted in the backward pass.
 
     Returns:
