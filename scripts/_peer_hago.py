@@ -1,4 +1,4 @@
-"""hago's search for a front on one network, as a peer among peers: all points that it finds."""
+"""hago's search for a front on one network, as a peer among peers: all points that were on its front."""
 
 from __future__ import annotations
 
@@ -13,13 +13,24 @@ from hago.cost import Cost, plan_cost
 from hago.importing import as_hardware, import_with_data
 from hago.runtime.native import NativeIntegerModel
 from hago.search import SearchOptions, plan_of, run_search
+from hago.search.pareto_front import FrontPoint, FrontWriter, ParetoFront
 
 
 def main() -> None:
-    """Search, and hand over every model of the front."""
+    """Search, and hand over every model that was on the front, with the time at which it was."""
     task, (hardware, searcher) = Task(), sys.argv[5:7]
     data = [(x,) for x in task.batches()]
     network = task.network()
+    fronts: list[tuple[float, ParetoFront]] = []
+    replace = FrontWriter.replace
+
+    def watched(writer: FrontWriter, front: ParetoFront) -> None:
+        if not fronts:
+            fronts.append((0.0, writer.front))
+        replace(writer, front)
+        fronts.append((task.seconds(), front))
+
+    FrontWriter.replace = watched  # type: ignore[method-assign]
     task.start()
     how = SearchOptions.of(
         searcher=searcher, progress=False, search_topology=True
@@ -28,14 +39,18 @@ def main() -> None:
     seconds = task.seconds()
     graph, _ = import_with_data(network, data)
     after = {trial.index: trial.elapsed for trial in found.result.trials}
-    for point in found.front:
-        plan = plan_of(graph, as_hardware(hardware), point.strategy)
-        model, cost = NativeIntegerModel(plan), plan_cost(plan)
+    handed: list[FrontPoint] = []
+    for then, front in [*fronts, (seconds, found.front)]:
+        for point in (p for p in front if p not in handed):
+            handed.append(point)
+            plan = plan_of(graph, as_hardware(hardware), point.strategy)
+            model, cost = NativeIntegerModel(plan), plan_cost(plan)
 
-        def run(x: Tensor, model: NativeIntegerModel = model) -> Tensor:
-            return torch.as_tensor(model(x))
+            def run(x: Tensor, model: NativeIntegerModel = model) -> Tensor:
+                return torch.as_tensor(model(x))
 
-        task.add(run, bits_of(cost, 1), bits_of(cost, 0), f"trial {point.trial}", after[point.trial])
+            known = then or after[point.trial]  # before layers are corrected, as soon as the trial was measured
+            task.add(run, bits_of(cost, 1), bits_of(cost, 0), f"trial {point.trial}", known)
     task.end(seconds)
 
 

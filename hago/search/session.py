@@ -642,7 +642,7 @@ class Search:
         self, corrected: CorrectedTrials, writer: FrontWriter, trials: Sequence[Trial], best: CorrectedTrial
     ) -> None:
         """Put the best trial as it is corrected into the front, and where the front is what is searched for, other
-        trials as they are corrected. After an interrupt, the file of the front has those that are corrected by then."""
+        trials as they are corrected. The file of the front has each as soon as it is corrected."""
         if not self.prepared.correction_names:
             return
         front = writer.front
@@ -650,13 +650,11 @@ class Search:
         for trial in trials if self.searcher.name in FRONT_SEARCHERS else ():
             if trial is not best.trial:
                 chosen.add(trial)
-        try:
-            for made in itertools.chain([best], corrected.spread(chosen.trials)):
-                if made.score.accepted:
-                    strategy = self.strategy_of_corrected(made)
-                    front = front.with_point(front_point(front.measure, made.trial.index, strategy, made.score))
-        finally:
-            writer.replace(front)
+        for made in itertools.chain([best], corrected.spread(chosen.trials)):
+            if made.score.accepted:
+                strategy = self.strategy_of_corrected(made)
+                front = front.with_point(front_point(front.measure, made.trial.index, strategy, made.score))
+                writer.replace(front)
 
     def strategy_of_corrected(self, made: CorrectedTrial) -> Strategy:
         """The strategy of a trial whose layers are corrected."""

@@ -162,9 +162,7 @@ def test_offsets_are_read_back_and_damaged_ones_are_refused(tmp_path: Path) -> N
 
 
 def test_an_unknown_correction_is_refused() -> None:
-    with pytest.raises(
-        HagoError, match="expected one of none, rotation, splitting, equalization, absorption, "
-    ):
+    with pytest.raises(HagoError, match="expected one of none, rotation, splitting, equalization, absorption, "):
         hago.quantize(Uneven().eval(), "vta", DATA, corrections="rouding")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -250,3 +251,33 @@ def test_a_front_of_few_points_is_corrected_in_part(monkeypatch: pytest.MonkeyPa
     assert len(corrected) == 3 and corrected[0] == outcome.result.best.index
     plain = run_search(model, "vta", data, options.changed(corrections="none"))
     assert not any(p.strategy.corrections.offsets for p in plain.front)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 16, 40])
+def test_points_of_a_front_are_corrected_from_its_ends_inwards(count: int) -> None:
+    trials = made_up([(100.0 - i, 30.0 - i) for i in range(count)])[::-1]
+    corrections = Gaining(1.0)
+    made = [corrected.trial for corrected in corrections.spread(trials)]
+    places = [trials.index(trial) for trial in made]
+    assert places[:2] == [count - 1, 0][:count]
+    assert len({*places}) == len(places) == min(count, corrected_trials.FRONT_POINTS)
+    for number in range(2, len(places) + 1):  # at any time, no gap is about more than twice as wide as another
+        known = sorted(places[:number])
+        gaps = [b - a for a, b in itertools.pairwise(known)]
+        assert max(gaps) <= 2 * min(gaps) + 2
+
+
+def test_the_file_of_a_front_has_every_point_as_soon_as_it_is_corrected(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path, spread = tmp_path / "front.json", CorrectedTrials.spread
+    seen: list[int] = []
+
+    def look(self: CorrectedTrials, trials: Sequence[Trial]) -> Any:
+        for made in spread(self, trials):
+            seen.append(sum(bool(point.strategy.corrections.offsets) for point in load_front(path)))
+            yield made
+
+    monkeypatch.setattr(CorrectedTrials, "spread", look)
+    searched("residual", "x86_vnni", searcher="pareto:points=8,rounds=1", front=path)
+    assert len(seen) > 4 and max(seen) > 2
