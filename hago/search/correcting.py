@@ -15,12 +15,12 @@ from typing import Final
 from torch import Tensor
 
 from hago.calibration import dorefa_of
-from hago.correction import CorrectionPass, Corrections, OffsetConstants, Splits, name_apart, passes_from_json
+from hago.correction import CorrectionPass, Corrections, Splits, name_apart, passes_from_json
 from hago.data import Batch
 from hago.errors import HagoError, as_strings, check_choice
 from hago.graph import takes_any_batch
 from hago.plan import Plan
-from hago.search.block_reconstruction import STEPS, most_samples_of_blocks, reconstruct_blocks
+from hago.search.block_reconstruction import STEPS, most_samples_of_blocks, reconstruct_blocks, reconstructed
 from hago.search.confirmation import Confirmation, Fold, losses_of
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
@@ -304,10 +304,7 @@ def reconstruct_point(point: MeasuredPoint, evaluator: Evaluator, report: Callab
     found, used = reconstruct_blocks(point.plan, inputs, steps=_steps_of(wanted), report=report), len(inputs[0])
     if not found:
         return point.with_passes(CorrectionPass(("reconstruction",), why_not="nothing to change"))
-    constants = point.prepared.resolver.constants
-    before = constants.offsets if isinstance(constants, OffsetConstants) else {}
-    moved = {**before, **{name: offset + before.get(name, 0) for name, offset in found.items()}}
-    other, after = _moved(point, moved, evaluator, used)
+    other, after = _measured_beside(reconstructed(point.prepared, point.bits, found), point, evaluator, used)
     # few samples are left to judge what was trained on many, so a better mean is enough
     kept = after > -math.inf and _value(other.measured, evaluator, used) > _value(point.measured, evaluator, used)
     judging = evaluator.batches.samples - used or used
@@ -327,7 +324,14 @@ def _moved(
 ) -> tuple[MeasuredPoint, float]:
     """The point with the integers of constants moved, and its SQNR on the samples after those that were used; -inf
     where an accumulator overflows."""
-    prepared = point.prepared.with_offsets(offsets)
+    return _measured_beside(point.prepared.with_offsets(offsets), point, evaluator, used)
+
+
+def _measured_beside(
+    prepared: Prepared, point: MeasuredPoint, evaluator: Evaluator, used: int
+) -> tuple[MeasuredPoint, float]:
+    """The point with other constants or thresholds, and its SQNR on the samples after those that were used; -inf where
+    an accumulator overflows."""
     measured = evaluator.measure(prepared.resolver(point.bits))
     after = -math.inf if measured.extremes.overflows else decibels_after(measured, used)
     return MeasuredPoint(prepared, point.bits, measured), after
