@@ -8,8 +8,8 @@ are trained in the order in which they run, and then once more, with smaller ste
 reads is, entry by entry and at random, what the simulation with the trained blocks before it gives or what the float
 model gives, and inside the block activations are rounded or not, at random, too (QDrop). Its error is the squared
 difference from the float model's output. Weighing channels by squared gradients of the network's outputs, as BRECQ
-does, was tried and changed nothing that could be measured; halves of networks instead of blocks fit the samples better
-and others worse.
+does, was tried and changed nothing that could be measured; training halves of a network behind these made samples that
+were kept aside worse.
 
 What is trained are real weights in units of their scales, which are rounded in every pass; their gradient passes the
 rounding, and their steps shrink to nothing. So weights may move by more than one integer, and start near those of the
@@ -245,7 +245,7 @@ class Reconstructed:
     factors: Mapping[str, float]
 
     def __bool__(self) -> bool:
-        return bool(self.values)
+        return bool(self.values or self.factors)
 
 
 def reconstructed(prepared: Prepared, bits: Bits, found: Reconstructed) -> Prepared:
@@ -293,18 +293,18 @@ class _ScaledThresholds:
         return low, high
 
 
-def _passes(plan: Plan, layers: Collection[str]) -> list[list[Block]]:
+def _passes(graph: Graph, layers: Collection[str]) -> list[list[Block]]:
     """The blocks of both times that a network is trained; of one where nothing can be cut at another place."""
     if not layers:
         return []
     together = layers_together(layers)
-    passes = [blocks_of(plan.graph, layers, together, first) for first in (together, max(1, together // 2))]
+    passes = [blocks_of(graph, layers, together, first) for first in (together, max(1, together // 2))]
     return passes[:1] if passes[0] == passes[1] else passes
 
 
 def most_samples_of_blocks(plan: Plan) -> int:
     """The number of samples that the blocks of a network are trained on."""
-    graph, passes = plan.graph, _passes(plan, trained_layers(plan))
+    graph, passes = plan.graph, _passes(plan.graph, trained_layers(plan))
     sizes = [sum(math.prod(graph[n].shape or ()) for n in (*b.reads, *b.ends)) for blocks in passes for b in blocks]
     # in both models, as float32
     return max(1, min(MOST_SAMPLES, VALUE_BYTES // (2 * 4 * max(1, *sizes, 1))))
@@ -341,7 +341,7 @@ class _Reconstruction:
         self.trained = max(1, self.samples - -(-self.samples // CHECKED_PART))  # the others check blocks
         self.drop = Drop(torch.Generator().manual_seed(seed))
         self.layers = trained_layers(plan)
-        self.passes = _passes(plan, self.layers)
+        self.passes = _passes(plan.graph, self.layers)
         shared: dict[tuple[str, int], Tensor] = {}
         self.logs = {
             edge: shared.setdefault((source, id(target)), torch.zeros(()).requires_grad_())
