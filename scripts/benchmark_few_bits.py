@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=NAMES, default=["cifar_resnet20", "mobilenetv2_cifar96"])
     parser.add_argument("--weights", type=int, default=4, help="bits of weights")
     parser.add_argument("--inputs", type=int, default=4, help="bits of layer inputs")
-    parser.add_argument("--steps", type=int, nargs="*", default=[400], help="of reconstruction")
+    parser.add_argument("--steps", type=int, nargs="*", default=[200], help="of reconstruction")
     parser.add_argument("--finetune", type=int, nargs="*", default=[], help="steps of training the whole network")
     parser.add_argument("--train", type=int, nargs="*", default=[256], help="samples that it is trained on")
     parser.add_argument("--calibration", type=int, default=256)

@@ -18,7 +18,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -34,8 +34,7 @@ from hago.search.equalize import TINY
 from hago.search.layer_correction import correct_layers
 from hago.search.measured_point import MeasuredPoint
 from hago.search.preparation import Prepared
-from hago.search.proposed_thresholds import with_refined
-from hago.search.weight_scales import WeightScales, WeightThresholds
+from hago.search.proposed_thresholds import with_scaled
 
 #: Factors are at most this, and at least its inverse.
 MOST_FACTOR: Final = 2.0
@@ -51,10 +50,10 @@ def with_affine(point: MeasuredPoint, inputs: Sequence[Tensor], *, bias: bool) -
     prepared, plan, bits = point.prepared, point.plan, point.bits
     if prepared.hardware.requantize.power_of_two or not isinstance(prepared.resolver.thresholds, EstimatedThresholds):
         return None
-    scaled = _scaled_thresholds(point, channel_factors(plan, inputs))
-    if not scaled:
+    factors = channel_factors(plan, inputs)
+    if not factors:
         return None
-    changed = with_refined(prepared, {**prepared.calibration.refined, **scaled}).with_offsets({})
+    changed = with_scaled(prepared.with_offsets({}), bits, {str(edge): of for edge, of in factors.items()})
     nearest, offsets, biases = changed.resolver(bits), dict(prepared.offsets), set[str]()
     for edge in (edge for edges in trained_layers(plan).values() for edge in edges):
         name = plan.graph.source(edge)
@@ -102,16 +101,6 @@ def _least_squares(wanted: Tensor, given: Tensor) -> Tensor:
     factors = (wanted * given).sum(1) / given.square().sum(1).clamp_min(TINY)
     factors = torch.where(given.any(1), factors, 1.0)
     return factors.clamp(1.0 / MOST_FACTOR, MOST_FACTOR)
-
-
-def _scaled_thresholds(point: MeasuredPoint, factors: Mapping[Edge, Tensor]) -> WeightThresholds:
-    """The thresholds of weights, times a factor for every channel."""
-    weights = WeightScales.of(point.prepared, point.plan, point.bits).weights
-    return {
-        (weight.key, weight.grid): weight.scaled(factors[edge])
-        for edge, weight in weights.items()
-        if edge in factors and len(weight.ends[0]) == len(factors[edge])
-    }
 
 
 def _has_channel_scales(plan: Plan, weight: Edge) -> bool:

@@ -22,7 +22,7 @@ from hago.graph import takes_any_batch
 from hago.plan import Bits, Plan
 from hago.search.absorb import find_absorption
 from hago.search.affine import with_affine
-from hago.search.block_reconstruction import STEPS, most_samples_of_blocks, reconstruct_blocks
+from hago.search.block_reconstruction import STEPS, most_samples_of_blocks, reconstruct_blocks, reconstructed
 from hago.search.confirmation import Confirmation, Fold, losses_of
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
@@ -356,9 +356,7 @@ def reconstruct_point(point: MeasuredPoint, evaluator: Evaluator, report: Callab
     found, used = reconstruct_blocks(point.plan, inputs, steps=_steps_of(wanted), report=report), len(inputs[0])
     if not found:
         return point.with_passes(CorrectionPass(("reconstruction",), why_not="nothing to change"))
-    before = point.prepared.offsets
-    moved = {**before, **{name: offset + before.get(name, 0) for name, offset in found.items()}}
-    other, after = _moved(point, moved, evaluator, used)
+    other, after = _measured_at(reconstructed(point.prepared, point.bits, found), point.bits, evaluator, used)
     # few samples are left to judge what was trained on many, so a better mean is enough
     kept = after > -math.inf and _value(other.measured, evaluator, used) > _value(point.measured, evaluator, used)
     judging = evaluator.batches.samples - used or used

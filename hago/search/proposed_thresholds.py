@@ -19,7 +19,7 @@ from torch import Tensor
 from hago.arithmetic.schemes import Grid
 from hago.arithmetic.types import Edge
 from hago.calibration import Calibration, Mse, TensorStatistics
-from hago.plan import EstimatedThresholds, estimated_resolver
+from hago.plan import Bits, EstimatedThresholds, ThresholdSource, estimated_resolver
 from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal
 from hago.search.gradients import Spectrum
@@ -83,6 +83,43 @@ def with_refined(prepared: Prepared, refined: Mapping[tuple[str, Grid], tuple[Te
     assert isinstance(source, EstimatedThresholds)
     resolver = prepared.resolver.with_thresholds(source.with_refined(refined))
     return replace(prepared, calibration=replace(prepared.calibration, refined=refined), resolver=resolver)
+
+
+def with_scaled(prepared: Prepared, bits: Bits, factors: Mapping[str, float | Tensor]) -> Prepared:
+    """A copy whose thresholds at a point are multiplied by factors.
+
+    Args:
+        bits: the point.
+        factors: by group, one or one for each channel.
+    """
+    scaled = _ScaledThresholds(prepared.resolver.thresholds, factors)
+    prepared.resolver.with_thresholds(scaled)(bits)
+    return with_refined(prepared, {**prepared.calibration.refined, **scaled.found})
+
+
+class _ScaledThresholds:
+    """A ThresholdSource whose thresholds are those of another, some multiplied by factors.
+
+    Args:
+        factors: by group, one or one for each channel.
+
+    Attributes:
+        found: those that were multiplied, by group and grid.
+    """
+
+    def __init__(self, source: ThresholdSource, factors: Mapping[str, float | Tensor]) -> None:
+        self.source, self.factors = source, factors
+        self.found: dict[tuple[str, Grid], tuple[Tensor, Tensor]] = {}
+
+    def signed(self, key: str, source: str) -> bool:
+        return self.source.signed(key, source)
+
+    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
+        low, high = self.source(key, source, grid, channel_axis)
+        if (factor := self.factors.get(key)) is not None:
+            low, high = low * factor, high * factor
+            self.found[key, grid] = (low, high)
+        return low, high
 
 
 def gradient_weighted(prepared: Prepared, spectra: Mapping[Edge, Spectrum]) -> Calibration:

@@ -8,7 +8,7 @@ those of the Plan. Backward, rounding passes the gradient, and clipping passes i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -71,6 +71,7 @@ class DifferentiableNodes:
         values: Mapping[str, Any],
         live: Mapping[Edge, Tensor] = {},
         drop: Drop | None = None,
+        factors: Mapping[Edge, Tensor] = {},
     ) -> dict[str, Any]:
         """The values of nodes, which are run in order, on their carriers.
 
@@ -78,8 +79,11 @@ class DifferentiableNodes:
             values: what the nodes read that they do not compute; constants need not be among them.
             live: by edge of a constant, the centered integers in its place, as floats which may take gradients.
             drop: the entries of activations that are not rounded; None for none.
+            factors: by edge of an activation, what its scale is multiplied by, which may take gradients. The node reads
+                its integers times the factor, in units of the Plan's scale, so that everything behind it has the units
+                of the Plan.
         """
-        computed, shared = {**values}, dict[tuple[str, int], Tensor]()
+        computed, shared = {**values}, dict[tuple[str, int, int], Tensor]()
         for node in nodes:
             if node.name in self.skipped:
                 computed[node.name] = computed[node.inputs[0]]
@@ -88,7 +92,7 @@ class DifferentiableNodes:
             if node_plan is None:
                 computed[node.name] = self._float(node, computed, live)
             else:
-                computed[node.name] = self._integer(node, node_plan, computed, live, drop, shared)
+                computed[node.name] = self._integer(node, node_plan, computed, live, drop, factors, shared)
         return {node.name: computed[node.name] for node in nodes}
 
     def real(self, name: str, value: Any) -> Any:
@@ -117,7 +121,8 @@ class DifferentiableNodes:
         computed: Mapping[str, Any],
         live: Mapping[Edge, Tensor],
         drop: Drop | None,
-        shared: dict[tuple[str, int], Tensor],
+        factors: Mapping[Edge, Tensor],
+        shared: dict[tuple[str, int, int], Tensor],
     ) -> Tensor:
         rule, carrier = self.plan.ops[node.op], node_plan.operand_carrier
         operands: list[Any] = []
@@ -133,9 +138,10 @@ class DifferentiableNodes:
             elif simq is None or simq.target is None:
                 operands.append(self._read(name, computed).to(carrier))
             else:
-                key = (name, id(simq.target))
+                factor = factors.get(edge)
+                key = (name, id(simq.target), id(factor))
                 if key not in shared:
-                    shared[key] = self._quantized(simq, self._read(name, computed), name in self.skipped, drop)
+                    shared[key] = self._quantized(simq, self._read(name, computed), name in self.skipped, drop, factor)
                 operands.append(shared[key].to(carrier))
         form = rule.integer
         assert form is not None
@@ -158,11 +164,15 @@ class DifferentiableNodes:
             for c, simq in zip(operands, simqs, strict=True)
         ]
 
-    def _quantized(self, simq: SimQ, x: Tensor, is_fused: bool, drop: Drop | None) -> Tensor:
+    def _quantized(
+        self, simq: SimQ, x: Tensor, is_fused: bool, drop: Drop | None, factor: Tensor | None = None
+    ) -> Tensor:
         source, requantize = simq.source, self.plan.hardware.requantize
         for step in simq.steps:
             target = step.target
             assert target is not None
+            if factor is not None and step.target is simq.target:
+                target = replace(target, scale=target.scale * factor)
             few = target.qmax - target.qmin < MOST_DROPPED
             x = fake_quantize_edge(
                 x,
@@ -175,7 +185,7 @@ class DifferentiableNodes:
                 unrounded=drop.like(x) if drop is not None and few else None,
             )
             source = target
-        return x
+        return x if factor is None else x * factor.to(x.dtype)
 
     def _requantizing(self, node: Node, node_plan: NodePlan, operands: Sequence[Any]) -> Tensor:
         """The integers of a node that requantizes its output itself, with the gradient of the real operator."""

@@ -18,7 +18,16 @@ from hago.graph import Graph, compute_real, run_real
 from hago.plan import Plan, feasibility
 from hago.runtime.exactness import compare_plan_exactly
 from hago.search import MeasuredPoint, block_reconstruction, correct, correcting, prepare, sqnr_evaluator
-from hago.search.block_reconstruction import blocks_of, reconstruct_blocks, trained_layers
+from hago.search.block_reconstruction import (
+    Reconstructed,
+    blocks_of,
+    layers_together,
+    reconstruct_blocks,
+    reconstructed,
+    stored_integers,
+    trained_layers,
+    trained_thresholds,
+)
 from hago.search.correcting import correct_in_turns
 from hago.search.measured_point import first_point
 from hago.search.preparation import QuantizationOptions
@@ -81,7 +90,7 @@ def test_blocks_are_cut_where_one_value_passes_and_give_the_network() -> None:
 def test_residual_blocks_stay_whole_and_chains_are_joined() -> None:
     graph = hago.from_torch(randomized(ResNet((4, 8), blocks=1)), images(1, 3, 32, 32))
     layers = {n.name for n in graph.computed if n.op in ("conv2d", "linear")}
-    blocks = blocks_of(graph, layers)
+    blocks = blocks_of(graph, layers, layers_together(layers))
     assert [sorted(block.layers) for block in blocks] == [
         ["conv1", "stages.0.0.conv1", "stages.0.0.conv2"],
         ["stages.1.0.conv1", "stages.1.0.conv2", "stages.1.0.downsample.0"],
@@ -89,6 +98,18 @@ def test_residual_blocks_stay_whole_and_chains_are_joined() -> None:
     ]
     alone = blocks_of(graph, layers, together=1)
     assert [len(block.layers) for block in alone] == [1, 2, 3, 1]
+
+
+def test_the_second_time_blocks_are_cut_elsewhere_and_never_hold_all_layers() -> None:
+    for count in (4, 8, 19, 30):
+        chain = torch.nn.Sequential(*(torch.nn.Conv2d(2, 2, 1) for _ in range(count))).eval()
+        graph = hago.from_torch(chain, images(1, 2, 4, 4))
+        layers = {n.name for n in graph.computed}
+        together = layers_together(layers)
+        first, second = block_reconstruction._passes(graph, layers)
+        ends = [{block.ends[0] for block in blocks[:-1]} for blocks in (first, second)]
+        assert ends[0] and ends[1] and not ends[0] & ends[1]
+        assert all(len(block.layers) <= together < count for block in (*first, *second))
 
 
 # ---------------------------------------------------------------- the simulation with gradients
@@ -140,40 +161,106 @@ def test_gradients_reach_weights_and_dropped_values_are_not_rounded() -> None:
 # ---------------------------------------------------------------- reconstruction
 @pytest.mark.parametrize("chip", ["x86_vnni", "vta", "int16_accumulator", "cpu_weight_only"])
 def test_reconstructed_blocks_run_in_integers_as_simulated(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trained(self: Any, block: Any, variables: Any, *_: Any) -> dict[Edge, Tensor]:
-        return {edge: variable.integers().detach() for edge, variable in variables.items()}
-
-    monkeypatch.setattr(block_reconstruction._Reconstruction, "_better", trained)
+    monkeypatch.setattr(block_reconstruction._Reconstruction, "_error_aside", lambda *_: 0.0)  # all are kept
     monkeypatch.setattr(block_reconstruction, "WEIGHT_RATE", 4.0)  # weights leave their range
-    changed = 0
+    monkeypatch.setattr(block_reconstruction, "MOST_TRAINED", 1 << 9)  # thresholds of 8 bits, too
+    changed = learned = 0
     for seed in range(8):
         made = plan_of_random_graph(seed, chip)
         if made is None:
             continue
         plan, inputs = made
         found, again = (reconstruct_blocks(plan, inputs, steps=4) for _ in range(2))
-        assert found.keys() == again.keys() and all(torch.equal(found[n], again[n]) for n in found)
+        assert found.values.keys() == again.values.keys() and found.factors == again.factors
+        assert all(torch.equal(found.values[n], again.values[n]) for n in found.values)
         graph = plan.graph
         prepared = prepare(graph, chip, [tuple(inputs)])
-        moved = prepared.with_offsets(found).resolver(safe_bits(prepared))
-        for name, offset in found.items():
+        bits = safe_bits(prepared)
+        moved = reconstructed(prepared, bits, found).resolver(bits)
+        for key, factor in found.factors.items():
+            for before, after in zip(plan.thresholds[key], moved.thresholds[key], strict=True):
+                assert torch.equal(after, before * factor)
+        for name, value in found.values.items():
             (edge,) = graph.out_edges[name]
-            if edge in plan.weights:
-                before, after, target = (
-                    plan.weights[edge].integers,
-                    moved.weights[edge].integers,
-                    plan.weights[edge].qparams,
-                )
-            else:
-                before, after = (p.nodes[edge.dst].consts[edge.slot] for p in (plan, moved))
-                target = plan.nodes[edge.dst].operands[edge.slot]
-            assert target is not None and torch.equal(after.long(), before.long() + offset)
-            stored = after + target.spread_over(after.shape).zero_point
+            target, after = stored_integers(moved, edge)
+            scale = target.spread_over(after.shape).scale
+            whole = value / (scale.flatten() if edge.slot == 2 else scale)
+            zero = target.spread_over(after.shape).zero_point
+            assert float((after - whole.clamp(target.qmin - zero, target.qmax - zero)).abs().max()) <= 0.5
+            if edge.slot == 1:  # weights keep their scales, and so the integers that were trained
+                assert torch.equal(after.to(torch.float64), whole.round())
+            stored = after + zero
             assert target.qmin <= int(stored.min()) and int(stored.max()) <= target.qmax
         result = compare_plan_exactly(moved, random_inputs(graph, seed + 1))
         assert result.same, (seed, result)
-        changed += bool(found)
+        changed, learned = changed + bool(found), learned + len(found.factors)
     assert changed > 3
+    assert (learned > 3) == (chip in ("x86_vnni", "int16_accumulator")), learned  # vta has powers of two
+
+
+def test_factors_of_thresholds_compute_what_the_plan_with_these_thresholds_does() -> None:
+    prepared = prepare(Uneven().eval(), "x86_vnni", DATA, QuantizationOptions(fix_bits={"*": 4}))
+    bits = safe_bits(prepared)
+    plan = prepared.resolver(bits)
+    layers, graph = trained_layers(plan), plan.graph
+    edges = list(trained_thresholds(plan, layers))
+    assert len(edges) > 2
+    nodes = block_reconstruction._Reconstruction(plan, [DATA[0]], 1, 0).nodes
+    values = {}
+    for edge in (e for of in layers.values() for e in of):
+        target, whole = stored_integers(plan, edge)
+        values[graph.source(edge)] = whole * (target.scale.flatten() if edge.slot == 2 else target.scale)
+
+    def outputs(factors: dict[Edge, Tensor]) -> Tensor:
+        given: Tensor = nodes.run(graph.computed, {"x": DATA[0]}, factors=factors)[graph.outputs[0]]
+        return nodes.real(graph.outputs[0], given).detach()
+
+    plain, expected = outputs({}), []
+    assert torch.equal(plain, Simulator(plan).run([DATA[0]])[0])
+    ones = {e: torch.ones((), dtype=torch.float64) for e in edges}
+    assert torch.equal(outputs(ones), plain)
+    for factor in (0.8, 1.25):
+        found = Reconstructed(values, {str(e): factor for e in edges})
+        (expected,) = Simulator(reconstructed(prepared, bits, found).resolver(bits)).run([DATA[0]])
+        ours = outputs({e: torch.tensor(factor, dtype=torch.float64) for e in edges})
+        error, change = ((ours - other).square().mean() for other in (expected, plain))
+        assert error < 1e-3 * change, (error, change)  # biases are rounded in another unit
+
+
+def test_the_gradient_of_a_factor_is_that_of_a_learned_step() -> None:
+    """LSQ: the rounding error where a value is inside its range, and the end of the range outside."""
+    prepared = prepare(Uneven().eval(), "x86_vnni", DATA, QuantizationOptions(fix_bits={"*": 4}))
+    plan = prepared.resolver(safe_bits(prepared))
+    (edge, (source, target)), *_ = trained_thresholds(plan, trained_layers(plan)).items()
+    node, simq = plan.graph[edge.dst], plan.nodes[edge.dst].simqs[0]
+    assert simq is not None and simq.source is None and source == "x"
+    x = torch.linspace(-3.0, 3.0, 3 * 8 * 8).reshape(1, 3, 8, 8) * float(target.scale) * 8
+    factor = torch.ones((), dtype=torch.float64, requires_grad=True)
+    nodes = DifferentiableNodes(plan, plan.graph.by_name)
+    read = nodes._quantized(simq, x, False, None, factor)
+    read.sum().backward()
+    low, high = target.qmin - int(target.zero_point), target.qmax - int(target.zero_point)
+    steps = x.double() / target.scale
+    inside = (steps > low - 1) & (steps < high + 1)
+    expected = torch.where(inside, read.detach().double() - steps, read.detach().double()).sum()
+    assert node.op == "conv2d" and factor.grad is not None
+    assert abs(float(factor.grad - expected)) < 1e-3 * abs(float(expected))
+
+
+def test_thresholds_that_are_trained_help_where_activations_have_few_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = images(128, 3, 8, 8, seed=77)
+    with torch.no_grad():
+        expected = Uneven().eval()(fresh)
+    given = prepare(Uneven().eval(), "x86_vnni", DATA, QuantizationOptions(fix_bits={"*": 4})).resolver
+    errors, moved = [], []
+    for most in (block_reconstruction.MOST_TRAINED, 0):
+        monkeypatch.setattr(block_reconstruction, "MOST_TRAINED", most)
+        made = hago.quantize(Uneven().eval(), "x86_vnni", DATA, corrections="reconstruction:200", fix_bits={"*": 4})
+        errors.append(float((made.simulate()(fresh) - expected).square().mean()))
+        thresholds = given(made.strategy.bits).thresholds
+        moved.append([k for k in thresholds if not torch.equal(made.plan.thresholds[k][1], thresholds[k][1])])
+    assert errors[0] < 0.8 * errors[1], errors
+    assert moved[0] and all(key.endswith(":0") for key in moved[0]) and not moved[1]
 
 
 def test_reconstruction_helps_is_stored_and_replays(tmp_path: Path) -> None:
@@ -198,12 +285,11 @@ def test_a_block_that_is_worse_on_samples_that_did_not_train_it_stays(monkeypatc
     plan = prepared.resolver(safe_bits(prepared))
     train = block_reconstruction._Reconstruction._train
 
-    def harmful(self: Any, *args: Any) -> Any:
-        variables = train(self, *args)
+    def harmful(self: Any, block: Any, *args: Any) -> None:
+        train(self, block, *args)
         with torch.no_grad():
-            for variable in variables.values():
-                variable.moved.add_(1e4)
-        return variables
+            for tensor in self._tensors(block):
+                tensor.add_(1e4 if tensor.ndim else 3.0)
 
     inputs = [torch.cat(DATA)]
     assert reconstruct_blocks(plan, inputs, steps=100)
@@ -227,9 +313,9 @@ def test_what_does_not_help_on_the_samples_kept_aside_is_not_taken(monkeypatch: 
 
     assert aside(kept) != aside(point)
 
-    def harmful(plan: Plan, inputs: list[Tensor], **how: Any) -> dict[str, Tensor]:
+    def harmful(plan: Plan, inputs: list[Tensor], **how: Any) -> Reconstructed:
         assert len(inputs[0]) == seen  # a quarter of 64 is left
-        return {name: torch.full_like(plan.graph.consts[name], 5, dtype=torch.int64) for name in plan.graph.consts}
+        return Reconstructed({name: 2.0 * value.double() for name, value in plan.graph.consts.items()}, {})
 
     monkeypatch.setattr(correcting, "reconstruct_blocks", harmful)
     (made,) = correct_in_turns(point, evaluator, 1).prepared.passes[len(point.prepared.passes) :]

@@ -261,7 +261,7 @@ def test_points_of_a_front_are_corrected_from_its_ends_inwards(count: int) -> No
     places = [trials.index(trial) for trial in made]
     assert places[:2] == [count - 1, 0][:count]
     assert len({*places}) == len(places) == min(count, corrected_trials.FRONT_POINTS)
-    for number in range(2, len(places) + 1):  # at any time, no gap is about more than twice as wide as another
+    for number in range(2, len(places) + 1):  # at any time, no gap is much more than twice as wide as another
         known = sorted(places[:number])
         gaps = [b - a for a, b in itertools.pairwise(known)]
         assert max(gaps) <= 2 * min(gaps) + 2
