@@ -22,6 +22,7 @@ from hago.runtime.exactness import compare_plan_exactly
 from hago.study import read_log
 
 from .random_chains import random_chain
+from .stored import check_stored
 
 SEEDS = range(48)
 
@@ -146,12 +147,7 @@ def test_high_biases_are_absorbed_where_that_helps(chip: str, tmp_path: Path) ->
     gains = [p for p in absorbed.strategy.made_by["passes"] if p["names"] == ["absorption"]]
     assert [p["kept"] for p in gains] == [True] and gains[0]["after"] > gains[0]["before"] + 6.0
     assert set(absorbed.strategy.corrections.absorption) == {"expand"} and not plain.strategy.corrections
-    assert compare_plan_exactly(absorbed.plan, [DATA[0]]).same
-    absorbed.strategy.save(tmp_path / "s.json")
-    again = hago.create_quantizer(model, chip, tmp_path / "s.json")
-    assert again.plan.key == absorbed.plan.key
-    assert torch.equal(again.realize()(DATA[0]), absorbed.realize()(DATA[0]))
-    assert hago.replay(model, chip, tmp_path / "s.json", DATA).same
+    check_stored(absorbed, model, chip, DATA, tmp_path)
 
 
 def test_a_search_keeps_its_shifts_in_its_log(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from hago.search import affine, prepare
 from hago.search.affine import channel_factors, with_affine
 from hago.search.measured_point import first_point_if_any, sqnr_evaluator
 
+from .stored import check_stored
+
 DATA = [images(16, 3, 8, 8, seed=n) for n in range(4)]
 CHIPS = ("x86_vnni", "tflite", "cmsis_nn")
 
@@ -78,12 +80,7 @@ def test_it_helps_where_it_is_kept_and_replays(chip: str, tmp_path: Path) -> Non
     (record,) = made.strategy.made_by["passes"]
     assert record["names"] == ["affine"] and record["kept"] and record["after"] > record["before"]
     assert made.plan.key != plain.plan.key and not made.strategy.corrections.of_graph
-    assert compare_plan_exactly(made.plan, [DATA[0]]).same
-    made.strategy.save(tmp_path / "s.json")
-    again = hago.create_quantizer(model, chip, tmp_path / "s.json")
-    assert again.plan.key == made.plan.key
-    assert torch.equal(again.realize()(DATA[0]), made.realize()(DATA[0]))
-    assert hago.replay(model, chip, tmp_path / "s.json", DATA).same
+    check_stored(made, model, chip, DATA, tmp_path)
 
 
 def test_it_goes_with_rounding_and_a_search(tmp_path: Path) -> None:

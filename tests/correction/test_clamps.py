@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from networks import Uneven, images
 
 import hago
@@ -16,8 +15,9 @@ from hago.errors import HagoError, LogError
 from hago.export.onnx.export import make_onnx
 from hago.export.onnx.verification import check_onnx
 from hago.hardware import Hardware, load_hardware
-from hago.runtime.exactness import compare_plan_exactly
 from hago.study import read_log
+
+from .stored import check_stored
 
 DATA = [images(16, 3, 8, 8, seed=n) for n in range(4)]
 CHIPS = ("vta", "x86_vnni", "tflite", "cmsis_nn", "onnxruntime_cpu")
@@ -41,14 +41,7 @@ def test_clamps_that_bind_keep_no_factor(name: str, tmp_path: Path) -> None:
     assert sqnr(each) > sqnr(one) + 1.0
     assert [each.plan.graph[n].op for n in each.strategy.corrections.clamps] == ["channel_clamp"] * 2
     assert set(each.strategy.corrections.clamps) <= each.plan.nodes.keys()  # in integers
-    assert compare_plan_exactly(each.plan, [DATA[0]]).same
-    each.strategy.save(tmp_path / "s.json")
-    again = hago.create_quantizer(model, chip, tmp_path / "s.json")
-    assert again.plan.key == each.plan.key
-    each.realize().save(tmp_path / "m")
-    loaded = hago.load_integer_model(tmp_path / "m")
-    assert torch.equal(loaded(DATA[0]), each.realize()(DATA[0]))
-    assert hago.replay(model, chip, tmp_path / "s.json", DATA).same
+    check_stored(each, model, chip, DATA, tmp_path)
 
 
 @pytest.mark.parametrize(

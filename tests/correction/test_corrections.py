@@ -33,6 +33,8 @@ from hago.search.squared_gradients import SquaredGradients
 from hago.simulation import Simulator
 from hago.study import read_log
 
+from .stored import check_stored
+
 CHIPS = ("x86_vnni", "tflite", "vta", "cmsis_nn")
 
 
@@ -53,12 +55,7 @@ def test_every_correction_helps_and_all_together_help_most(chip: str, tmp_path: 
     assert all(alone[name] >= alone["none"] for name in alone)
     together = hago.quantize(model, chip, DATA, fix_bits={"*:1": 4})
     assert sqnr(together) > alone["none"] + 3.0
-    assert compare_plan_exactly(together.plan, [DATA[0]]).same
-    together.strategy.save(tmp_path / "s.json")
-    again = hago.create_quantizer(model, chip, tmp_path / "s.json")
-    assert again.plan.key == together.plan.key
-    assert torch.equal(again.realize()(DATA[0]), together.realize()(DATA[0]))
-    assert hago.replay(model, chip, tmp_path / "s.json", DATA).same
+    check_stored(together, model, chip, DATA, tmp_path)
 
 
 @pytest.mark.parametrize("chip", ["x86_vnni", "vta"])

@@ -28,6 +28,7 @@ from hago.runtime.exactness import compare_plan_exactly
 from hago.search import correct, prepare
 from hago.study import read_log
 
+from .stored import check_stored
 from .test_channels import octaves
 from .test_splitting import all_splits
 
@@ -369,12 +370,7 @@ def test_rotations_help_and_are_stored(rms: bool, tmp_path: Path) -> None:
     assert "first" in both.strategy.corrections.rotations
     kept = [made["names"] for made in both.strategy.made_by["passes"] if made["kept"]]
     assert ["rotation"] in kept and kept.count(["equalization"]) <= 1
-    assert compare_plan_exactly(both.plan, [DATA[0]]).same
-    both.strategy.save(tmp_path / "s.json")
-    again = hago.create_quantizer(model, chip, tmp_path / "s.json")
-    assert again.plan.key == both.plan.key
-    assert torch.equal(again.realize()(DATA[0]), both.realize()(DATA[0]))
-    assert hago.replay(model, chip, tmp_path / "s.json", DATA).same
+    check_stored(both, model, chip, DATA, tmp_path)
 
 
 def test_rotations_are_not_kept_where_others_gain_more() -> None:

@@ -19,6 +19,7 @@ from hago.graph import Graph, run_real
 from hago.runtime.exactness import compare_plan_exactly
 from hago.study import read_log
 
+from .stored import check_stored
 from .test_channels import octaves
 
 SEEDS = range(80)
@@ -129,12 +130,7 @@ def test_splits_help_and_are_stored(chip: str, tmp_path: Path) -> None:
     assert both.strategy.corrections.splits == Splits(("norm",), {"down": ((5,),)})
     assert all(sqnr(alone) >= sqnr(made["none"]) for alone in made.values())
     assert sqnr(both) > max(map(sqnr, made.values())) + 3.0
-    assert compare_plan_exactly(both.plan, [DATA[0]]).same
-    both.strategy.save(tmp_path / "s.json")
-    again = hago.create_quantizer(model, chip, tmp_path / "s.json")
-    assert again.plan.key == both.plan.key
-    assert torch.equal(again.realize()(DATA[0]), both.realize()(DATA[0]))
-    assert hago.replay(model, chip, tmp_path / "s.json", DATA).same
+    check_stored(both, model, chip, DATA, tmp_path)
 
 
 def test_a_search_keeps_its_splits_in_its_log(tmp_path: Path) -> None:
