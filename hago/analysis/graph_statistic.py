@@ -320,7 +320,7 @@ def cause_in_words(
         )
     edge = _worst_edge(row, cause)
     if edge is None:
-        rounded = "limits" if row.op == "clamp" else "results"
+        rounded = "limits" if row.op in ("clamp", "channel_clamp") else "results"
         has_most = f"{row.name}:0" in full
         return f"its {rounded} are rounded to integers", "" if has_most else "more bits on its operand"
     if cause == "saturation":

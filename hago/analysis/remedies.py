@@ -76,8 +76,8 @@ ALL_WEIGHTS: Final = "*.weight"
 MOST_NAMED: Final = 4
 #: By the cause of a node's error, the corrections that cure it.
 CURES: Final[Mapping[Cause, tuple[str, ...]]] = {
-    "rounding": ("splitting", "equalization", "thresholds"),
-    "constants": ("equalization", "thresholds", "rounding", "bias"),
+    "rounding": ("rotation", "splitting", "equalization", "absorption", "thresholds"),
+    "constants": ("equalization", "thresholds", "rounding", "bias", "affine"),
     "saturation": ("thresholds",),
 }
 #: The estimators that are tried.
@@ -566,7 +566,7 @@ class _Trials:
     def _missing_corrections(self) -> Sequence[str]:
         """The corrections that can be made and were not: those that change thresholds or the graph only for a strategy
         of one shot, whose thresholds are estimated again."""
-        made_by, names = self.strategy.made_by, named_effort(None).corrections
+        made_by, names = self.strategy.made_by, [name for name in CORRECTIONS if name != "reconstruction"]
         if "estimated" in made_by or "weights" in made_by or not {"finetuned", "trained"}.isdisjoint(made_by):
             return ()
         possible = names if is_one_shot(self.strategy) else ("rounding", "bias")
