@@ -959,7 +959,7 @@ REFERENCE: Final = Kernel(
 _SUM_OF_TWO: Final = (ADD, BROADCAST_ADD, PAIR_TABLE, TFLITE_SUM)
 #: Integer ops without a kernel. Their products run on float carriers (`FLOATS`), the rest on the reference arithmetic.
 _NO_KERNELS: Final = (
-    *("adaptive_max_pool2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
+    *("adaptive_max_pool2d", "channel_clamp", "conv3d", "conv_transpose1d", "conv_transpose2d"),
     *("div", "embedding", "index", "neg", "softmax"),
 )
 #: By op, its kernels in the order in which they are tried. Every integer op that is not a table has an entry.
