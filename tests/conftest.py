@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -34,8 +35,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "some_cases(most): of its cases a run takes at most so many; all with --whole")
     products.asked["whole"] = config.getoption("--whole")
     settings.load_profile("whole" if products.whole() else "hago")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out cases of tests with the mark `some_cases`, unless tests are named: those that stay are drawn by a hash
+    of their names, so they are the same in every run, and every process."""
+    if products.whole() or config.option.keyword or any("::" in argument for argument in config.args):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("some_cases") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = set[pytest.Item]()
+    for of_test in cases.values():
+        mark = of_test[0].get_closest_marker("some_cases")
+        assert mark is not None
+        drawn = sorted(of_test, key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())
+        left_out.update(drawn[mark.args[0] :])
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True, scope="session")

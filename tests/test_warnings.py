@@ -83,6 +83,7 @@ def strategy(model: nn.Module) -> hago.Strategy:
     return hago.quantize(model, CHIP, INPUTS).strategy
 
 
+@pytest.mark.some_cases(12)
 @pytest.mark.parametrize("call", [quantized, searched, evaluated, ran, trained])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_labels_that_are_no_classes_are_a_warning_and_the_advice_helps(

@@ -126,6 +126,7 @@ def gains(model: nn.Module, chip: Any, strategy: Strategy, remedy: Remedy) -> bo
 CASES: Final = some(3, CHIPS, tuple(NETWORKS))
 
 
+@pytest.mark.some_cases(9)
 @pytest.mark.parametrize(("chip", "name"), CASES)
 def test_remedies_are_legal_and_gain_what_they_say(chip: str, name: str) -> None:
     model, strategy, statistic = inspected(name, chip)
@@ -174,6 +175,7 @@ def test_nothing_is_said_to_be_tried_where_all_is_impossible() -> None:
     assert found.tried_for == () and found.kept_float == {} and found.tried > 0  # estimators, for all nodes
 
 
+@pytest.mark.some_cases(9)
 @pytest.mark.parametrize(("chip", "name"), CASES)
 def test_what_is_called_impossible_is_refused(chip: str, name: str) -> None:
     model, _, statistic = inspected(name, chip)

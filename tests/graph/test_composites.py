@@ -115,6 +115,7 @@ def test_einstein_sums(operands: list[list[str]], data: st.DataObject) -> None:
     torch.testing.assert_close(got, torch.einsum(equation, tensors))
 
 
+@pytest.mark.some_cases(14)
 @pytest.mark.parametrize(("chip", "name"), some(2, CHIPS, CALLS))
 def test_all_of_it_is_quantized(chip: str, name: str) -> None:
     model, data = made(CALLS[name])
@@ -133,6 +134,7 @@ def test_other_calls_are_left(name: str) -> None:
     assert not importer.converted
 
 
+@pytest.mark.some_cases(10)
 @pytest.mark.parametrize("name", CALLS)
 def test_what_was_made_for_the_whole_call_applies(name: str) -> None:
     model, (x, _) = made(CALLS[name])

@@ -82,6 +82,7 @@ def stripped(graph: Graph) -> Graph:
     return bare
 
 
+@pytest.mark.some_cases(20)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_node_states_the_dtype_of_its_value(name: str) -> None:
     network = NETWORKS[name]()

@@ -127,6 +127,7 @@ def test_it_is_what_torch_computes(name: str) -> None:
         assert got.dtype == expected.dtype and torch.equal(got, expected)
 
 
+@pytest.mark.some_cases(16)
 @pytest.mark.parametrize(("chip", "name"), some(2, CHIPS, NAMES))
 def test_it_is_quantized(chip: str, name: str) -> None:
     model, data = made(name)

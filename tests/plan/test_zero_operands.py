@@ -38,6 +38,7 @@ CASES = [
 ]
 
 
+@pytest.mark.some_cases(60)
 @pytest.mark.parametrize(("op", "zero", "first"), [c for c in CASES if c[:2] != ("concat", "constant")])
 @pytest.mark.parametrize("name", available_hardware())
 def test_zeros_take_nothing_with_them(name: str, op: str, zero: str, first: bool) -> None:

@@ -145,6 +145,7 @@ def put(file: Any, tensor: Tensor, bytes_of: bool = False) -> None:
     file.write((array.nbytes if bytes_of else array.size).to_bytes(8, "little") + array.tobytes())
 
 
+@pytest.mark.some_cases(4)
 @pytest.mark.parametrize("name", RUN)
 def test_sums_are_exact(name: str, tmp_path: Path) -> None:
     target = RUN[name]
@@ -166,6 +167,7 @@ def test_sums_are_exact(name: str, tmp_path: Path) -> None:
     assert done.stdout.startswith(f"{4 * len(CONVOLUTIONS)} cases, 0 of "), (done.stdout, done.stderr[-500:])
 
 
+@pytest.mark.some_cases(3)
 @pytest.mark.parametrize("name", BUILT)
 def test_instructions_are_used(name: str, tmp_path: Path) -> None:
     require("c++", "objdump")

@@ -44,6 +44,7 @@ def measured(name: str, chip: str, strategy: hago.Strategy, data: Sequence[Tenso
 
 
 # ---------------------------------------------------------------- limits
+@pytest.mark.some_cases(9)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("searcher, least", [("auto", 20), ("auto", 30), ("greedy", 30)])

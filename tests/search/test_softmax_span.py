@@ -58,6 +58,7 @@ def decibels(network: Masked, chip: str) -> float:
     return float(hago.evaluate_strategy(network, chip, strategy, DATA).results["sqnr"])
 
 
+@pytest.mark.some_cases(5)
 @pytest.mark.parametrize("reshapes", [False, True])
 @pytest.mark.parametrize("chip", ["tflite", "cmsis_nn", "x86_vnni", "vta", "onnxruntime_cpu"])
 def test_how_low_a_mask_lies_changes_hardly_anything(chip: str, reshapes: bool) -> None:
@@ -167,6 +168,7 @@ class Attention(nn.Module):
         return masked.softmax(-1) @ query
 
 
+@pytest.mark.some_cases(7)
 @pytest.mark.parametrize("chip", ["tflite", "x86_vnni", "vta"])
 @pytest.mark.parametrize(
     "kind", ["filled", "chosen", "added in turn", "added together", "fused", "layer", "layer with weights"]
