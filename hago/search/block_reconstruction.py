@@ -38,6 +38,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -49,6 +50,7 @@ from hago.arithmetic.types import Edge, QParams
 from hago.correction import LAYERS
 from hago.graph import Graph, Node, channels_last, compute_real
 from hago.plan import Bits, Plan
+from hago.search.block_journal import BlockJournal, TrainedBlock
 from hago.search.preparation import Prepared
 from hago.search.proposed_thresholds import with_scaled
 from hago.simulation import DifferentiableNodes, Drop
@@ -287,6 +289,7 @@ def reconstruct_blocks(
     steps: int = STEPS,
     seed: int = 0,
     report: Callable[[str], None] = lambda step: None,
+    journal: Path | None = None,
 ) -> Reconstructed:
     """Train the blocks of a Plan; what is found holds for the constants of blocks that are better for it.
 
@@ -295,8 +298,10 @@ def reconstruct_blocks(
         steps: of training of every block, the first time.
         seed: of the order of samples, and of what is rounded.
         report: called with a text when a block begins.
+        journal: a file that has the trained blocks, from which an interrupted reconstruction goes on; None for none.
     """
-    return _Reconstruction(plan, inputs, steps, seed).run(report)
+    known = BlockJournal.read(journal, plan.key, plan.graph.correction_hash, steps, seed, *inputs)
+    return _Reconstruction(plan, inputs, steps, seed, known).run(report)
 
 
 class _Reconstruction:
@@ -307,7 +312,11 @@ class _Reconstruction:
         logs: the logarithms of the factors of thresholds, by edge; edges with one threshold share one.
     """
 
-    def __init__(self, plan: Plan, inputs: Sequence[Tensor], steps: int, seed: int) -> None:
+    def __init__(
+        self, plan: Plan, inputs: Sequence[Tensor], steps: int, seed: int, journal: BlockJournal | None = None
+    ) -> None:
+        self.journal = BlockJournal(None, "") if journal is None else journal
+        self.known = list(self.journal.blocks)
         self.plan, self.graph, self.steps, self.samples = plan, plan.graph, steps, len(inputs[0])
         self.trained = max(1, self.samples - -(-self.samples // CHECKED_PART))  # the others check blocks
         self.drop = Drop(torch.Generator().manual_seed(seed))
@@ -343,6 +352,7 @@ class _Reconstruction:
         kept = set[str]()
         for number, blocks in enumerate(self.passes):
             self._train_all(blocks, SECOND**number, kept, report)
+        self.journal.remove()
         with torch.no_grad():
             exact = {edge: float(factor) for edge, factor in self._factors(self.logs).items()}
         factors = {edge: factor for edge, factor in exact.items() if factor != 1.0}
@@ -373,18 +383,44 @@ class _Reconstruction:
             for edge, variable in self._variables(block, simulated).items():
                 self.variables.setdefault(edge, variable)
             tensors = self._tensors(block)
-            before = [tensor.detach().clone() for tensor in tensors]
-            error = self._error_aside(block, simulated, of_float)
-            self._train(block, simulated, real, of_float, part)
-            if self._error_aside(block, simulated, of_float) <= error:
-                kept.update(block.layers)
+            if self.known:
+                is_better = self._restore(self.known.pop(0), tensors)
             else:
-                with torch.no_grad():
-                    for tensor, value in zip(tensors, before, strict=True):
-                        tensor.copy_(value)
+                is_better = self._train_if_better(block, tensors, simulated, real, of_float, part)
+                self.journal.add(is_better, self.drop.generator, tensors)
+            if is_better:
+                kept.update(block.layers)
             given = self._for_all_samples(block, partial(self._simulate, block), simulated, later)
             simulated = {name: value for name, value in (simulated | given).items() if name in later}
             real = {name: value for name, value in (real | of_float).items() if name in later}
+
+    def _restore(self, trained: TrainedBlock, tensors: Sequence[Tensor]) -> bool:
+        """Leave a block as it was left before; whether it had become better."""
+        with torch.no_grad():
+            for tensor, value in zip(tensors, trained.tensors, strict=True):
+                tensor.copy_(value)
+        self.drop.generator.set_state(trained.generator)
+        return trained.kept
+
+    def _train_if_better(
+        self,
+        block: Block,
+        tensors: Sequence[Tensor],
+        simulated: Mapping[str, Any],
+        real: Mapping[str, Any],
+        of_float: Mapping[str, Any],
+        part: float,
+    ) -> bool:
+        """Train a block; whether it becomes better. It stays as it is if it does not."""
+        before = [tensor.detach().clone() for tensor in tensors]
+        error = self._error_aside(block, simulated, of_float)
+        self._train(block, simulated, real, of_float, part)
+        if self._error_aside(block, simulated, of_float) <= error:
+            return True
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+        return False
 
     def _edges(self, block: Block) -> list[Edge]:
         """The constants of a block that are trained."""

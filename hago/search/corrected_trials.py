@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from hago.search.correcting import OF_LAYERS, correct_in_turns, correct_point
@@ -56,9 +57,13 @@ class CorrectedTrials:
         scorer: of the search.
         effort: says how often the best trial is corrected, and of how many points of a front.
         report: called with a text at every step.
+        journal: of `correct_in_turns`.
     """
 
-    def __init__(self, scorer: GoalScorer, effort: Effort, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, scorer: GoalScorer, effort: Effort, report: Callable[[str], None], journal: Path | None = None
+    ) -> None:
+        self._journal = journal
         self._searched, self._asked = scorer.goal, scorer.goal.asked
         self._scorer, self._effort, self._report = scorer.with_goal(self._asked), effort, report
         self._together: tuple[str, ...] | None = None
@@ -77,7 +82,7 @@ class CorrectedTrials:
             self._report("correcting the layers of the best")
         if turns == 1 and not any(name.startswith("reconstruction") for name in names):
             return self._by(self._correct, trial) if once is None else once
-        further = self._by(lambda point: correct_in_turns(point, evaluator, turns, self._report), trial)
+        further = self._by(lambda point: correct_in_turns(point, evaluator, turns, self._report, self._journal), trial)
         # turns go by the objective, so they may lose a limit
         return further if once is None else max(further, once, key=lambda made: made.score.rank)
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 from torch import Tensor
@@ -255,7 +256,11 @@ def _value(measured: Measurement, evaluator: Evaluator, seen: int) -> float:
 
 
 def correct_in_turns(
-    point: MeasuredPoint, evaluator: Evaluator, turns: int, report: Callable[[str], None] = lambda step: None
+    point: MeasuredPoint,
+    evaluator: Evaluator,
+    turns: int,
+    report: Callable[[str], None] = lambda step: None,
+    journal: Path | None = None,
 ) -> MeasuredPoint:
     """Correct the layers of a point; then again on MORE_A_TURN times as many samples and windows of layers, as long as
     that is better on the last quarter of the samples, which give no correction of layers; then its blocks.
@@ -264,6 +269,7 @@ def correct_in_turns(
         evaluator: what measured the point.
         turns: the most turns.
         report: called with a text at every step of what takes minutes.
+        journal: of `reconstruct_blocks`.
     """
     best = correct_point(point, evaluator)
     made = best.prepared.passes[len(point.prepared.passes) :]
@@ -279,7 +285,7 @@ def correct_in_turns(
         best = replace(best, prepared=replace(best.prepared, passes=passes))
         if not kept:
             break
-    return reconstruct_point(best, evaluator, report)
+    return reconstruct_point(best, evaluator, report, journal)
 
 
 def correct_point(
@@ -343,17 +349,20 @@ def _correct_affinely(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoi
     return (best if kept else point).with_passes(record)
 
 
-def reconstruct_point(point: MeasuredPoint, evaluator: Evaluator, report: Callable[[str], None]) -> MeasuredPoint:
+def reconstruct_point(
+    point: MeasuredPoint, evaluator: Evaluator, report: Callable[[str], None], journal: Path | None = None
+) -> MeasuredPoint:
     """Train the blocks of a point on its first samples, if it helps on the others.
 
     Args:
-        evaluator, report: of `correct_in_turns`.
+        evaluator, report, journal: of `correct_in_turns`.
     """
     wanted = next((text for text in point.prepared.correction_names if text.startswith("reconstruction")), None)
     if wanted is None:
         return point
     inputs = _first_inputs(evaluator, most_samples_of_blocks(point.plan))
-    found, used = reconstruct_blocks(point.plan, inputs, steps=_steps_of(wanted), report=report), len(inputs[0])
+    used, steps = len(inputs[0]), _steps_of(wanted)
+    found = reconstruct_blocks(point.plan, inputs, steps=steps, report=report, journal=journal)
     if not found:
         return point.with_passes(CorrectionPass(("reconstruction",), why_not="nothing to change"))
     other, after = _measured_at(reconstructed(point.prepared, point.bits, found), point.bits, evaluator, used)

@@ -22,6 +22,7 @@ from hago.graph import ModelLike
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware
 from hago.plan import Strategy
+from hago.search.block_journal import journal_beside
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.continuation import (
     check_same_options,
@@ -508,7 +509,7 @@ class Search:
         if confirmed.score.shortfall:
             raise InfeasibleBits(explain_missed_limits(self.scorer.goal, trials, confirmed.best, confirmed.score))
         with interruptible_job("search", self.options.run.progress) as steps:
-            corrected = CorrectedTrials(self.scorer, self.effort, steps)
+            corrected = CorrectedTrials(self.scorer, self.effort, steps, journal_beside(self.options.run.log))
             best = corrected.best(confirmed.best, trials)
             if best.score.shortfall:
                 raise InfeasibleBits(explain_missed_limits(self.scorer.goal.asked, trials, best.trial, best.score))

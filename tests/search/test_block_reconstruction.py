@@ -18,6 +18,7 @@ from hago.graph import Graph, compute_real, run_real
 from hago.plan import Plan, feasibility
 from hago.runtime.exactness import compare_plan_exactly
 from hago.search import MeasuredPoint, block_reconstruction, correct, correcting, prepare, sqnr_evaluator
+from hago.search.block_journal import BlockJournal
 from hago.search.block_reconstruction import (
     Reconstructed,
     blocks_of,
@@ -348,3 +349,92 @@ def test_a_search_reconstructs_its_best_and_an_interrupt_keeps_it(
     with pytest.raises(KeyboardInterrupt):
         hago.search_quantize_strategy(Uneven().eval(), "x86_vnni", DATA, **options)
     assert (tmp_path / "s.json").exists()
+
+
+# ---------------------------------------------------------------- interrupts
+class Stopped(Exception):
+    """What interrupts a reconstruction."""
+
+
+def few_bits_plan() -> tuple[Plan, list[Tensor]]:
+    """A network of several blocks with 4 bits, and the samples to train it on."""
+    data = [images(16, 3, 8, 8, seed=n) for n in range(3)]
+    prepared = prepare(randomized(ResNet((4, 8), blocks=2)), "x86_vnni", data).with_most_bits(4)
+    return prepared.resolver(safe_bits(prepared)), [torch.cat(data)]
+
+
+def stopping_after(blocks: int) -> Any:
+    """A report that raises when so many blocks are trained."""
+    said: list[str] = []
+
+    def report(step: str) -> None:
+        said.append(step)
+        if len(said) > blocks:
+            raise Stopped
+
+    return report
+
+
+def equal_results(a: Reconstructed, b: Reconstructed) -> bool:
+    same = a.factors == b.factors and a.values.keys() == b.values.keys()
+    return same and all(torch.equal(value, b.values[name]) for name, value in a.values.items())
+
+
+def test_an_interrupted_reconstruction_goes_on_to_the_same_result(tmp_path: Path) -> None:
+    plan, inputs = few_bits_plan()
+    path = tmp_path / "log.blocks"
+    whole = reconstruct_blocks(plan, inputs, steps=6)
+    assert whole
+    trained: list[str] = []
+    for blocks in (1, 2, 4):
+        with pytest.raises(Stopped):
+            reconstruct_blocks(plan, inputs, steps=6, report=stopping_after(blocks), journal=path)
+        assert path.exists()
+        assert len(BlockJournal.read(path, plan.key, plan.graph.correction_hash, 6, 0, *inputs).blocks) == blocks
+    again = reconstruct_blocks(plan, inputs, steps=6, report=trained.append, journal=path)
+    assert equal_results(again, whole) and not path.exists()
+
+
+def test_what_is_of_another_reconstruction_or_damaged_is_not_used(tmp_path: Path) -> None:
+    plan, inputs = few_bits_plan()
+    path = tmp_path / "log.blocks"
+    whole = reconstruct_blocks(plan, inputs, steps=6)
+    with pytest.raises(Stopped):
+        reconstruct_blocks(plan, inputs, steps=5, report=stopping_after(2), journal=path)
+    assert equal_results(reconstruct_blocks(plan, inputs, steps=6, journal=path), whole)
+    with pytest.raises(Stopped):
+        reconstruct_blocks(plan, inputs, steps=6, report=stopping_after(2), journal=path)
+    content = path.read_bytes()
+    for damaged in (b"", b"text", content[:-9], content[:200] + b"x" + content[201:]):
+        path.write_bytes(damaged)
+        assert equal_results(reconstruct_blocks(plan, inputs, steps=6, journal=path), whole)
+        assert not path.exists()
+
+
+def test_a_search_that_is_stopped_in_its_reconstruction_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = randomized(ResNet((4, 8), blocks=2)), [images(16, 3, 8, 8, seed=n) for n in range(3)]
+    options: dict[str, Any] = {"fix_bits": {"*": 4}, "budget": 1, "progress": False}
+    options["corrections"] = ["rounding", "reconstruction:4"]
+    train, trained, most = block_reconstruction._Reconstruction._train, list[str](), 1000
+
+    def counted(self: Any, block: Any, *rest: Any) -> None:
+        if len(trained) == most:
+            raise Stopped
+        trained.append(block.layers[0])
+        train(self, block, *rest)
+
+    monkeypatch.setattr(block_reconstruction._Reconstruction, "_train", counted)
+    whole, _ = hago.search_quantize_strategy(model, "x86_vnni", data, log=tmp_path / "whole", **options)
+    once = list(trained)
+    trained.clear()
+    most = 2
+    with pytest.raises(Stopped):
+        hago.search_quantize_strategy(model, "x86_vnni", data, log=tmp_path / "log", **options)
+    assert (tmp_path / "log.blocks").exists()
+    most = 1000
+    strategy, _ = hago.search_quantize_strategy(model, "x86_vnni", data, log=tmp_path / "log", **options)
+    assert strategy.corrections == whole.corrections and strategy.thresholds == whole.thresholds
+    assert len(once) > 2 and trained == once  # no block twice
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "whole"]
