@@ -4,14 +4,14 @@ A strategy holds its `Corrections`, by which the network that it was made for be
 are found by `hago.search`.
 """
 
-from hago.correction.absorption import Passage, Shifts, channel_axis, shiftable
-from hago.correction.channels import FIXED, LAYERS, Channels, Scalable, track_channels
+from hago.correction.absorption import Passage, Shifts, shiftable
+from hago.correction.channels import FIXED, LAYERS, Channels, Scalable, channel_axis, track_channels
 from hago.correction.corrections import Corrections
 from hago.correction.equalization import STEPS_PER_OCTAVE, steps_by_node
 from hago.correction.offsets import OffsetConstants
 from hago.correction.passes import CorrectionPass, WhyNot, passes_from_json
 from hago.correction.rotation import Rotatable, find_rotatable
-from hago.correction.splitting import Chain, Splits, chain_axis, chains_of, name_apart, norms_to_separate
+from hago.correction.splitting import Chain, Splits, chains_of, name_apart, norms_to_separate
 
 __all__ = [
     "FIXED",
@@ -28,7 +28,6 @@ __all__ = [
     "Shifts",
     "Splits",
     "WhyNot",
-    "chain_axis",
     "chains_of",
     "channel_axis",
     "find_rotatable",

@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.correction.channels import LAYERS, constants_of_norm
+from hago.correction.channels import LAYERS, channel_axis, constants_of_norm
 from hago.errors import LogError
 from hago.graph import CONST, Graph, Node
 from hago.ops import OPS, Ops, upper_clip
@@ -123,8 +123,9 @@ def absorbed(graph: Graph, stored: Mapping[str, Shifts], ops: Ops = OPS) -> Grap
     consts = dict(graph.consts)
     for name, taken in shifts.items():
         consts[graph[name].inputs[2]] = consts[graph[name].inputs[2]].to(torch.float64) - taken
-    for name, change in moved.into.items():
-        consts[graph[name].inputs[2]] = consts[graph[name].inputs[2]].to(torch.float64) + change
+    for name, channels in moved.into.items():
+        bias = graph[name].inputs[2]
+        consts[bias] = consts[bias].to(torch.float64) + _absorbed_by(graph, graph[name], channels)
     return replace(
         graph,
         consts={name: value.to(graph.consts[name].dtype) for name, value in consts.items()},
@@ -147,7 +148,7 @@ class _Moved:
 
     Args:
         values: of the nodes with shifts and those behind them, float64 at batch 1.
-        into: by layer that reads such values, what its bias takes.
+        into: by layer that reads such values, the shift of every channel that it reads.
     """
 
     values: dict[str, Tensor]
@@ -169,10 +170,10 @@ class _Moved:
     def _visit(self, graph: Graph, node: Node, ops: Ops) -> bool:
         """Whether a node passes or absorbs the shifts of its operands, of which one at least has any."""
         if node.op in LAYERS:
-            change = _absorbed_by(graph, node, self.values.get(node.inputs[0]))
-            if change is not None:
-                self.into[node.name] = change
-            return change is not None
+            channels = _read_channels(graph, node, self.values.get(node.inputs[0]))
+            if channels is not None:
+                self.into[node.name] = channels
+            return channels is not None
         if node.op not in ops or any(graph[source].shape is None for source in node.inputs):
             return False
         of_operands = [self._shift_of(graph, source) for source in node.inputs]
@@ -185,11 +186,6 @@ class _Moved:
         if source in graph.consts and not graph.consts[source].is_floating_point():
             return graph.consts[source]
         return self.values.get(source, torch.zeros((), dtype=torch.float64)).expand(graph[source].shape or ())
-
-
-def channel_axis(node: Node) -> int:
-    """The axis of channels of a value whose node has a bias for each."""
-    return 1 if node.op == "affine" or node.op.startswith("conv") else -1
 
 
 def _passed(node: Node, shifts: Sequence[Tensor], ops: Ops) -> Tensor | None:
@@ -209,18 +205,20 @@ def _passed(node: Node, shifts: Sequence[Tensor], ops: Ops) -> Tensor | None:
     return value
 
 
-def _absorbed_by(graph: Graph, node: Node, shift: Tensor | None) -> Tensor | None:
-    """What a layer's bias takes of the shift of the values that it reads, float64 by output; None if it cannot."""
+def _read_channels(graph: Graph, node: Node, shift: Tensor | None) -> Tensor | None:
+    """The shift of every channel that a layer reads, float64; None if its bias cannot take it."""
     if shift is None or _own_bias(graph, node) is None or LAYERS[node.op][0] == 1 or _pads(node):
         return None
-    by_channel = shift.movedim(-1 if node.op == "linear" else 1, 0).flatten(1)
+    by_channel = shift.movedim(channel_axis(node), 0).flatten(1)
     channels = by_channel[:, 0]
-    if not torch.equal(by_channel, channels.unsqueeze(1).expand_as(by_channel)):
-        return None
-    weight = graph.consts[node.inputs[1]].to(torch.float64)
-    groups = node.attrs.get("groups", 1)
-    read = channels.reshape(groups, 1, -1).expand(-1, len(weight) // groups, -1).flatten(0, 1)
-    products = (weight.flatten(2) * read.unsqueeze(2)) if weight.ndim > 2 else weight * read
+    return channels if torch.equal(by_channel, channels.unsqueeze(1).expand_as(by_channel)) else None
+
+
+def _absorbed_by(graph: Graph, node: Node, channels: Tensor) -> Tensor:
+    """What a layer's bias takes of the shift of the channels that it reads, float64 by output."""
+    weight, groups = graph.consts[node.inputs[1]].to(torch.float64), node.attrs.get("groups", 1)
+    of_entries = channels.reshape(groups, 1, -1, 1).expand(-1, len(weight) // groups, -1, -1).flatten(0, 1)
+    products = weight.reshape(len(weight), of_entries.shape[1], -1) * of_entries
     # exact products, since weights and steps have few bits, and an exactly rounded sum: the same on every machine
     return torch.tensor([math.fsum(row) for row in products.flatten(1).tolist()], dtype=torch.float64)
 

@@ -101,6 +101,11 @@ def is_norm(node: Node) -> bool:
     return node.op == "opaque" and node.attrs["target"] == _RMS_NORM and len(node.attrs["args"][1]) == 1
 
 
+def channel_axis(node: Node) -> int:
+    """The axis of channels of the value of a layer, an affine or a norm along the last axis."""
+    return 1 if node.op == "affine" or node.op.startswith("conv") else -1
+
+
 def track_channels(graph: Graph, ops: Ops = OPS) -> Channels:
     """Number the channels of all values of a graph whose batch norms are folded."""
     tracking = _Tracking(graph, ops)
@@ -215,7 +220,7 @@ class _Tracking:
         groups, (out_axis, _) = node.attrs.get("groups", 1), LAYERS[node.op]
         if out_axis and groups > 1:
             return None
-        axis = -1 if node.op == "linear" else 1
+        axis = channel_axis(node)
         read = self.per_channel(self.values[node.inputs[0]], axis)
         out = self.fresh(self.graph.consts[constants[0]].shape[out_axis])
         self.scalable[node.name] = (read, out)

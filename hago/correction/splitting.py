@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.types import Edge
-from hago.correction.channels import COMMUTING, LAYERS, constants_of_norm
+from hago.correction.channels import COMMUTING, LAYERS, channel_axis, constants_of_norm
 from hago.errors import LogError
 from hago.graph import CONST, Graph, Node
 
@@ -204,7 +204,7 @@ def _with_parts(graph: Graph, chain: Chain, parts: Sequence[Sequence[int]]) -> G
         )
         for name in chain.between:
             node = graph[name]
-            shape = _narrowed(node, len(index), chain_axis(first))
+            shape = _narrowed(node, len(index), channel_axis(first))
             replaced.setdefault(name, []).append(replace(node, name=f"{name}{suffix}", inputs=(source,), shape=shape))
             source = f"{name}{suffix}"
         weight, made_weight = sliced(last.edges[1], 1)
@@ -226,12 +226,7 @@ def _with_parts(graph: Graph, chain: Chain, parts: Sequence[Sequence[int]]) -> G
     return graph.with_nodes(nodes, outputs=outputs, consts=consts)
 
 
-def chain_axis(layer: Node) -> int:
-    """The axis of channels of a layer's value."""
-    return -1 if layer.op == "linear" else 1
-
-
 def _narrowed(node: Node, channels: int, axis: int | None = None) -> tuple[int, ...]:
     shape = list(node.shape or ())
-    shape[chain_axis(node) if axis is None else axis] = channels
+    shape[channel_axis(node) if axis is None else axis] = channels
     return tuple(shape)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hago.arithmetic.numerics import dequantize
 from hago.arithmetic.types import Edge
-from hago.correction import LAYERS
+from hago.correction import LAYERS, channel_axis
 from hago.graph import Node, compute_real, run_graph
 from hago.plan import EstimatedThresholds, Plan
 from hago.search.block_reconstruction import stored_integers, trained_layers
@@ -40,35 +40,31 @@ from hago.search.proposed_thresholds import with_scaled
 MOST_FACTOR: Final = 2.0
 
 
-def with_affine(point: MeasuredPoint, inputs: Sequence[Tensor], *, bias: bool) -> Prepared | None:
-    """The Prepared of a point with the affine correction of its layers; None where no layer can hold one.
+def affine_corrections(point: MeasuredPoint, inputs: Sequence[Tensor]) -> tuple[Prepared, ...]:
+    """The Prepared of a point with the affine correction of its layers, and with the factors alone, whose biases stay;
+    none where no layer can hold one.
 
     Args:
         inputs: of the graph, the samples to find it on.
-        bias: whether it has offsets, and not factors alone.
     """
     prepared, plan, bits = point.prepared, point.plan, point.bits
     if prepared.hardware.requantize.power_of_two or not isinstance(prepared.resolver.thresholds, EstimatedThresholds):
-        return None
+        return ()
     factors = channel_factors(plan, inputs)
     if not factors:
-        return None
+        return ()
     changed = with_scaled(prepared.with_offsets({}), bits, {str(edge): of for edge, of in factors.items()})
-    nearest, offsets, biases = changed.resolver(bits), dict(prepared.offsets), set[str]()
+    nearest, weights, biases = changed.resolver(bits), dict(prepared.offsets), dict[str, Tensor]()
     for edge in (edge for edges in trained_layers(plan).values() for edge in edges):
         name = plan.graph.source(edge)
         (before, integers), (after, near) = (stored_integers(of, edge) for of in (plan, nearest))
         if edge.slot == 1:
-            offsets[name] = integers.to(torch.int64) - near.to(torch.int64)
-            continue
-        biases.add(name)
-        if name in offsets:  # as far as before, in other units
-            offsets[name] = torch.round(offsets[name] * (before.scale / after.scale).flatten()).to(torch.int64)
-    if not bias:
-        return changed.with_offsets(offsets)
-    offsets = {name: offset for name, offset in offsets.items() if name not in biases}
-    changed = changed.with_offsets(offsets)
-    return changed.with_offsets(offsets | correct_layers(changed.resolver(bits), inputs, rounding=False, bias=True))
+            weights[name] = integers.to(torch.int64) - near.to(torch.int64)
+        elif (moved := weights.pop(name, None)) is not None:  # as far as before, in other units
+            biases[name] = torch.round(moved * (before.scale / after.scale).flatten()).to(torch.int64)
+    rounded = changed.with_offsets(weights)
+    offsets = correct_layers(rounded.resolver(bits), inputs, rounding=False, bias=True)
+    return changed.with_offsets(weights | offsets), changed.with_offsets(weights | biases)
 
 
 def channel_factors(plan: Plan, inputs: Sequence[Tensor]) -> dict[Edge, Tensor]:
@@ -92,7 +88,7 @@ def channel_factors(plan: Plan, inputs: Sequence[Tensor]) -> dict[Edge, Tensor]:
 
 def _channels(node: Node, value: Tensor) -> Tensor:
     """A layer's output as (channels, n), without the means of channels."""
-    rows = value.movedim(-1 if node.op == "linear" else 1, 0).flatten(1).to(torch.float64)
+    rows = value.movedim(channel_axis(node), 0).flatten(1).to(torch.float64)
     return rows - rows.mean(1, keepdim=True)
 
 

@@ -47,7 +47,7 @@ from torch import Tensor
 from hago.arithmetic.numerics import quantize
 from hago.arithmetic.straight_through import straight_through
 from hago.arithmetic.types import Edge, QParams
-from hago.correction import LAYERS
+from hago.correction import LAYERS, channel_axis
 from hago.graph import Graph, Node, channels_last, compute_real
 from hago.plan import Bits, Plan
 from hago.search.block_journal import BlockJournal, TrainedBlock
@@ -560,9 +560,8 @@ class _Reconstruction:
             unit: Tensor | float = WEIGHT_RATE * max(1.0, (target.qmax - target.qmin) / 16)
             if edge.slot == 2:
                 scale = scale.flatten()
-                value = self.nodes.real(edge.dst, sums[edge.dst]).movedim(
-                    -1 if self.graph[edge.dst].op == "linear" else 1, 0
-                )
+                axis = channel_axis(self.graph[edge.dst])
+                value = self.nodes.real(edge.dst, sums[edge.dst]).movedim(axis, 0)
                 unit = BIAS_RATE * (value.flatten(1).square().mean(1).sqrt() / scale).to(torch.float32).clamp_min(1.0)
             variables[edge] = _Variable(target, start, constant / scale, unit)
         return variables

@@ -22,7 +22,7 @@ from hago.errors import HagoError, as_strings, check_choice
 from hago.graph import takes_any_batch
 from hago.plan import Bits, Plan
 from hago.search.absorb import find_absorption
-from hago.search.affine import with_affine
+from hago.search.affine import affine_corrections
 from hago.search.block_reconstruction import STEPS, most_samples_of_blocks, reconstruct_blocks, reconstructed
 from hago.search.confirmation import Confirmation, Fold, losses_of
 from hago.search.equalize import find_equalization
@@ -339,7 +339,7 @@ def _correct_affinely(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoi
     inputs = _first_inputs(evaluator, most_samples(point.prepared.graph))
     used = len(inputs[0])
     judging = evaluator.batches.samples - used or used
-    made = [prepared for bias in (True, False) if (prepared := with_affine(point, inputs, bias=bias)) is not None]
+    made = affine_corrections(point, inputs)
     if not made:
         return point.with_passes(CorrectionPass(("affine",), why_not="nothing to change"))
     tried = [_measured_at(prepared, point.bits, evaluator, used) for prepared in made]

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.types import QParams
-from hago.correction import LAYERS
+from hago.correction import LAYERS, channel_axis
 from hago.graph import Graph, Node, compute_real, over_samples
 from hago.graph.schedule import Step, make_schedule, run_schedule
 from hago.ops import Attrs, OpRule
@@ -196,7 +196,7 @@ class _Correcting:
 
 
 def _channel_means(node: Node, value: Tensor) -> Tensor:
-    return value.movedim(-1 if node.op == "linear" else 1, 0).flatten(1).mean(1)
+    return value.movedim(channel_axis(node), 0).flatten(1).mean(1)
 
 
 # ---------------------------------------------------------------- rounding

@@ -62,13 +62,8 @@ def find_rotations(
 
 def _losses(plan: Plan, measured: Callable[[], SquaredGradients]) -> dict[Edge, float]:
     """By edge that a Plan rounds, the expected loss."""
-    losses = {}
-    for edge, squares in measured().edges.items():
-        target = plan.target(edge)
-        assert target is not None
-        scale = target.spread_over(squares.shape).scale.double()
-        losses[edge] = float((squares.double() * (scale**2 / 12)).sum())
-    return losses
+    found = measured()
+    return {edge: float(found.expected_loss(plan, edge).sum()) for edge in found.edges}
 
 
 def _edges(graph: Graph, rotatable: Rotatable, losses: dict[Edge, float]) -> list[Edge]:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.types import Edge
-from hago.correction import LAYERS, Chain, Splits, chain_axis, chains_of, norms_to_separate
+from hago.correction import LAYERS, Chain, Splits, chains_of, channel_axis, norms_to_separate
 from hago.graph import Graph
 from hago.plan import Plan
 from hago.search.equalize import TINY
@@ -110,15 +110,11 @@ def _measured(
     axes = {e: _axis(graph, chain, e) for chain in chains for e in _edges(graph, chain)}
     between = {graph.source(e): axis for e, axis in axes.items() if e.slot == 0}
     losses = {}
-    for edge, squares in measured.edges.items():
-        target, squares = plan.target(edge), squares.to(torch.float64)
+    for edge in measured.edges:
+        target, loss = plan.target(edge), measured.expected_loss(plan, edge)
         assert target is not None
-        if target.scale.numel() > 1 or edge not in axes:
-            scale = target.spread_over(squares.shape).scale.to(torch.float64)
-            losses[edge] = (squares * (scale**2 / 12)).sum().reshape(1)
-        else:
-            by_channel = squares.movedim(axes[edge], 0).flatten(1).sum(1)
-            losses[edge] = by_channel * (float(target.scale) ** 2 / 12)
+        apart = target.scale.numel() == 1 and edge in axes
+        losses[edge] = loss.movedim(axes[edge], 0).flatten(1).sum(1) if apart else loss.sum().reshape(1)
     sizes = {
         name: measured.largest[name].movedim(axis, 0).flatten(1).amax(1).to(torch.float64)
         for name, axis in between.items()
@@ -131,7 +127,7 @@ def _axis(graph: Graph, chain: Chain, edge: Edge) -> int:
     """The axis of the chain's channels on an edge."""
     if edge.slot == 1:
         return 0 if edge.dst == chain.first else 1
-    return chain_axis(graph[chain.first])
+    return channel_axis(graph[chain.first])
 
 
 def _rounded(

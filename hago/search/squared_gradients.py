@@ -75,6 +75,13 @@ class SquaredGradients:
         )
         return found
 
+    def expected_loss(self, plan: Plan, edge: Edge) -> Tensor:
+        """The loss that rounding an edge to the steps D of a Plan is expected to cause at the outputs, entry by entry:
+        D**2 / 12 times the squared gradients; float64."""
+        target, squares = plan.target(edge), self.edges[edge].to(torch.float64)
+        assert target is not None
+        return squares * (target.spread_over(squares.shape).scale ** 2 / 12)
+
     def with_at_least(self, largest: Mapping[str, Tensor]) -> SquaredGradients:
         """The same with largest magnitudes that are at least these, by node; others where a batch has another shape."""
         new = {**largest, **self.largest}

@@ -16,7 +16,7 @@ from hago.graph import compute_real, run_graph
 from hago.plan import Plan
 from hago.runtime.exactness import compare_plan_exactly
 from hago.search import affine, prepare
-from hago.search.affine import channel_factors, with_affine
+from hago.search.affine import affine_corrections, channel_factors
 from hago.search.measured_point import first_point_if_any, sqnr_evaluator
 
 from .stored import check_stored
@@ -55,10 +55,10 @@ def test_integers_stay_and_no_channel_of_a_layer_gets_worse() -> None:
         except HagoError:
             continue  # a chip without one of its operators
         point = first_point_if_any(prepared.with_most_bits(4), sqnr_evaluator(prepared))
-        made = None if point is None else with_affine(point, inputs, bias=False)
-        if point is None or made is None:
+        made = () if point is None else affine_corrections(point, inputs)
+        if point is None or not made:
             continue
-        before, after = point.plan, made.resolver(point.bits)
+        before, after = point.plan, made[1].resolver(point.bits)
         scaled = {edge.dst for edge in channel_factors(before, inputs)}
         assert scaled
         for name in scaled & before.nodes.keys():
