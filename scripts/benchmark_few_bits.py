@@ -1,11 +1,11 @@
 """Accuracy with few bits of weights and of layer inputs on `x86_vnni`, in one shot, as a table.
 
 The first and the last layer have 8 bits, as papers have it; everything else is as the chip computes it in integers.
-Rows are the corrections that are made: none, those of the default, and block reconstruction behind these, with a number
-of steps each, and then the whole network trained from the last of these (`hago.finetune`), on the calibration samples
-or on more. Calibration and training see no labels; results are of test samples that they did not see. Lost is float's
-accuracy less ours, in points, paired on the same samples, with its 95 % interval. Seconds are those of the processor on
-one thread, for all of `hago.quantize`, and for training alone.
+Rows are the corrections that are made: none, those of the default, or other sets, and block reconstruction behind those
+of the default, with a number of steps each, and then the whole network trained from the last of these
+(`hago.finetune`), on the calibration samples or on more. Calibration and training see no labels; results are of test
+samples that they did not see. Lost is float's accuracy less ours, in points, paired on the same samples, with its 95 %
+interval. Seconds are those of the processor on one thread, for all of `hago.quantize`, and for training alone.
 
     python scripts/benchmark_few_bits.py --assets DIR --models mobilenetv2_cifar96 --steps 100 400
     python scripts/benchmark_few_bits.py --assets DIR --models mobilenetv2_cifar96 --finetune 400 --train 256 4660
@@ -47,11 +47,18 @@ def figures(asset: Asset, reference: Tensor, out: Tensor) -> str:
 
 
 def rows(
-    asset: Asset, weights: int, inputs: int, steps: Sequence[int], tuned: Sequence[int], training: Mapping[int, Asset]
+    asset: Asset,
+    weights: int,
+    inputs: int,
+    sets: Sequence[str],
+    steps: Sequence[int],
+    tuned: Sequence[int],
+    training: Mapping[int, Asset],
 ) -> Iterator[str]:
     """The lines of the table.
 
     Args:
+        sets: of corrections, joined by +; "default" for those.
         steps: of reconstruction.
         tuned: of training.
         training: the network with the samples that it is trained on, by their number.
@@ -59,7 +66,7 @@ def rows(
     reference = outputs(asset.module, asset.test)
     yield f"| {asset.name} | float | | {asset.score(reference):.3f} | | | | |"
     bits = fixed_bits(asset, weights, inputs)
-    kinds = {"none": ["none"], "default": list(DEFAULT_CORRECTIONS)}
+    kinds = {text: list(DEFAULT_CORRECTIONS) if text == "default" else text.split("+") for text in sets}
     kinds |= {f"reconstruction, {n} steps": [*DEFAULT_CORRECTIONS, f"reconstruction:{n}"] for n in steps}
     for name, corrections in kinds.items():
         start = time.process_time()
@@ -85,6 +92,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=NAMES, default=["cifar_resnet20", "mobilenetv2_cifar96"])
     parser.add_argument("--weights", type=int, default=4, help="bits of weights")
     parser.add_argument("--inputs", type=int, default=4, help="bits of layer inputs")
+    parser.add_argument("--corrections", nargs="+", default=["none", "default"], help="sets, each joined by +")
     parser.add_argument("--steps", type=int, nargs="*", default=[200], help="of reconstruction")
     parser.add_argument("--finetune", type=int, nargs="*", default=[], help="steps of training the whole network")
     parser.add_argument("--train", type=int, nargs="*", default=[256], help="samples that it is trained on")
@@ -98,7 +106,8 @@ def main() -> None:
     for name in args.models:
         asset = load(args.assets, name, args.calibration, args.test)
         training = {n: load(args.assets, name, n, 1) for n in (args.train if args.finetune else ())}
-        for line in rows(asset, args.weights, args.inputs, args.steps, args.finetune, training):
+        of_network = (args.corrections, args.steps, args.finetune, training)
+        for line in rows(asset, args.weights, args.inputs, *of_network):
             print(line, flush=True)
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from hago.correction.disjoint_sets import DisjointSets
 from hago.graph import CONST, INPUT, Graph, Node
 from hago.ops import OPS, Ops, upper_clip
 
@@ -118,35 +119,29 @@ def track_channels(graph: Graph, ops: Ops = OPS) -> Channels:
 
 @dataclass(slots=True)
 class _Tracking:
-    """The state of one `track_channels`: numbers, of which some were found to be equal (`same`, a union-find)."""
+    """The state of one `track_channels`: numbers, of which some were found to be equal."""
 
     graph: Graph
     ops: Ops
     values: dict[str, Tensor] = field(default_factory=dict)
     scalable: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     clips: dict[str, float] = field(default_factory=dict)
-    same: list[int] = field(default_factory=lambda: [ZEROS, FIXED])
+    numbers: DisjointSets = field(default_factory=lambda: DisjointSets([ZEROS, FIXED]))
 
     # ------------------------------------------------------------ numbers
     def fresh(self, count: int) -> Tensor:
         """New numbers."""
-        first = len(self.same)
-        self.same += range(first, first + count)
+        first = self.numbers.add(count)
         return torch.arange(first, first + count)
-
-    def root(self, number: int) -> int:
-        while (above := self.same[number]) != number:
-            self.same[number] = number = self.same[above]
-        return number
 
     def join(self, a: Tensor, b: Tensor) -> Tensor:
         """Make channels equal, entry by entry; their numbers, those of `a` where `b` has none."""
         a, b = torch.broadcast_tensors(a, b)  # type: ignore[no-untyped-call]
         differ = (a != b) & (a != ZEROS) & (b != ZEROS)
-        pairs = torch.unique(a[differ] * len(self.same) + b[differ])
-        for x, y in zip((pairs // len(self.same)).tolist(), (pairs % len(self.same)).tolist(), strict=True):
-            low, high = sorted((self.root(x), self.root(y)))
-            self.same[high] = low  # FIXED is the least
+        count = len(self.numbers)
+        pairs = torch.unique(a[differ] * count + b[differ])
+        for x, y in zip((pairs // count).tolist(), (pairs % count).tolist(), strict=True):
+            self.numbers.join(x, y)  # FIXED is the least
         return torch.where(a == ZEROS, b, a)
 
     def fix(self, numbers: Tensor | None) -> None:
@@ -156,7 +151,7 @@ class _Tracking:
 
     def is_fixed(self, numbers: Tensor) -> bool:
         """Whether all factors are 1."""
-        return all(self.root(n) <= FIXED for n in torch.unique(numbers).tolist())
+        return all(self.numbers.least(n) <= FIXED for n in torch.unique(numbers).tolist())
 
     def per_channel(self, numbers: Tensor, axis: int) -> Tensor:
         """The number of each channel along an axis; all entries of a channel are made equal."""
@@ -293,11 +288,11 @@ class _Tracking:
     # ------------------------------------------------------------ result
     def finish(self) -> Channels:
         """The result, each number replaced by the least that it is equal to."""
-        least = torch.tensor([self.root(n) for n in range(len(self.same))])
+        least = torch.tensor([self.numbers.least(n) for n in range(len(self.numbers))])
         values = {name: least[numbers] for name, numbers in self.values.items()}
         return Channels(
             {n: Scalable(least[read], least[out]) for n, (read, out) in self.scalable.items()},
             self.clips,
             values,
-            len(self.same),
+            len(self.numbers),
         )

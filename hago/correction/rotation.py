@@ -22,6 +22,7 @@ References:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from hago.arithmetic.types import Edge
 from hago.correction.channels import LAYERS, POOLINGS, is_norm
+from hago.correction.disjoint_sets import DisjointSets
 from hago.errors import LogError
 from hago.graph import CONST, Graph, Node
 from hago.ops import OPS, Ops
@@ -188,34 +190,25 @@ class _Space:
 
 @dataclass(slots=True)
 class _Tracking:
-    """The state of one `find_rotatable`: spaces by number, of which some were found to be the same (a union-find), and
-    the nodes that read rotated operands so that their values are as they were (`ends`)."""
+    """The state of one `find_rotatable`: spaces by number, of which some were found to be the same, and the nodes
+    that read rotated operands so that their values are as they were (`ends`)."""
 
     graph: Graph
     ops: Ops
     places: dict[str, _Place] = field(default_factory=dict)
     spaces: list[_Space] = field(default_factory=list)
-    same: list[int] = field(default_factory=list)
+    numbers: DisjointSets = field(default_factory=DisjointSets)
     ends: set[str] = field(default_factory=set)
 
     # ------------------------------------------------------------ spaces
     def fresh(self, width: int, *constants: tuple[Edge, int]) -> int:
         """The number of a new space that constants write."""
         self.spaces.append(_Space(width, constants=list(constants)))
-        self.same.append(len(self.same))
-        return len(self.same) - 1
-
-    def root(self, number: int) -> int:
-        while (above := self.same[number]) != number:
-            self.same[number] = number = self.same[above]
-        return number
+        return self.numbers.add()
 
     def join(self, numbers: Sequence[int]) -> int:
         """Make spaces the same."""
-        roots = sorted({self.root(n) for n in numbers})
-        for root in roots[1:]:
-            self.same[root] = roots[0]
-        return roots[0]
+        return functools.reduce(self.numbers.join, numbers)
 
     def fix(self, *places: _Place | None) -> None:
         """Leave spaces as they are."""
@@ -436,7 +429,7 @@ class _Tracking:
         """The spaces that can be rotated, by name."""
         whole: dict[int, _Space] = {}
         for number, space in enumerate(self.spaces):
-            root = self.root(number)
+            root = self.numbers.least(number)
             if root == number:
                 whole[root] = space
             else:
