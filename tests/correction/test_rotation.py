@@ -210,7 +210,7 @@ class Refused(nn.Module):
     def __init__(self, why: str) -> None:
         super().__init__()
         self.first, self.norm, self.last, self.why = nn.Linear(12, 16), nn.LayerNorm(16), nn.Linear(16, 8), why
-        self.narrow = nn.Linear(12, 8)
+        self.narrow, self.single = nn.Linear(12, 8), nn.Linear(1, 8)
         if why == "a bias without gain, and no layer that takes it":
             self.last = nn.Linear(16, 8, False)
             with torch.no_grad():
@@ -228,6 +228,8 @@ class Refused(nn.Module):
             return self.last(y) + x.tanh().mean()
         if self.why == "a mean over channels":
             return self.last(y) + x.mean(2, keepdim=True)
+        if self.why == "a layer on a mean over channels":
+            return self.last(y) + self.single(x.mean(2, keepdim=True))
         if self.why == "padded channels":
             return self.last(nn.functional.pad(y, (1, 0))[:, :, :-1])
         if self.why == "tokens that are padded behind a norm":
@@ -246,6 +248,7 @@ REFUSED = (
     "an output",
     "a curve",
     "a mean over channels",
+    "a layer on a mean over channels",
     "padded channels",
     "norms that are multiplied",
     "channels from within a vector",
