@@ -14,6 +14,8 @@ from hago.importing import as_hardware, import_with_data
 from hago.runtime.native import NativeIntegerModel
 from hago.search import SearchOptions, plan_of, run_search
 from hago.search.pareto_front import FrontPoint, FrontWriter, ParetoFront
+from hago.search.running import RunningSearch
+from hago.study import Trial
 
 
 def main() -> None:
@@ -22,6 +24,7 @@ def main() -> None:
     data = [(x,) for x in task.batches()]
     network = task.network()
     fronts: list[tuple[float, ParetoFront]] = []
+    after: dict[int, float] = {}
     replace = FrontWriter.replace
 
     def watched(writer: FrontWriter, front: ParetoFront) -> None:
@@ -30,15 +33,16 @@ def main() -> None:
         replace(writer, front)
         fronts.append((task.seconds(), front))
 
+    def on_trial(_: RunningSearch, trial: Trial) -> None:
+        after[trial.index] = task.seconds()
+
     FrontWriter.replace = watched  # type: ignore[method-assign]
     task.start()
-    how = SearchOptions.of(
-        searcher=searcher, progress=False, search_topology=True
-    )  # peers, too, may leave layers float
+    # peers, too, may leave layers float
+    how = SearchOptions.of(searcher=searcher, progress=False, search_topology=True, callbacks=[on_trial])
     found = run_search(network, hardware, data, how)
     seconds = task.seconds()
     graph, _ = import_with_data(network, data)
-    after = {trial.index: trial.elapsed for trial in found.result.trials}
     handed: list[FrontPoint] = []
     for then, front in [*fronts, (seconds, found.front)]:
         for point in (p for p in front if p not in handed):

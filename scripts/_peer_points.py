@@ -24,7 +24,8 @@ BATCH = 32
 class Task:
     """The data and the network of one peer, and its points.
 
-    The time of measuring points on held-out data is not part of the time that is reported.
+    Times are those of the processor where one thread computes, so that other work on the machine is not in them. The
+    time of measuring points on held-out data is not part of the time that is reported.
     """
 
     def __init__(self) -> None:
@@ -37,8 +38,8 @@ class Task:
             torch.from_numpy(np.load(self.folder / f"{name}.npy")) for name in ("calibration", "labels", "held_out")
         )
         self.points: list[dict[str, Any]] = []
-        self._begun = time.perf_counter()
-        self._aside = 0.0
+        self._clock = time.process_time if threads == 1 else time.perf_counter
+        self._begun, self._aside = self._clock(), 0.0
 
     def network(self) -> nn.Module:
         """The float network, loaded again."""
@@ -46,7 +47,7 @@ class Task:
 
     def start(self) -> None:
         """Start the clock; the time of imports and of reading data does not count."""
-        self._begun, self._aside = time.perf_counter(), 0.0
+        self._begun, self._aside = self._clock(), 0.0
 
     def batches(self) -> list[Tensor]:
         """The calibration images."""
@@ -69,19 +70,19 @@ class Task:
             seconds: the time at which it was found; by default now.
             integer_share: the part of its multiply-adds that run in integers.
         """
-        paused = time.perf_counter()
+        paused = self._clock()
         with torch.no_grad():
             found = torch.cat([run(x) for x in self.held_out.split(BATCH)])
         name = f"outputs_{len(self.points)}.npy"
         np.save(self.folder / name, found.float().numpy())
-        self._aside += time.perf_counter() - paused
+        self._aside += self._clock() - paused
         seconds = self.seconds() if seconds is None else seconds
         parts = {"weights": dict(weights), "activations": dict(activations), "integer_share": integer_share}
         self.points.append({"label": label, "outputs": name, "seconds": seconds, **parts})
 
     def seconds(self) -> float:
         """The seconds since the start, without those of measuring points."""
-        return time.perf_counter() - self._begun - self._aside
+        return self._clock() - self._begun - self._aside
 
     def end(self, seconds: float | None = None) -> None:
         """Write the points.
