@@ -190,7 +190,11 @@ class DifferentiableNodes:
     def _requantizing(self, node: Node, node_plan: NodePlan, operands: Sequence[Any]) -> Tensor:
         """The integers of a node that requantizes its output itself, with the gradient of the real operator."""
         with torch.no_grad():
-            plain = [_detached(x) for x in operands]
+            # what is kept from rounding, or has a factor, stands for the nearest integer of its range here
+            plain = [
+                x if t is None else x.detach().round().clamp(t.qmin - t.zero_point.min(), t.qmax - t.zero_point.max())
+                for x, t in zip(operands, node_plan.operands, strict=True)
+            ]
             if node_plan.table is not None:
                 exact = node_plan.look_up(plain[0])
             else:

@@ -159,6 +159,32 @@ def test_gradients_reach_weights_and_dropped_values_are_not_rounded() -> None:
     assert 0.49 < half < 0.51
 
 
+@pytest.mark.parametrize("chip", ["tflite", "x86_vnni"])
+def test_tables_read_the_nearest_integer_in_their_range(chip: str) -> None:
+    """Values that are not rounded, or that a factor brings out of the range."""
+    seen = 0
+    for seed in range(60):
+        graph = random_graph(seed)
+        try:
+            prepared = prepare(graph, chip, [tuple(random_inputs(graph, seed))])
+        except HagoError:
+            continue  # a chip without one of its operators
+        bits = {key: group.choices[-1] for key, group in prepared.space.groups.items()}
+        point = feasibility.nearest_feasible(prepared.resolver, bits)
+        assert point is not None
+        plan = point.plan
+        tables = {n: p for n, p in plan.nodes.items() if p.table is not None}
+        large = dict(zip(graph.inputs, random_inputs(graph, seed, batch=4, size=30.0), strict=True))
+        nodes, drop = DifferentiableNodes(plan, tuple(graph.by_name)), Drop(torch.Generator().manual_seed(seed))
+        factors = {Edge(name, 0): torch.tensor(1.5, dtype=torch.float64) for name in tables}
+        values = nodes.run(graph.computed, large, {}, drop=drop, factors=factors)
+        for name, node_plan in tables.items():
+            assert node_plan.table is not None
+            assert bool(torch.isin(values[name].double(), node_plan.table.double()).all()), (seed, name)
+            seen += 1
+    assert seen > 10
+
+
 # ---------------------------------------------------------------- reconstruction
 @pytest.mark.parametrize("chip", ["x86_vnni", "vta", "int16_accumulator", "cpu_weight_only"])
 def test_reconstructed_blocks_run_in_integers_as_simulated(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
