@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import fuzz_exactness
@@ -11,9 +12,13 @@ import pytest
 from building import Builder, seeded
 from random_hardware import random_hardware
 
+from hago.graph import Graph
+from hago.hardware import Hardware
 from hago.hardware.file import check_hardware, load_hardware, save_hardware
+from hago.plan import Plan, Strategy
 from hago.runtime.exactness import Exactness, compare_plan_exactly
 from hago.search.preparation import prepare
+from hago.search.stored_strategy import plan_of
 
 
 @pytest.mark.parametrize("first", range(0, 50, 10))
@@ -23,6 +28,15 @@ def test_fifty_networks(first: int) -> None:
         fuzz_exactness.check(seed, counts)
     assert counts.wrong == []
     assert counts.graphs == 10 and counts.plans == 20 and counts.values > 1000
+
+
+@pytest.mark.parametrize("first", range(0, 30, 10))
+def test_thirty_corrected_networks(first: int) -> None:
+    counts = fuzz_exactness.Counts()
+    for seed in range(first, first + 10):
+        fuzz_exactness.check_corrected(seed, counts)
+    assert counts.wrong == []
+    assert counts.graphs == 10 and counts.plans > 10 and counts.values > 1000
 
 
 @pytest.mark.parametrize("limits", [((-1.0, 1.0), (0.0, 6.0)), ((None, 0.75), (-0.3, None)), ((0.0, 6.0), (-1.0, 1.0))])
@@ -58,6 +72,17 @@ def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert fuzz_exactness.main() == 1
     said = capsys.readouterr().out
     assert "--seed 5 --graphs 1: on " in said and "conv: 3" in said
+
+
+def test_what_is_not_stored_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_offsets(graph: Graph, hardware: Hardware, strategy: Strategy) -> Plan:
+        return plan_of(graph, hardware, replace(strategy, corrections=replace(strategy.corrections, offsets={})))
+
+    monkeypatch.setattr(fuzz_exactness, "plan_of", without_offsets)
+    counts = fuzz_exactness.Counts()
+    for seed in range(10):
+        fuzz_exactness.check_corrected(seed, counts)
+    assert any("the stored strategy gives another Plan" in line for line in counts.wrong)
 
 
 def test_random_hardware_is_sound(tmp_path: Path) -> None:
