@@ -16,11 +16,13 @@ from torch import Tensor, nn
 import hago
 from hago.arithmetic.equality import count_differing
 from hago.arithmetic.types import INT16, INT32
+from hago.cost import plan_cost
 from hago.errors import HardwareError
+from hago.export.onnx.export import make_onnx
 from hago.export.onnx.refusals import check_plan
 from hago.graph.graph import Graph
 from hago.hardware.file import check_hardware, load_hardware
-from hago.hardware.hardware import Accumulator
+from hago.hardware.hardware import Accumulator, Hardware
 from hago.ops import OPS
 from hago.plan.document import plan_from_document, plan_to_document
 from hago.plan.plan import Plan
@@ -32,7 +34,10 @@ from hago.runtime.native.self_test import exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
 
-CHIP = load_hardware("x86_vnni_bytes")
+CHIP = load_hardware("x86_vnni")
+_WIDE = CHIP.integer_descs("add")[-1]
+#: The same chip with sums of the form `common_scale`, whose operands are all int32.
+COMMON = replace(CHIP, ops=CHIP.ops | dict.fromkeys(("add", "sub"), (replace(_WIDE, form="common_scale"),)))
 needs_kernels = pytest.mark.skipif(not exact_kernels().conv.exact, reason="no kernels here")
 
 
@@ -47,8 +52,8 @@ def residual(channels: int = 40, op: str = "add") -> tuple[Graph, list[Tensor]]:
     return b.graph(), [seeded(2, channels, 9, 9, seed=10)]
 
 
-def planned(graph: Graph, data: list[Tensor], bits: dict[str, int], chip: str = "x86_vnni_bytes") -> Plan:
-    resolver = resolver_of(graph, load_hardware(chip), data)
+def planned(graph: Graph, data: list[Tensor], bits: dict[str, int], chip: Hardware = CHIP) -> Plan:
+    resolver = resolver_of(graph, chip, data)
     return resolver(resolver.space.widest() | bits)
 
 
@@ -94,10 +99,18 @@ def test_all_engines_agree(channels: int, op: str) -> None:
         assert result.same, f"{chosen}: {result}"
 
 
-def test_wide_operands_are_those_of_a_common_scale() -> None:
-    graph, data = residual()
-    (expected,), (out,) = (IntegerModel(planned(graph, data, {}, chip)).run(data) for chip in ("x86_vnni", CHIP.name))
+@pytest.mark.parametrize("op", ["add", "sub"])
+def test_wide_operands_are_those_of_a_common_scale(op: str) -> None:
+    """Their integers, kernels, costs and ONNX nodes do not depend on the form."""
+    graph, data = residual(op=op)
+    plans = [planned(graph, data, {}, chip) for chip in (COMMON, CHIP)]
+    (expected,), (out,) = (IntegerModel(plan).run(data) for plan in plans)
     assert count_differing(expected, out) == 0
+    facts = [(plan_cost(p).rows, [(r.node, r.kernel) for r in Executor(p).explain().rows]) for p in plans]
+    assert facts[0] == facts[1]
+    pytest.importorskip("onnx")
+    common, rescaled = ([n.op_type for n in make_onnx(p, "qoperator").model.graph.node] for p in plans)
+    assert common == rescaled
 
 
 @needs_kernels
