@@ -328,7 +328,7 @@ def _with_refined_thresholds(scorer: GoalScorer, header: Header, where: str) -> 
     start = find_starting_point(
         name,
         SEARCHERS[name].refines or "at_point",
-        scorer.with_prepared(prune_redundant_choices(prepared, costs)),
+        scorer.with_prepared(prune_redundant_choices(prepared, costs, header)),
         costs=costs,
         choices=prepared.space.size,
         seed=header.seed,

@@ -113,6 +113,30 @@ def test_wide_operands_are_those_of_a_common_scale(op: str) -> None:
     assert common == rescaled
 
 
+def test_one_shot_reads_int32() -> None:
+    graph, data = residual()
+    plan = hago.quantize(graph, CHIP, data).plan
+    assert {q.dtype for name in ("sum0", "sum1") for q in plan.nodes[name].operands if q is not None} == {INT32}
+
+
+@pytest.mark.parametrize("op", ["add", "sub"])
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_search_of_latency_chooses_bytes_and_stays_exact(limited: bool, op: str) -> None:
+    graph, data = residual(16, op)
+    chip = replace(CHIP, cost={"clock_hz": 1e9})
+    sums = [f"sum{i}:{slot}" for i in range(2) for slot in range(2)]
+    most, least = (plan_cost(planned(graph, data, b, chip))["latency"] for b in ({}, dict.fromkeys(sums, 8)))
+    goal = {"budget_cost": f"latency <= {(most + least) / 2} s"}
+    if not limited:
+        goal = {"minimize": "latency", "keep": "sqnr >= 20 dB"}
+    strategy, _ = hago.search_quantize_strategy(graph, chip, [(x,) for x in data], progress=False, **goal)
+    plan = hago.create_quantizer(graph, chip, strategy).plan
+    assert any(strategy.bits[key] == 8 for key in sums)
+    assert plan_cost(plan)["latency"] <= (most + least) / 2
+    result = compare_plan_exactly(plan, data)
+    assert result.same and result.compared > 0, str(result)
+
+
 @needs_kernels
 def test_a_residual_stream_of_bytes_is_stored_once() -> None:
     """The kernel of a convolution adds the bytes, and stores those that the next convolution and the next sum read."""
