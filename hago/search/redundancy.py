@@ -18,7 +18,7 @@ from hago.graph import CONST
 from hago.plan import Group, Plan, Space
 from hago.plan.feasibility import choices_by_dtype, may_have_infeasible_points, nearest_feasible, widest_feasible
 from hago.search.preparation import Prepared
-from hago.study.log import Header, space_hash
+from hago.study import Header, space_hash
 
 
 def prune_redundant_choices(prepared: Prepared, costs: Collection[str], logged: Header | None = None) -> Prepared:
