@@ -13,9 +13,11 @@ LONGEST_MESSAGE: Final = 2000
 LONGEST_QUOTE: Final = 80
 #: The number of hexadecimal digits of a hash in messages.
 HASH_DIGITS: Final = 12
-#: What may be the cause where the hash of a model, or of data, is not the one that a file was made with.
+#: What may be the cause where the hash of a model, of data, or of hardware of the same name is not the one that a file
+#: was made with.
 OTHER_MODEL: Final = "another network or other weights (did you leave out --weights?)"
 OTHER_DATA: Final = "other samples, another order, or another batch size (--batch-size, --samples)"
+OTHER_CONTENT: Final = "an edited hardware file, or that of another version of hago"
 
 
 class HagoError(Exception):

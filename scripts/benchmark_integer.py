@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument(
         "--byte-sums",
         action="store_true",
-        help="the integer model with 8 bits for operands of sums that another node reads, too: on x86_vnni_bytes, "
+        help="the integer model with 8 bits for operands of sums that another node reads, too: on x86_vnni, "
         "bytes in residual connections",
     )
     parser.add_argument("--rounds", type=int, default=11)

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from hago.arithmetic.types import Edge
 from hago.correction import Corrections
-from hago.errors import HASH_DIGITS, OTHER_MODEL, HagoError, LogError, StrategyMismatch, did_you_mean
+from hago.errors import HASH_DIGITS, OTHER_CONTENT, OTHER_MODEL, HagoError, LogError, StrategyMismatch, did_you_mean
 from hago.serialization.json_text import (
     canonical,
     check_schema,
@@ -41,6 +41,14 @@ class HardwareId:
 
     name: str
     hash: str
+
+    def unlike(self, name: str, hashed: str) -> str:
+        """This hardware and the other one that was given in its place, in words."""
+        cause = f", so it is {OTHER_CONTENT}" if name == self.name else ""
+        return (
+            f"hardware {self.name!r} with hash {self.hash[:HASH_DIGITS]}, this is {name!r} with "
+            f"{hashed[:HASH_DIGITS]}{cause}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +138,8 @@ class Strategy(Summarized):
             )
         if hardware_hash != self.hardware.hash:
             raise StrategyMismatch(
-                f"the strategy was made for hardware {self.hardware.name!r} with hash "
-                f"{self.hardware.hash[:HASH_DIGITS]}, this is {hardware_name!r} with "
-                f"{hardware_hash[:HASH_DIGITS]}; use that description, or search again"
+                f"the strategy was made for {self.hardware.unlike(hardware_name, hardware_hash)}; "
+                "use that description, or search again"
             )
 
     def to_json(self) -> dict[str, Any]:

@@ -386,8 +386,7 @@ def _check_same_task(records: Records, hardware: Hardware) -> None:
     for name, wanted in records.hardware.items():
         if wanted.hash != own:
             raise StrategyMismatch(
-                f"{name} was made for hardware {wanted.name!r} with hash {wanted.hash[:HASH_DIGITS]}, this is "
-                f"{hardware.name!r} with {own[:HASH_DIGITS]}; use that description, or search again"
+                f"{name} was made for {wanted.unlike(hardware.name, own)}; use that description, or search again"
             )
 
 

@@ -193,10 +193,11 @@ def logged_scorer(
             f"the log is of the model with hash {header.model_hash[:HASH_DIGITS]}, this one has "
             f"{prepared.graph.model_hash[:HASH_DIGITS]}, so it is {OTHER_MODEL}"
         )
-    if hardware_hash(prepared.hardware) != header.hardware.hash:
+    now = hardware_hash(prepared.hardware)
+    if now != header.hardware.hash:
         raise StrategyMismatch(
-            f"the log is of hardware {header.hardware.name!r} ({header.hardware.hash[:HASH_DIGITS]}), this is "
-            f"{prepared.hardware.name!r} ({hardware_hash(prepared.hardware)[:HASH_DIGITS]})"
+            f"the log is of {header.hardware.unlike(prepared.hardware.name, now)}; "
+            "use that description, or search again"
         )
     _check_same_data(header.data_hash, prepared.batches.sha256)
     prepared = correct(prepared, *logged_corrections(header))
@@ -327,7 +328,7 @@ def _with_refined_thresholds(scorer: GoalScorer, header: Header, where: str) -> 
     start = find_starting_point(
         name,
         SEARCHERS[name].refines or "at_point",
-        scorer.with_prepared(prune_redundant_choices(prepared, costs)),
+        scorer.with_prepared(prune_redundant_choices(prepared, costs, header)),
         costs=costs,
         choices=prepared.space.size,
         seed=header.seed,

@@ -341,7 +341,7 @@ def run_search(
         )
         calibrated = _corrected(prepared, quantization, scorer.evaluator, effort, logged, steps)
         choices = calibrated.space.size
-        prepared = prune_redundant_choices(calibrated, costs)
+        prepared = prune_redundant_choices(calibrated, costs, logged)
         goal = resolve_limits(goal, calibrated, scorer.evaluator)
         scorer = scorer.with_prepared(prepared).with_goal(goal)
         searcher, refines = choose_searcher(options.searcher, scorer, options.quantization, effort)

@@ -2,7 +2,18 @@
 
 from hago.study.budget import Budget
 from hago.study.interrupts import Interrupts, interruptible_job
-from hago.study.log import Header, Log, Notice, Trial, best_trial, make_header, read_header, read_log, versions
+from hago.study.log import (
+    Header,
+    Log,
+    Notice,
+    Trial,
+    best_trial,
+    make_header,
+    read_header,
+    read_log,
+    space_hash,
+    versions,
+)
 from hago.study.loop import StudyResult, run_study
 from hago.study.score import Score
 from hago.study.searcher import (
@@ -48,5 +59,6 @@ __all__ = [
     "read_log",
     "run_study",
     "shifted",
+    "space_hash",
     "versions",
 ]

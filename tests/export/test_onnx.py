@@ -82,7 +82,6 @@ EXPRESSIBLE = [
     ("onnxruntime_cpu", "qdq"),
     ("onnxruntime_cpu", "qoperator"),
     ("x86_vnni", "qoperator"),
-    ("x86_vnni_bytes", "qoperator"),
     ("vta", "qoperator"),
     ("tensorrt_gpu", "qoperator"),
 ]

@@ -122,7 +122,10 @@ def test_x86_vnni() -> None:
         "float32",
         "half_even",
     )
-    assert chip.integer_descs("add")[0].max_bits == 23
+    for op in ("add", "sub"):
+        dtypes = [(d.in_dtype(0), d.in_dtype(1)) for d in chip.integer_descs(op)]
+        assert dtypes == [(UINT8, UINT8), (UINT8, INT32), (INT32, UINT8), (INT32, INT32)]
+        assert all(d.max_bits == 23 for d in chip.integer_descs(op)[1:])
 
 
 def test_arm_dot() -> None:

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 import hago
 from hago.arithmetic.equality import count_differing
 from hago.arithmetic.types import INT16, INT32
+from hago.cost import plan_cost
 from hago.errors import HardwareError
+from hago.export.onnx.export import make_onnx
 from hago.export.onnx.refusals import check_plan
 from hago.graph.graph import Graph
 from hago.hardware.file import check_hardware, load_hardware
-from hago.hardware.hardware import Accumulator
+from hago.hardware.hardware import Accumulator, Hardware
 from hago.ops import OPS
 from hago.plan.document import plan_from_document, plan_to_document
 from hago.plan.plan import Plan
@@ -32,7 +34,10 @@ from hago.runtime.native.self_test import exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
 
-CHIP = load_hardware("x86_vnni_bytes")
+CHIP = load_hardware("x86_vnni")
+_WIDE = CHIP.integer_descs("add")[-1]
+#: The same chip with sums of the form `common_scale`, whose operands are all int32.
+COMMON = replace(CHIP, ops=CHIP.ops | dict.fromkeys(("add", "sub"), (replace(_WIDE, form="common_scale"),)))
 needs_kernels = pytest.mark.skipif(not exact_kernels().conv.exact, reason="no kernels here")
 
 
@@ -47,8 +52,8 @@ def residual(channels: int = 40, op: str = "add") -> tuple[Graph, list[Tensor]]:
     return b.graph(), [seeded(2, channels, 9, 9, seed=10)]
 
 
-def planned(graph: Graph, data: list[Tensor], bits: dict[str, int], chip: str = "x86_vnni_bytes") -> Plan:
-    resolver = resolver_of(graph, load_hardware(chip), data)
+def planned(graph: Graph, data: list[Tensor], bits: dict[str, int], chip: Hardware = CHIP) -> Plan:
+    resolver = resolver_of(graph, chip, data)
     return resolver(resolver.space.widest() | bits)
 
 
@@ -94,10 +99,42 @@ def test_all_engines_agree(channels: int, op: str) -> None:
         assert result.same, f"{chosen}: {result}"
 
 
-def test_wide_operands_are_those_of_a_common_scale() -> None:
-    graph, data = residual()
-    (expected,), (out,) = (IntegerModel(planned(graph, data, {}, chip)).run(data) for chip in ("x86_vnni", CHIP.name))
+@pytest.mark.parametrize("op", ["add", "sub"])
+def test_wide_operands_are_those_of_a_common_scale(op: str) -> None:
+    """Their integers, kernels, costs and ONNX nodes do not depend on the form."""
+    graph, data = residual(op=op)
+    plans = [planned(graph, data, {}, chip) for chip in (COMMON, CHIP)]
+    (expected,), (out,) = (IntegerModel(plan).run(data) for plan in plans)
     assert count_differing(expected, out) == 0
+    facts = [(plan_cost(p).rows, [(r.node, r.kernel) for r in Executor(p).explain().rows]) for p in plans]
+    assert facts[0] == facts[1]
+    pytest.importorskip("onnx")
+    common, rescaled = ([n.op_type for n in make_onnx(p, "qoperator").model.graph.node] for p in plans)
+    assert common == rescaled
+
+
+def test_one_shot_reads_int32() -> None:
+    graph, data = residual()
+    plan = hago.quantize(graph, CHIP, data).plan
+    assert {q.dtype for name in ("sum0", "sum1") for q in plan.nodes[name].operands if q is not None} == {INT32}
+
+
+@pytest.mark.parametrize("op", ["add", "sub"])
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_search_of_latency_chooses_bytes_and_stays_exact(limited: bool, op: str) -> None:
+    graph, data = residual(16, op)
+    chip = replace(CHIP, cost={"clock_hz": 1e9})
+    sums = [f"sum{i}:{slot}" for i in range(2) for slot in range(2)]
+    most, least = (plan_cost(planned(graph, data, b, chip))["latency"] for b in ({}, dict.fromkeys(sums, 8)))
+    goal = {"budget_cost": f"latency <= {(most + least) / 2} s"}
+    if not limited:
+        goal = {"minimize": "latency", "keep": "sqnr >= 20 dB"}
+    strategy, _ = hago.search_quantize_strategy(graph, chip, [(x,) for x in data], progress=False, **goal)
+    plan = hago.create_quantizer(graph, chip, strategy).plan
+    assert any(strategy.bits[key] == 8 for key in sums)
+    assert plan_cost(plan)["latency"] <= (most + least) / 2
+    result = compare_plan_exactly(plan, data)
+    assert result.same and result.compared > 0, str(result)
 
 
 @needs_kernels

@@ -254,6 +254,8 @@ def test_check_against() -> None:
         strategy.check_against("c3" * 32, "x86_vnni", "b2" * 32)
     with pytest.raises(StrategyMismatch, match=f"'x86_vnni' with hash {'b2' * 6}, this is 'vta' with d4"):
         strategy.check_against("a1" * 32, "vta", "d4")
+    with pytest.raises(StrategyMismatch, match="this is 'x86_vnni' with d4, so it is an edited hardware file, or that"):
+        strategy.check_against("a1" * 32, "x86_vnni", "d4")
 
 
 # ---------------------------------------------------------------- JSON values

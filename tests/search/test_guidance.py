@@ -25,11 +25,13 @@ from hago.plan.feasibility import choices_by_dtype
 from hago.plan.plan import Plan
 from hago.plan.resolve import Resolver
 from hago.plan.space import Bits
+from hago.search import redundancy
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.guidance import make_surrogate
 from hago.search.objective import OBJECTIVES, Curvature, Objective, squared_error_probe, squared_error_pull
 from hago.search.preparation import Prepared, prepare
 from hago.search.redundancy import prune_redundant_choices
+from hago.search.replay import replay_log
 from hago.search.session import SearchOptions, run_search
 from hago.study.log import read_log
 from hago.study.loop import StudyResult
@@ -181,6 +183,42 @@ def test_choices_are_cut_where_they_need_another_dtype() -> None:
     group = prepared.space.groups["fc:0"]
     assert choices_by_dtype(prepared.resolver, group) == [(8, 7, 6, 5), (4, 3, 2)]
     assert prune_redundant_choices(prepared, ["bytes_moved"]).space.groups["fc:0"].choices == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("costs", "choices"),
+    [(["weight_bytes"], (23,)), (["cycles"], (23, 8)), (["weight_bytes", "cycles"], (23, 8))],
+)
+def test_values_keep_a_narrower_dtype_for_a_cost_that_counts_it(costs: list[str], choices: tuple[int, ...]) -> None:
+    prepared = prune_redundant_choices(prepare(residual_block(), "x86_vnni", DATA), costs)
+    assert [g.choices for k, g in prepared.space.groups.items() if k.startswith("add")] == [choices] * 2
+
+
+def test_a_narrower_dtype_stays_where_others_have_their_choices_beside_it() -> None:
+    b = Builder()
+    b.linear(b.input(6, name="x"), seeded(4, 6, seed=1), name="fc")
+    descs = OpDesc(["int16", "int4"], "int32", min_bits=2), OpDesc(["int8", "int8"], "int32", min_bits=2)
+    prepared = prepare(b.graph(), Hardware({"linear": descs}), [seeded(8, 6)])
+    assert prune_redundant_choices(prepared, ["weight_bytes"]).space.groups["fc:0"].choices == (16, 8)
+
+
+@pytest.mark.parametrize("searcher", ["limited", "sensitivity"])
+def test_a_log_with_a_choice_for_every_dtype_is_continued(
+    searcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As logs were begun before."""
+    log, options = tmp_path / "log.jsonl", {"budget_cost": "weight_bytes <= 60 %", "progress": False}
+    with monkeypatch.context() as patch:
+        patch.setattr(redundancy, "may_have_infeasible_points", lambda resolver: True)
+        whole = run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(searcher, log=log, **options))
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:3]))
+    header = read_log(log).header
+    pruned = prune_redundant_choices(prepare(residual_block(), "x86_vnni", DATA), ["weight_bytes"])
+    assert header is not None and header.space["choices"] > pruned.space.size
+    again = run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(searcher, log=log, **options))
+    assert [t.bits for t in again.result.trials] == [t.bits for t in whole.result.trials]
+    assert replay_log(residual_block(), "x86_vnni", log, DATA, None, best_only=False).same
 
 
 # ---------------------------------------------------------------- searches

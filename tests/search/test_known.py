@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from building import residual_block, seeded
 
 from hago.errors import LogError, StrategyMismatch
+from hago.hardware import load_hardware
 from hago.search.session import SearchOptions, run_search
 from hago.study.log import Trial, read_log
 
@@ -64,8 +66,10 @@ def test_workers_take_over_too(greedy_log: Path) -> None:
 def test_logs_of_something_else_are_refused(greedy_log: Path, tmp_path: Path) -> None:
     other = [(seeded(8, 3, 8, 8, seed=9), torch.arange(8) % 5)]
     options = {"progress": False, "reuse": greedy_log}
-    for data, chip in ((other, "x86_vnni"), (DATA, "vta")):
-        with pytest.raises(StrategyMismatch, match=r"[0-9a-f]{12}\b.*nothing can be reused"):
+    edited = replace(load_hardware("x86_vnni"), cost={"clock_hz": 1e9})
+    cases = (other, "x86_vnni", "samples"), (DATA, "vta", ""), (DATA, edited, "which is an edited hardware file")
+    for data, chip, cause in cases:
+        with pytest.raises(StrategyMismatch, match=rf"[0-9a-f]{{12}}\b.*{cause}.*nothing can be reused"):
             run_search(residual_block(), chip, data, SearchOptions.of("default", **options))
     with pytest.raises(LogError, match="cannot read log"):
         trials("default", reuse=tmp_path / "none.jsonl")
