@@ -25,7 +25,7 @@ struct Conv {
   const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4 bytes]; see weights.py for the others
   const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
   const uint8_t* zeros;  // `channels` (and 64 more) bytes of zero points, as products read them
-  // Where weights are split into fours whose pairs fit 16 bits, `weight` is [four][8 channels][4 bytes]; null elsewhere.
+  // Where weights are split into fours whose pairs fit 16 bits, `weight` is [four][8 channels][4 bytes]; else null.
   const int32_t* fours;  // [group][panel][panel channels / 8][tap]: the number of the first four, and last of all fours
   const int32_t* places; // of each four: the byte of the tap that the first of it is multiplied by
 };
@@ -211,8 +211,8 @@ inline void to_words(const Conv& c, const uint8_t* from, int64_t n, int16_t* to)
   else widen(from, n, c.zero, to);
 }
 
-// The job of the output pixels [begin, end) with the bytes that they read as centered words, or turned, in `room`. Their
-// padding is left out, so that taps of it can be skipped; depthwise.cpp, where it is little, lays it around them.
+// The job of the output pixels [begin, end) with the bytes that they read as centered words, or turned, in `room`.
+// Their padding is left out, so that taps of it can be skipped; depthwise.cpp, where it is little, lays it around them.
 inline Job copied(const Job& j, int64_t begin, int64_t end, Room& room) {
   const Conv& c = j.c;
   const Shape& s = j.s;
