@@ -16,7 +16,7 @@ from hago.runtime.native import library as native
 from hago.runtime.native.calls import conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.requantize import AS_IS
-from hago.runtime.native.weights import Geometry, pack_for
+from hago.runtime.native.weights import Geometry, fours_that_fit, pack_for, pairs_that_fit
 from runtime.instruction_sets import INSTRUCTION_SETS, library_for
 
 SUMS = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
@@ -97,3 +97,96 @@ def test_sums_are_exact(
     for tiles in (False, True)[: 1 + (library.has_tiles and not words)]:
         found = sums_of(library.calls, x, w.to(kind), geometry, zero, tiles)
         assert torch.equal(found, exact.to(torch.int64).to(torch.int32))  # modulo 2**32
+
+
+def exact_pairs(weight: Tensor, most: int) -> bool:
+    """Whether 16 bits hold, for all bytes up to `most`, the sums of two products of neighbours in runs of four."""
+    first, second = weight[..., 0::2].to(torch.int64), weight[..., 1::2].to(torch.int64)
+    sums = torch.stack([a * first + b * second for a in (0, most) for b in (0, most)])
+    return bool(((sums >= -(2**15)) & (sums < 2**15)).all())
+
+
+@given(
+    depth=st.sampled_from([4, 8, 12, 64]),
+    most=st.sampled_from([255, 200, 127, 1]),
+    spread=st.sampled_from([10, 35, 60, 1000]),
+    zeros=st.sampled_from([0.0, 0.5, 0.99, 1.0]),
+    seed=st.integers(0, 2**20),
+)
+def test_fours_that_fit_hold_every_weight_once(depth: int, most: int, spread: int, zeros: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    lanes = (spread * torch.randn(5, depth, 8, generator=generator)).round().clamp(-128, 127).to(torch.int8)
+    lanes[torch.rand(5, depth, generator=generator) < zeros] = 0
+    firsts, places, weight = fours_that_fit(lanes, most)
+    assert int(firsts[0]) == 0 and int(firsts[-1]) == len(places) == len(weight)
+    assert len(places) == 0 or (int(places.min()) >= 0 and int(places.max()) <= depth - 4)
+    vectors = torch.repeat_interleave(torch.arange(5), firsts.diff().to(torch.int64))
+    found = torch.zeros(5, depth, 8, dtype=torch.int64)
+    for i in range(4):
+        found.index_put_((vectors, places.to(torch.int64) + i), weight[..., i].to(torch.int64), accumulate=True)
+    assert torch.equal(found, lanes.to(torch.int64))
+    assert len(places) <= 5 * depth
+    assert exact_pairs(weight, most)
+
+
+def test_fours_that_fit_overlap_where_pairs_do_not_fit() -> None:
+    lanes = torch.full((1, 8, 8), 64, dtype=torch.int8)
+    assert fours_that_fit(lanes, 255)[1].tolist() == [0, 4]
+    lanes[0, 2, 5] = 65  # with its neighbours it exceeds 128, the most that fits
+    assert [part.tolist() for part in fours_that_fit(lanes, 255)[:2]] == [[0, 3], [0, 3, 4]]
+    assert [part.tolist() for part in fours_that_fit(lanes, 254)[:2]] == [[0, 2], [0, 4]]
+
+
+def weights_of(kind: str, out: int, each: int, generator: torch.Generator) -> Tensor:
+    """Weights of windows of 3x3, of which some pairs of neighbours do not fit 16 bits."""
+    shape = (out, each, 3, 3)
+    signs = torch.where(torch.rand(shape, generator=generator) < 0.5, 127, -128)
+    if kind == "bell-shaped":
+        return (35 * torch.randn(shape, generator=generator)).round().clamp(-128, 127).to(torch.int8)
+    if kind == "largest":
+        return torch.full(shape, 127, dtype=torch.int8)
+    if kind == "alternating":
+        return torch.where(torch.arange(each) % 2 == 0, 127, -128)[:, None, None].expand(shape).to(torch.int8)
+    # pairs at both ends of 16 bits, and a few beyond
+    return torch.where(torch.rand(shape, generator=generator) < 0.02, signs, signs.clamp(-64, 64)).to(torch.int8)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("kind", ["bell-shaped", "largest", "alternating", "at the ends"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_weights_with_pairs_that_do_not_fit(instruction_set: str, kind: str, dtype: torch.dtype) -> None:
+    calls, generator = library_for(instruction_set).calls, torch.Generator().manual_seed(0)
+    low = torch.iinfo(dtype).min
+    # pixel by pixel in short and long taps, in groups, row by row, and as a patch
+    for channels, out, groups, dilation in (
+        *((64, 40, 1, 1), (256, 16, 1, 1), (64, 24, 2, 1), (3, 16, 1, 1), (18, 8, 1, 1), (18, 8, 1, 2)),
+    ):
+        geometry = Geometry(channels, out, groups, (3, 3), (1, 1), (1, 1), (dilation, dilation))
+        w = weights_of(kind, out, channels // groups, generator)
+        ends = torch.randint(0, 2, (2, channels, 7, 9), generator=generator) * 255
+        for values in (
+            ends,
+            torch.full_like(ends, 255),
+            (w.sum((0, 2, 3)) > 0).repeat(groups)[:, None, None] * 255 + 0 * ends,
+        ):
+            x = (values + low).to(dtype)
+            for zero in (low, 3):
+                exact = F.conv2d(x.double() - zero, w.double(), None, 1, 1, dilation, groups)
+                found = sums_of(calls, x, w, geometry, zero, tiles=False)
+                assert torch.equal(found, exact.to(torch.int64).to(torch.int32))
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_one_pair_that_does_not_fit(instruction_set: str, sign: int) -> None:
+    calls, geometry = library_for(instruction_set).calls, Geometry(32, 16, 1, (1, 1), (1, 1), (0, 0), (1, 1))
+    x = torch.full((1, 32, 3, 5), 255, dtype=torch.uint8)
+    split = calls.hago_adds_bytes(0) == native.IF_PAIRS_FIT
+    for place in range(31):
+        w = torch.zeros(16, 32, 1, 1, dtype=torch.int8)
+        w[::2] = torch.arange(-20, 12)[:, None, None]
+        w[place % 16, place : place + 2] = 100 * sign
+        packed = pack_for(calls, w, geometry, 255, tiles=False)
+        assert bool(packed.fours) == (split and not pairs_that_fit(w, geometry, 255))
+        exact = F.conv2d(x.double(), w.double()).to(torch.int32)
+        assert torch.equal(sums_of(calls, x, w, geometry, 0, tiles=False), exact)

@@ -219,15 +219,16 @@ def conv_call(
     else:
         read_zero += 128 * (code == native.TYPES["int8"])
     offset = packed.offsets(bias, read_zero, g.groups)
-    zeros = torch.full((g.channels * size + SLACK,), 0 if size == 2 else zero % 256, dtype=torch.uint8)
+    padding = 0 if size == 2 else read_zero if packed.fours else zero % 256
+    zeros = torch.full((g.channels * size + SLACK,), padding, dtype=torch.uint8)
     widens = size == 2 and code != native.TYPES["int16"]
     template = native.Conv(
         g.channels * size, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, code, widens,
         zero, packed.fits, packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps,
         packed.woven,
-        packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(),
+        packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(), *(x.data_ptr() for x in packed.fours),
     )  # fmt: skip
-    return ConvCall(library, template, g, epilogue, (packed.weight, offset, zeros), flat)
+    return ConvCall(library, template, g, epilogue, (packed.weight, offset, zeros, *packed.fours), flat)
 
 
 @dataclass(frozen=True, slots=True)

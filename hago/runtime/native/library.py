@@ -159,6 +159,7 @@ class Conv(ctypes.Structure):
         woven: rows of a window that tiles read at once; 0 where they do not.
         offset: by output channel, bias - zero point * sum of the weights.
         zeros: the zero points of a pixel, as products read them.
+        fours, places: of weights in runs of four whose pairs fit, see `weights.Packed`; null for others.
     """
 
     _fields_ = [
@@ -167,6 +168,7 @@ class Conv(ctypes.Structure):
         ("widens", c_int32), ("zero", c_int32), ("fits", c_int32),
         *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather", "steps", "woven")),
         ("weight", c_void_p), ("offset", c_void_p), ("zeros", c_void_p),
+        ("fours", c_void_p), ("places", c_void_p),
     ]  # fmt: skip
 
 

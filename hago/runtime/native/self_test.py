@@ -198,6 +198,8 @@ def _operands() -> Iterator[tuple[Tensor, Tensor, int]]:
             (torch.randint(0, 256, shape, generator=generator), torch.randint(-128, 128, kernel, generator=generator)),
             # values of which 16 bits hold the sums of one, two and four pairs of products
             *((ends.clamp_max(127), signs), (ends, signs.clamp(-32, 31)), (ends, signs.clamp(-16, 15))),
+            # pairs whose sums are the greatest that 16 bits hold, and some of which they do not hold the sums
+            (ends, torch.where(torch.rand(kernel, generator=generator) < 0.02, signs, signs.clamp(-64, 64))),
         ):
             yield x.to(torch.uint8), w.to(torch.int8), groups
 

@@ -37,6 +37,11 @@ STEP: Final = 64
 LEAST_TILED: Final = 384
 #: The most rows of a window that are interleaved.
 MOST_WOVEN: Final = 16
+#: The channels of a vector of products of bytes whose pairs must fit: the int32 sums of a register of AVX2.
+VECTOR: Final = 8
+#: The most weights in runs of four whose pairs fit, zeros among them, for each weight; with more, products of words are
+#: faster.
+MOST_FOURS: Final = 1.2
 #: How a window is read; see `_gather`.
 AT_PIXELS, IN_ROWS, IN_PATCH = range(3)
 
@@ -109,6 +114,8 @@ class Packed:
         steps: steps of 64 bytes in a window that is read in matrix tiles; 0 for no tiles.
         woven: rows of a window that are interleaved in a step; 0 for none.
         fits: of the `Products` that they are packed for.
+        fours: of weights in runs of four, the numbers and the places that `fours_that_fit` returns for [group][panel]
+            [vector of a panel][tap]. Empty for other weights.
     """
 
     weight: Tensor
@@ -121,6 +128,7 @@ class Packed:
     steps: int = 0
     woven: int = 0
     fits: int = 0
+    fours: tuple[Tensor, ...] = ()
 
     def offsets(self, bias: Tensor | None, zero: int, groups: int) -> Tensor:
         """The initial values of the sums, in panels: the bias minus the zero point times the sum of the weights, modulo
@@ -180,9 +188,10 @@ class KernelConstantCache:
         how = products_of(calls, geometry, most, fits)
 
         def packed(weight: Tensor) -> Packed:
-            return pack(rows(weight), geometry, calls.hago_widest_panel(), how.words, tiles)
+            return pack(rows(weight), geometry, calls.hago_widest_panel(), how, tiles)
 
-        return replace(self.derive(weight, (geometry, how.words, tiles, transposed), packed), fits=how.fits)
+        key = (geometry, how.words, how.most, tiles, transposed)
+        return replace(self.derive(weight, key, packed), fits=how.fits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +200,14 @@ class Products:
 
     Args:
         words: whether both are words of 16 bits, to which bytes are widened.
-        fits: how many sums of pairs of products of bytes are added in 16 bits; 0 where these are exact in any case.
+        fits: how many sums of pairs of products of bytes are added in 16 bits; 0 where these are exact in any case, or
+            where weights are split so that they are.
+        most: the largest byte for which `fours_that_fit` splits weights; 0 where it does not.
     """
 
     words: bool
     fits: int = 0
+    most: int = 0
 
 
 def products_of(calls: Any, geometry: Geometry, most: int | None, fits: Callable[[int], int]) -> Products:
@@ -212,7 +224,7 @@ def products_of(calls: Any, geometry: Geometry, most: int | None, fits: Callable
     if adds != native.IF_PAIRS_FIT:
         return Products(words=adds != native.EXACTLY)
     count = fits(most)
-    return Products(words=not count, fits=count)
+    return Products(words=False, fits=count, most=0 if count else most)
 
 
 def pack_for(calls: Any, weight: Tensor, geometry: Geometry, most: int | None, tiles: bool) -> Packed:
@@ -223,18 +235,18 @@ def pack_for(calls: Any, weight: Tensor, geometry: Geometry, most: int | None, t
         tiles: whether to pack them for matrix tiles, if products are of bytes.
     """
     how = products_of(calls, geometry, most, lambda most: pairs_that_fit(weight, geometry, most))
-    return replace(pack(weight, geometry, calls.hago_widest_panel(), how.words, tiles), fits=how.fits)
+    return replace(pack(weight, geometry, calls.hago_widest_panel(), how, tiles), fits=how.fits)
 
 
-def pack(weight: Tensor, geometry: Geometry, widest: int, words: bool, tiles: bool) -> Packed:
+def pack(weight: Tensor, geometry: Geometry, widest: int, how: Products, tiles: bool) -> Packed:
     """Pack weights of shape (out, in / groups, h, w): depthwise ones by channel, others in panels.
 
     Args:
         widest: the most output channels of a panel, which are computed together; a multiple of LANES.
-        words: whether to pack int16, not int8.
+        how: the products. Weights that take many runs of four to fit are packed as words.
         tiles: whether to lay panels out for matrix tiles; of int8 only.
     """
-    weight, tiles = weight.to(torch.int16 if words else torch.int8), tiles and not words
+    centered, weight, tiles = weight, weight.to(torch.int16 if how.words else torch.int8), tiles and not how.words
     size = weight.element_size()
     four = 4 // size  # values in four bytes
     sums = weight.to(torch.int64).flatten(1).sum(1)
@@ -248,10 +260,84 @@ def pack(weight: Tensor, geometry: Geometry, widest: int, words: bool, tiles: bo
     depth = -(-taps.shape[2] // four) * four
     room = torch.zeros(geometry.groups, panels * panel, taps.shape[1], depth, dtype=weight.dtype)
     room[:, :each, :, : taps.shape[2]] = taps.reshape(geometry.groups, each, taps.shape[1], -1)
+    if how.most:
+        lanes = room.reshape(geometry.groups, panels, -1, VECTOR, *room.shape[2:]).permute(0, 1, 2, 4, 5, 3)
+        firsts, places, laid = fours_that_fit(lanes.flatten(0, 3), how.most)
+        if laid.numel() > MOST_FOURS * room.numel():
+            return pack(centered, geometry, widest, Products(words=True), tiles)
+        return Packed(laid, sums, panel, panels, depth, taps.shape[1], gather, fours=(firsts, places))
     step = depth if woven else STEP
     steps = -(-taps.shape[1] * depth // step) if tiles else 0
     laid = _tiled(room, steps, step) if steps else _paneled(room, panel, four)
     return Packed(laid.contiguous(), sums, panel, panels, depth * size, taps.shape[1], gather, steps, woven)
+
+
+def fours_that_fit(lanes: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Split weights into runs of four neighbours, so that 16 bits hold the sum of the first two products of each run,
+    and of the last two, whatever the input: VPMADDUBSW, which saturates such sums, is exact.
+
+    Where two neighbours do not fit, the second is left to the next run, so runs overlap. Every weight is in one run;
+    the others have zero in its place. Any weight fits beside a zero, since 255 * 128 < 2**15, so there is always a
+    split, and the one that is returned has the fewest runs: each covers as many weights as it can, and to begin farther
+    on never takes more runs.
+
+    Args:
+        lanes: int8 (vectors, depth, channels of a vector), with a depth that is a multiple of 4. A run holds weights of
+            all channels of a vector.
+        most: the largest byte by which weights are multiplied.
+
+    Returns:
+        int32 (vectors + 1,), the number of the first run of each vector, and the number of all runs.
+        int32 (runs,), the place of the first weight of each.
+        int8 (runs, channels of a vector, 4).
+    """
+    vectors, depth, _ = lanes.shape
+    highest, lowest = (part[:, 1:] + part[:, :-1] for part in _signed_parts(lanes))
+    fit = _fits(highest, lowest, most).all(2)
+    at = torch.arange(depth - 3)
+    first, second = fit[:, : depth - 3], fit[:, 2:].int()
+    # for every weight, the run that reaches farthest from it on, and where it ends
+    places, ends = torch.zeros(2, vectors, depth + 1, dtype=torch.int64)
+    ends[:, depth] = depth
+    for before, reach in enumerate((torch.where(first, 3 + second, 1), 3 + second, 3 + second, 4 + 0 * second)):
+        # runs that begin `before` it, so that it is the first, the second, the third or the fourth of theirs
+        place, end = (part[:, before : depth - 3 + before] for part in (places, ends))
+        better = at + reach > end
+        place.copy_(torch.where(better, at, place))
+        end.copy_(torch.where(better, at + reach, end))
+    # weights that are zero for all channels are in no run
+    filled = torch.where((lanes != 0).any(2), torch.arange(depth), depth)
+    following = F.pad(filled.flip(1).cummin(1).values.flip(1), (0, 1), value=depth)
+    onward = following.gather(1, ends)
+    begins = torch.zeros(vectors, depth + 1, dtype=torch.bool)
+    begin = following[:, :1]
+    while int(begin.min()) < depth:
+        begins.scatter_(1, begin, True)
+        begin = onward.gather(1, begin)
+    vector, own = begins[:, :depth].nonzero(as_tuple=True)
+    place, end = places[vector, own], ends[vector, own]
+    covered = place[:, None] + torch.arange(4)
+    taken = (covered >= own[:, None]) & (covered < end[:, None])
+    weight = torch.where(taken[..., None], lanes[vector[:, None], covered], 0).mT.contiguous()
+    firsts = F.pad(begins[:, :depth].sum(1).cumsum(0), (1, 0))
+    return firsts.to(torch.int32), place.to(torch.int32), weight
+
+
+def _signed_parts(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights with the negative ones set to zero, and with the positive ones set to zero, as int32."""
+    return weight.clamp_min(0).to(torch.int32), weight.clamp_max(0).to(torch.int32)
+
+
+def _fits(highest: Tensor, lowest: Tensor, most: int) -> Tensor:
+    """Whether 16 bits hold sums of products of weights by bytes from 0 to `most`.
+
+    A sum is greatest where the bytes of positive weights are `most` and the others are 0, and least where those of
+    negative weights are.
+
+    Args:
+        highest, lowest: the sums of the positive weights, and of the negative ones.
+    """
+    return (most * highest < 2**15) & (most * lowest >= -(2**15))
 
 
 def pairs_that_fit(weight: Tensor, geometry: Geometry, most: int) -> int:
@@ -269,8 +355,8 @@ def pairs_that_fit(weight: Tensor, geometry: Geometry, most: int) -> int:
         filled = F.pad(taps, (0, runs * count * 4 - taps.shape[2]))
         # in a run, the sums of the first two bytes of each four are added, and those of the last two
         lanes = filled.reshape(*taps.shape[:2], runs, count, 2, 2)
-        highest, lowest = lanes.clamp_min(0).sum((3, 5)), lanes.clamp_max(0).sum((3, 5))
-        if most * int(highest.max()) < 2**15 and most * int(lowest.min()) >= -(2**15):
+        highest, lowest = (part.sum((3, 5)) for part in _signed_parts(lanes))
+        if bool(_fits(highest, lowest, most).all()):
             return count
     return 0
 

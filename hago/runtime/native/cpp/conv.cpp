@@ -3,8 +3,9 @@
 //
 // The dot products of four unsigned by four signed bytes (VPDPBUSD) and of two by two signed words (VPDPWSSD, VPMADDWD)
 // do not saturate, so a sum is exact modulo 2**32 in any order. VPMADDUBSW, whose sums of pairs do, is taken where the
-// weights prove that they cannot (`pairs_that_fit` of weights.py). Bytes of the type that products do not read have their
-// highest bit turned, which the offset takes out again. Where no product of bytes is exact, they are widened to words.
+// weights prove that they cannot (`pairs_that_fit` of weights.py) or are split so that they cannot (`fours_that_fit`).
+// Bytes of the type that products do not read have their highest bit turned, which the offset takes out again. Where no
+// product of bytes is exact, they are widened to words.
 #include "conv.h"
 
 namespace {
@@ -70,6 +71,30 @@ ALWAYS void accumulate_pairs(Ints (&acc)[R][1], const uint8_t* const* x, const i
   if (N > 1) run(std::integral_constant<int, 1>{}, whole, depth);
 }
 
+#ifdef HAGO_PAIRS
+// The same by the fours [begin[h], end[h]) for half h of the channels, each by the bytes at its place.
+template <int R>
+ALWAYS void accumulate_fours(Ints (&acc)[R][1], const uint8_t* const* x, const int8_t* weight, const int32_t* places,
+                             const int32_t (&begin)[2], const int32_t (&end)[2]) {
+  const auto run = [&](auto half) __attribute__((always_inline)) {
+    const int8_t* w = weight + 32 * (int64_t)begin[half];
+    for (const int32_t *place = places + begin[half], *last = places + end[half]; place < last; ++place, w += 32) {
+      const Vec b[1] = {load_vec(w)};
+      __builtin_prefetch(w + AHEAD);
+      const int64_t k = *place;
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const Vec a[1] = {all_packed(x[r] + k).low};
+        Vec& sum = half ? acc[r][0].high : acc[r][0].low;
+        sum = dot_pairs<1>(sum, a, b);
+      }
+    }
+  };
+  run(std::integral_constant<int, 0>{});
+  run(std::integral_constant<int, 1>{});
+}
+#endif
+
 template <int R, int Z, Type X>
 ALWAYS void accumulate_any(Ints (&acc)[R][Z], const uint8_t* const* x, const int8_t* w, int depth, int fits) {
   if constexpr (DOTS_BYTES == IF_PAIRS_FIT && X != I16) {
@@ -95,7 +120,8 @@ struct Pixels {
     places = places_of(j, begin, end, MOST_ROWS);
     const int64_t count = end - begin;
     const bool many = 20 * (j.s.out_height + j.s.out_width) > j.s.out_height * j.s.out_width;  // edges
-    skips = many && c.gather == AT_PIXELS && (c.widens || c.values != TURNED) && c.zeros[0] == 0 && (c.pad_h || c.pad_w);
+    const bool turned = c.values == TURNED && !c.widens && !c.fours;
+    skips = many && c.gather == AT_PIXELS && !turned && c.zeros[0] == 0 && (c.pad_h || c.pad_w);
     if (skips) sort(j, begin, count);
     std::fill(places.begin() + count, places.end(), places[count - 1]);
   }
@@ -134,7 +160,7 @@ struct Panel {
   const Pixels& pixels;
   const int from, width, column, room;
   const int8_t* weight;
-  const int32_t* offset;
+  const int32_t *offset, *fours;
   std::vector<uint8_t> copies;
 
   Panel(const Job& j, const Pixels& pixels, int group, int panel)
@@ -142,7 +168,9 @@ struct Panel {
         width(std::min(c.panel, c.out_channels / c.groups - panel * c.panel)),
         column(group * (c.out_channels / c.groups) + panel * c.panel), room(c.taps * c.depth + 4),
         weight(c.weight + (int64_t)(group * c.panels + panel) * c.taps * c.depth * 16 * Z),
-        offset(c.offset + (group * c.panels + panel) * c.panel), copies(c.gather == AT_PIXELS ? 0 : R * room) {}
+        offset(c.offset + (group * c.panels + panel) * c.panel),
+        fours(c.fours ? c.fours + (int64_t)(group * c.panels + panel) * (c.panel / 8) * c.taps : nullptr),
+        copies(c.gather == AT_PIXELS ? 0 : R * room) {}
 
   // The pixels [begin, end).
   void operator()(int64_t begin, int64_t end) {
@@ -186,13 +214,19 @@ struct Panel {
     const uint8_t* at[R];
     if (!place) {
       for (int r = 0; r < R; ++r) at[r] = j.x + (tile.row + (r < tile.rows ? r : 0)) * c.channels + from;
-      return accumulate_any<R, Z, X>(acc, at, weight, c.depth, c.fits);
+      return add_tap(acc, at, 0);
     }
     bool all_inside = true;
     for (int r = 0; r < R; ++r) all_inside = all_inside && place[r].inside;
     if (!all_inside && c.gather != AT_PIXELS)
       for (int r = 0; r < R; ++r)
         if (!place[r].inside) copy_window(j, place[r], from, copies.data() + r * room);
+#ifdef HAGO_PAIRS
+    if (X == U8 && all_inside && !j.places.empty()) {
+      for (int r = 0; r < R; ++r) at[r] = place[r].first + from;
+      return add_fours(acc, at, j.places.data(), 0, c.taps);
+    }
+#endif
     const int64_t* steps = j.steps.data();
     for (int k = 0; k < c.taps; ++k) {
       bool nothing = pixels.skips && !all_inside;
@@ -204,8 +238,23 @@ struct Panel {
           nothing = nothing && at[r] == c.zeros + from;
         }
       if (nothing) continue;
-      accumulate_any<R, Z, X>(acc, at, weight + (int64_t)k * c.depth * 16 * Z, c.depth, c.fits);
+      add_tap(acc, at, k);
     }
+  }
+
+#ifdef HAGO_PAIRS
+  // Those of the taps [first, last), which lie `places` after `at`.
+  ALWAYS void add_fours(Sums& acc, const uint8_t* const* at, const int32_t* places, int first, int last) const {
+    const int32_t *low = fours, *high = fours + c.taps;
+    accumulate_fours<R>(acc, at, c.weight, places, {low[first], high[first]}, {low[last], high[last]});
+  }
+#endif
+
+  ALWAYS void add_tap(Sums& acc, const uint8_t* const* at, int k) const {
+#ifdef HAGO_PAIRS
+    if (X == U8 && fours) return add_fours(acc, at, c.places, k, k + 1);
+#endif
+    accumulate_any<R, Z, X>(acc, at, weight + (int64_t)k * c.depth * 16 * Z, c.depth, c.fits);
   }
 
   // A tap of a window that lies across an edge.
@@ -263,7 +312,7 @@ void some_panels(const Job& j, int first, int count, int64_t begin, int64_t end)
   const Pixels pixels(j, begin, end);
   auto each = panel_of<I16>;
   if constexpr (DOTS_BYTES != NEVER)
-    if (!j.c.widens && j.c.values != I16) each = j.c.values == U8 ? panel_of<U8> : panel_of<I8>;
+    if (!j.c.widens && j.c.values != I16) each = j.c.values == U8 || turns(j.c) ? panel_of<U8> : panel_of<I8>;
   for (int p = first; p < first + count; ++p) each(j, pixels, p / j.c.panels, p % j.c.panels, begin, end);
 }
 
@@ -273,7 +322,7 @@ void by_panels(const Job& job, int first, int count, int64_t begin, int64_t end,
 #ifdef HAGO_TILES
   if (job.c.steps) return by_tiles(job, first, count, begin, end, room);
 #endif
-  if (job.c.widens) return some_panels(widened(job, begin, end, room), first, count, begin, end);
+  if (job.c.widens || turns(job.c)) return some_panels(copied(job, begin, end, room), first, count, begin, end);
   some_panels(job, first, count, begin, end);
 }
 

@@ -25,6 +25,9 @@ struct Conv {
   const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4 bytes]; see weights.py for the others
   const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
   const uint8_t* zeros;  // `channels` (and 64 more) bytes of zero points, as products read them
+  // Where weights are split into fours whose pairs fit 16 bits, `weight` is [four][8 channels][4 bytes]; else null.
+  const int32_t* fours;  // [group][panel][panel channels / 8][tap]: the number of the first four, and last of all fours
+  const int32_t* places; // of each four: the byte of the tap that the first of it is multiplied by
 };
 
 // How the bytes of a window are read: tap by tap; a row of the window at once, where pixels have few channels;
@@ -46,6 +49,7 @@ struct Job {
   const EndForm end_form;
   const bool plain;
   std::vector<int64_t> steps;  // from the first byte of a window that lies inside to that of each tap
+  std::vector<int32_t> places; // from there to the bytes of each four; empty where taps are long
 
   Job(const Conv& c, const Shape& s, const Tail& t, const uint8_t* x)
       : c(c), s(s), t(t), x(x), end_form(end_form_of(t)), plain(is_plain(t)) {
@@ -53,6 +57,18 @@ struct Job {
     const int across = c.gather == AT_PIXELS ? c.kernel_w : 1;
     for (int k = 0; k < c.taps; ++k)
       steps.push_back((k / across * c.dilation_h * s.width + k % across * c.dilation_w) * c.channels);
+    constexpr int SHORT = 256;  // bytes of a tap
+    if (c.fours && c.taps > 1 && c.depth < SHORT && steps.back() < INT32_MAX - SHORT) place_fours();
+  }
+
+ private:
+  void place_fours() {
+    const int64_t all = (int64_t)c.groups * c.panels * (c.panel / 8) * c.taps;
+    places.resize(c.fours[all]);
+    for (int64_t i = 0; i < all; ++i) {
+      const int32_t step = (int32_t)steps[i % c.taps];
+      for (int32_t four = c.fours[i]; four < c.fours[i + 1]; ++four) places[four] = c.places[four] + step;
+    }
   }
 };
 
@@ -61,6 +77,9 @@ inline bool is_pointwise(const Job& j) {
   const Conv& c = j.c;
   return c.gather == AT_PIXELS && c.taps == 1 && j.s.out_height == 1 && j.s.height == 1 && !c.pad_w && c.stride_w == 1;
 }
+
+// Whether signed bytes are copied as unsigned ones before products read them.
+inline bool turns(const Conv& c) { return c.fours && c.values == I8; }
 
 // Bytes of a pixel as it is stored.
 inline int64_t stored_pixel(const Conv& c) { return c.widens ? c.channels / 2 : c.channels; }
@@ -75,14 +94,14 @@ struct Padded {
 
   Padded(const Conv& c, const Shape& s, const uint8_t* from, int threads) : conv(c), shape(s), x(from) {
     if (c.gather != IN_ROWS || !(c.pad_h || c.pad_w || c.woven)) return;
-    const bool flips = c.woven && c.values == I8;
-    const uint8_t flip = flips ? 0x80 : 0;
+    const bool flips = (c.woven || c.fours) && c.values == I8;
+    const uint8_t flip = flips ? 0x80 : 0, around = c.fours ? 0 : flip;  // of fours, the zeros are turned
     if (flips) conv.values = U8;
     conv.pad_h = conv.pad_w = 0;
     shape.height += 2 * c.pad_h;
     shape.width += 2 * c.pad_w;
     const int64_t pixel = stored_pixel(c), row = s.width * pixel, wide = shape.width * pixel, edge = c.pad_w * pixel;
-    room.assign(s.images * shape.height * wide + 64, (c.widens ? (uint8_t)c.zero : c.zeros[0]) ^ flip);
+    room.assign(s.images * shape.height * wide + 64, (c.widens ? (uint8_t)c.zero : c.zeros[0]) ^ around);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t image = 0; image < s.images; ++image)
       for (int64_t y = 0; y < s.height; ++y) {
@@ -192,9 +211,9 @@ inline void to_words(const Conv& c, const uint8_t* from, int64_t n, int16_t* to)
   else widen(from, n, c.zero, to);
 }
 
-// The job of the output pixels [begin, end) with the bytes that they read as centered words, in `room`. Their padding is
-// left out, so that taps of it can be skipped; depthwise.cpp, where it is little, lays it around them.
-inline Job widened(const Job& j, int64_t begin, int64_t end, Room& room) {
+// The job of the output pixels [begin, end) with the bytes that they read as centered words, or turned, in `room`.
+// Their padding is left out, so that taps of it can be skipped; depthwise.cpp, where it is little, lays it around them.
+inline Job copied(const Job& j, int64_t begin, int64_t end, Room& room) {
   const Conv& c = j.c;
   const Shape& s = j.s;
   const int64_t plane = s.out_height * s.out_width, last = end - 1, row = s.width;
@@ -210,12 +229,15 @@ inline Job widened(const Job& j, int64_t begin, int64_t end, Room& room) {
   const bool one_row = top == bottom && begin / s.out_width == last / s.out_width;
   const int64_t from = top * row + (one_row ? column_of(begin, 0) : 0);
   const int64_t to = bottom * row + (one_row ? column_of(last, c.kernel_w - 1) + 1 : row);
-  const int64_t channels = stored_pixel(c), values = (to - from) * channels;
-  uint8_t* words = room.of(2 * values + 64);
-  to_words(c, j.x + from * channels, values, reinterpret_cast<int16_t*>(words));
+  const int64_t channels = stored_pixel(c), values = (to - from) * channels, size = (to - from) * c.channels;
+  uint8_t* copy = room.of(size + 64);
+  const uint8_t* stored = j.x + from * channels;
+  if (c.widens) to_words(c, stored, values, reinterpret_cast<int16_t*>(copy));
+  else
+    for (int64_t i = 0; i < values; ++i) copy[i] = stored[i] ^ 0x80;
   Job near = j;
-  near.x = words - from * c.channels;  // so that pixels lie where the job expects them
-  near.end = words + 2 * values;
+  near.x = copy - from * c.channels;  // so that pixels lie where the job expects them
+  near.end = copy + size;
   return near;
 }
 
