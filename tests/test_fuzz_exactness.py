@@ -66,6 +66,14 @@ def test_a_sum_of_types_that_kernels_do_not_store() -> None:
     assert counts.graphs == 1 and counts.wrong == []
 
 
+@pytest.mark.parametrize("seed", [2029, 2197])
+def test_corrections_that_move_no_integer_are_stored(seed: int) -> None:
+    """Thresholds are trained, and every integer stays the nearest."""
+    counts = fuzz_exactness.Counts()
+    fuzz_exactness.check_corrected(seed, counts)
+    assert counts.graphs == 1 and counts.wrong == []
+
+
 def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(fuzz_exactness, "compare_plan_exactly", lambda plan, inputs: Exactness(7, {"conv": 3}))
     monkeypatch.setattr(sys, "argv", ["fuzz_exactness.py", "--graphs", "1", "--seed", "5"])

@@ -148,7 +148,7 @@ class Prepared:
 
     def with_offsets(self, offsets: Mapping[str, Tensor]) -> Prepared:
         """The same with the integers of constants, by name, moved by offsets."""
-        constants = OffsetConstants(self.graph, offsets, self.hardware.requantize.rounding)
+        constants = OffsetConstants(self.graph, offsets, self.hardware.requantize.rounding) if offsets else None
         return replace(self, resolver=self.resolver.with_constants(constants))
 
     def pruned(self) -> Prepared:
