@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,22 +22,15 @@ from hago.search.preparation import prepare
 from hago.search.stored_strategy import plan_of
 
 
+@pytest.mark.parametrize("check", [fuzz_exactness.check, fuzz_exactness.check_corrected])
 @pytest.mark.parametrize("first", range(0, 50, 10))
-def test_fifty_networks(first: int) -> None:
+def test_fifty_networks(check: Callable[[int, fuzz_exactness.Counts], None], first: int) -> None:
     counts = fuzz_exactness.Counts()
     for seed in range(first, first + 10):
-        fuzz_exactness.check(seed, counts)
+        check(seed, counts)
     assert counts.wrong == []
-    assert counts.graphs == 10 and counts.plans == 20 and counts.values > 1000
-
-
-@pytest.mark.parametrize("first", range(0, 30, 10))
-def test_thirty_corrected_networks(first: int) -> None:
-    counts = fuzz_exactness.Counts()
-    for seed in range(first, first + 10):
-        fuzz_exactness.check_corrected(seed, counts)
-    assert counts.wrong == []
-    assert counts.graphs == 10 and counts.plans > 10 and counts.values > 1000
+    assert counts.graphs == 10 and counts.values > 1000
+    assert counts.plans == 2 * (counts.graphs - counts.refused) if check is fuzz_exactness.check_corrected else 20
 
 
 @pytest.mark.parametrize("limits", [((-1.0, 1.0), (0.0, 6.0)), ((None, 0.75), (-0.3, None)), ((0.0, 6.0), (-1.0, 1.0))])

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from hago.errors import HASH_DIGITS, OTHER_CONTENT, OTHER_DATA, OTHER_MODEL, LogError, StrategyMismatch
+from hago.errors import HASH_DIGITS, OTHER_DATA, OTHER_MODEL, LogError, StrategyMismatch
 from hago.hardware import hardware_hash
 from hago.search.goal import Goal
 from hago.search.objective import OBJECTIVES
@@ -20,7 +20,7 @@ ScoreCache: TypeAlias = Mapping[str, Score]
 LogPath: TypeAlias = str | PathLike[str]
 
 #: By what has another hash, the cause.
-_CAUSES: Final = {"model": OTHER_MODEL, "hardware": OTHER_CONTENT, "data": OTHER_DATA}
+_CAUSES: Final = {"model": OTHER_MODEL, "data": OTHER_DATA}
 
 
 def known_scores(logs: LogPath | Iterable[LogPath] | None, prepared: Prepared, goal: Goal) -> dict[str, Score]:
@@ -60,19 +60,16 @@ def _scores(path: Path, prepared: Prepared, goal: Goal) -> Iterable[Score]:
     log = read_log(path)
     if log.header is None:
         return
-    mine = {
-        "model": prepared.graph.model_hash,
-        "hardware": hardware_hash(prepared.hardware),
-        "data": prepared.batches.sha256,
-    }
-    its = {"model": log.header.model_hash, "hardware": log.header.hardware.hash, "data": log.header.data_hash}
+    header, chip = log.header, prepared.hardware
+    if header.hardware.hash != (now := hardware_hash(chip)):
+        raise StrategyMismatch(f"log {path} is of {header.hardware.unlike(chip.name, now)}; nothing can be reused")
+    mine = {"model": prepared.graph.model_hash, "data": prepared.batches.sha256}
+    its = {"model": header.model_hash, "data": header.data_hash}
     for what, hashed in mine.items():
         if its[what] != hashed:
-            has_other_name = what == "hardware" and log.header.hardware.name != prepared.hardware.name
-            cause = "" if has_other_name else f", which is {_CAUSES[what]}"
             raise StrategyMismatch(
-                f"log {path} is of {what} {its[what][:HASH_DIGITS]}, this search has {hashed[:HASH_DIGITS]}{cause}; "
-                "nothing can be reused"
+                f"log {path} is of {what} {its[what][:HASH_DIGITS]}, this search has {hashed[:HASH_DIGITS]}, which is "
+                f"{_CAUSES[what]}; nothing can be reused"
             )
     if goal.objective.name not in OBJECTIVES:
         raise LogError(f"log {path} cannot be reused: {goal.objective.name!r} is a function, which a log does not hold")

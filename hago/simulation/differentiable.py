@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.fake_quantize import Slope, fake_quantize_edge, trained_to_real
+from hago.arithmetic.numerics import clip_range
 from hago.arithmetic.straight_through import straight_through
 from hago.arithmetic.types import Edge, SimQ
 from hago.graph import Node, compute_laid_out, compute_real
@@ -192,7 +193,7 @@ class DifferentiableNodes:
         with torch.no_grad():
             # what is kept from rounding, or has a factor, stands for the nearest integer of its range here
             plain = [
-                x if t is None else x.detach().round().clamp(t.qmin - t.zero_point.min(), t.qmax - t.zero_point.max())
+                x if t is None else x.detach().round().clamp(*clip_range(t.spread_over(x.shape)))
                 for x, t in zip(operands, node_plan.operands, strict=True)
             ]
             if node_plan.table is not None:

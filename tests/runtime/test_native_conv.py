@@ -106,6 +106,25 @@ def exact_pairs(weight: Tensor, most: int) -> bool:
     return bool(((sums >= -(2**15)) & (sums < 2**15)).all())
 
 
+def fewest_runs(lanes: Tensor, most: int) -> int:
+    """The fewest runs of four that hold all weights (depth, channels) but zeros, of those that hold neighbours each."""
+    depth, needed = len(lanes), [0] * (len(lanes) + 1)
+    for start in reversed(range(depth)):
+        if not bool(lanes[start].any()):
+            needed[start] = needed[start + 1]
+            continue
+        found = []
+        for place in range(max(0, start - 3), min(start, depth - 4) + 1):
+            run = torch.zeros(lanes.shape[1], 4, dtype=torch.int8)
+            for end in range(start + 1, place + 5):
+                run[:, end - 1 - place] = lanes[end - 1]
+                if not exact_pairs(run, most):
+                    break
+                found.append(1 + needed[end])
+        needed[start] = min(found)
+    return needed[0]
+
+
 @given(
     depth=st.sampled_from([4, 8, 12, 64]),
     most=st.sampled_from([255, 200, 127, 1]),
@@ -125,8 +144,8 @@ def test_fours_that_fit_hold_every_weight_once(depth: int, most: int, spread: in
     for i in range(4):
         found.index_put_((vectors, places.to(torch.int64) + i), weight[..., i].to(torch.int64), accumulate=True)
     assert torch.equal(found, lanes.to(torch.int64))
-    assert len(places) <= 5 * depth
     assert exact_pairs(weight, most)
+    assert firsts.diff().tolist() == [fewest_runs(vector, most) for vector in lanes]
 
 
 def test_fours_that_fit_overlap_where_pairs_do_not_fit() -> None:

@@ -67,7 +67,7 @@ def test_logs_of_something_else_are_refused(greedy_log: Path, tmp_path: Path) ->
     other = [(seeded(8, 3, 8, 8, seed=9), torch.arange(8) % 5)]
     options = {"progress": False, "reuse": greedy_log}
     edited = replace(load_hardware("x86_vnni"), cost={"clock_hz": 1e9})
-    cases = (other, "x86_vnni", "samples"), (DATA, "vta", ""), (DATA, edited, "which is an edited hardware file")
+    cases = (other, "x86_vnni", "samples"), (DATA, "vta", ""), (DATA, edited, "so it is an edited hardware file")
     for data, chip, cause in cases:
         with pytest.raises(StrategyMismatch, match=rf"[0-9a-f]{{12}}\b.*{cause}.*nothing can be reused"):
             run_search(residual_block(), chip, data, SearchOptions.of("default", **options))

@@ -278,8 +278,8 @@ def fours_that_fit(lanes: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
 
     Where two neighbours do not fit, the second is left to the next run, so runs overlap. Every weight is in one run;
     the others have zero in its place. Any weight fits beside a zero, since 255 * 128 < 2**15, so there is always a
-    split, and the one that is returned has the fewest runs: each covers as many weights as it can, and to begin farther
-    on never takes more runs.
+    split, and of those into runs that each cover neighbours, the one that is returned has the fewest: each run covers
+    as many weights as it can, and to begin farther on never takes more runs.
 
     Args:
         lanes: int8 (vectors, depth, channels of a vector), with a depth that is a multiple of 4. A run holds weights of
@@ -299,7 +299,9 @@ def fours_that_fit(lanes: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
     # for every weight, the run that reaches farthest from it on, and where it ends
     places, ends = torch.zeros(2, vectors, depth + 1, dtype=torch.int64)
     ends[:, depth] = depth
-    for before, reach in enumerate((torch.where(first, 3 + second, 1), 3 + second, 3 + second, 4 + 0 * second)):
+    for before, reach in enumerate(
+        (torch.where(first, 3 + second, 1), 3 + second, 3 + second, torch.full_like(second, 4))
+    ):
         # runs that begin `before` it, so that it is the first, the second, the third or the fourth of theirs
         place, end = (part[:, before : depth - 3 + before] for part in (places, ends))
         better = at + reach > end
