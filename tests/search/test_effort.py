@@ -96,24 +96,24 @@ def test_a_named_searcher_and_a_budget_count_with_any_effort(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_a_log_says_what_its_effort_stood_for(effort: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, log = Uneven().eval(), tmp_path / "log.jsonl"
+    model, log, data = Uneven().eval(), tmp_path / "log.jsonl", DATA[:2]
     how: dict[str, Any] = {"log": log, "progress": False, "fix_bits": {"*:1": 6}}
-    first = hago.search_quantize_strategy(model, "vta", DATA, effort=effort, **how)[0]
+    first = hago.search_quantize_strategy(model, "vta", data, effort=effort, **how)[0]
     before, header = timeless(log.read_bytes()), read_log(log).header
     assert header is not None and header.settings["effort"] == EFFORTS[effort].to_json()
     assert logged_effort(header).to_json() == EFFORTS[effort].to_json()
-    assert hago.replay(model, "vta", log, DATA).same
+    assert hago.replay(model, "vta", log, data).same
     others = [name for name in EFFORTS if name != effort]
     for other in others:
         with pytest.raises(LogError, match=f"effort was '?{effort}'?, is '?{other}"):
-            hago.search_quantize_strategy(model, "vta", DATA, effort=other, **how)
+            hago.search_quantize_strategy(model, "vta", data, effort=other, **how)
     # the names may mean something else by then
     changed = {name: replace(EFFORTS[others[0]], name=name) for name in EFFORTS}
     changed[effort] = replace(changed[effort], searcher=EFFORTS[effort].searcher, turns=7)
     monkeypatch.setattr(efforts, "EFFORTS", MappingProxyType(changed))
-    again = hago.search_quantize_strategy(model, "vta", DATA, **how)[0]
+    again = hago.search_quantize_strategy(model, "vta", data, **how)[0]
     assert again.to_json() == first.to_json() and timeless(log.read_bytes()) == before
-    assert hago.replay(model, "vta", log, DATA).same
+    assert hago.replay(model, "vta", log, data).same
 
 
 def test_logs_without_an_effort_are_continued_as_they_began(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_search_is_no_worse_than_a_fast_one_shot_on_unseen_samples(effort: str
     cells = [(name, CHIPS[index % len(CHIPS)], 4 if index % 2 else 8) for index, name in enumerate(NETWORKS)]
     cells.append(("clamped", "x86_vnni", 4))  # where biases alone are better than rounding and biases
     if not whole():
-        cells = cells[::2] if effort == "good" else cells[:2]
+        cells = cells[1::3] if effort == "good" else cells[:1]
     gains = {cell: gain_of(effort, *cell) for cell in cells}
     assert sum(gain for gain, _ in gains.values()) / len(gains) >= 0.0, gains
     assert not any(worse for _, worse in gains.values()), gains
@@ -169,11 +169,12 @@ def test_a_search_begins_with_the_thresholds_and_bits_of_one_shot(
     """So it is no worse where no trial is surely better."""
     model = Uneven().eval()
     monkeypatch.setattr(session.Confirmation, "gain", lambda *_: Gain(-0.5, 0.0, 8))
-    shot = hago.quantize(model, chip, DATA, effort=effort)
-    found = run_search(model, chip, DATA, SearchOptions.of(effort=effort, progress=False))
+    data = DATA[:2]
+    shot = hago.quantize(model, chip, data, effort=effort)
+    found = run_search(model, chip, data, SearchOptions.of(effort=effort, progress=False))
     assert hago.create_quantizer(model, chip, found.strategy).plan.key == shot.plan.key
     assert found.strategy.made_by["results"] == shot.strategy.made_by["results"]
-    assert hago.replay(model, chip, found.strategy, DATA).same
+    assert hago.replay(model, chip, found.strategy, data).same
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -246,14 +247,14 @@ def test_an_effort_without_an_end_says_beforehand_what_it_takes(effort: str, mon
 
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_limits_on_costs_are_kept_with_every_effort(effort: str, tmp_path: Path) -> None:
-    model, log = Uneven().eval(), tmp_path / "log"
+    model, log, data = Uneven().eval(), tmp_path / "log", DATA[:2]
     goal: dict[str, Any] = {"budget_cost": "weight_bytes <= 70 %", "log": log, "progress": False}
-    strategy, _ = hago.search_quantize_strategy(model, "x86_vnni", DATA, effort=effort, **goal)
-    most = hago.quantize(model, "x86_vnni", DATA).strategy
+    strategy, _ = hago.search_quantize_strategy(model, "x86_vnni", data, effort=effort, **goal)
+    most = hago.quantize(model, "x86_vnni", data).strategy
     before, after = (hago.estimate_cost(model, "x86_vnni", s)["weight_bytes"] for s in (most, strategy))
     assert after <= 0.7 * before
     header = read_log(log).header
     assert header is not None
     assert header.searcher["name"] == parse_searcher(EFFORTS[effort].limited_searcher)[0]
-    again = hago.search_quantize_strategy(model, "x86_vnni", DATA, **goal)[0]
+    again = hago.search_quantize_strategy(model, "x86_vnni", data, **goal)[0]
     assert again.to_json() == strategy.to_json()
