@@ -118,35 +118,45 @@ import sys
 import hago, hago.runtime.stored_model, hago.plan.strategy, hago.search.pareto_front, hago.study.log, hago.data.sources
 from pathlib import Path
 import torch.utils.flop_counter
-path = sys.argv[1]
-for kind in sys.argv[2:]:  # everything that is imported or read when a file is first read
-    try:
-        hago.load_integer_model(kind)
-    except hago.HagoError:
-        pass
+good, *paths = sys.argv[1:]
+try:  # everything that is imported or read when a file is first read
+    hago.load_integer_model(good)
+except hago.HagoError:
+    pass
 seen = []
 sys.addaudithook(lambda event, args: seen.append((event, str(args[0]))) if event in
                  ("import", "exec", "open", "os.system", "subprocess.Popen", "pickle.find_class", "compile") else None)
-try:
-    hago.load_integer_model(path)
-except hago.HagoError:
-    pass
-print([e for e in seen if path not in e[1] and not (e[0] == "open" and e[1].startswith("/proc"))])
+for path in paths:
+    seen.clear()
+    try:
+        hago.load_integer_model(path)
+    except hago.HagoError:
+        pass
+    print([e for e in seen if path not in e[1] and not (e[0] == "open" and e[1].startswith("/proc"))])
 """
+_AUDITED = ("an enum as a key", "the same, spelt otherwise", "a factory", "a file")
 
 
-@pytest.mark.parametrize("what", ["an enum as a key", "the same, spelt otherwise", "a factory", "a file"])
-def test_nothing_is_imported_or_opened_for_a_file(plan: Plan, what: str, tmp_path: Path) -> None:
-    (tmp_path / "module.py").write_text("print('this ran')\n")
-    good, bad = tmp_path / "good.hago", tmp_path / "bad.hago"
+@pytest.fixture(scope="module")
+def audited(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a process printed of each of these files."""
+    folder = tmp_path_factory.mktemp("audited")
+    (folder / "module.py").write_text("print('this ran')\n")
+    good, *bad = (folder / f"{number}.hago" for number in range(len(_AUDITED) + 1))
     good.write_bytes(to_file_bytes(plan))
-    bad.write_bytes(forged(plan, EDITS[what]))
+    for path, what in zip(bad, _AUDITED, strict=True):
+        path.write_bytes(forged(plan, EDITS[what]))
     done = subprocess.run(
-        [sys.executable, "-c", _AUDIT, str(bad), str(good)],
-        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False,
+        [sys.executable, "-c", _AUDIT, *map(str, (good, *bad))],
+        capture_output=True, text=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    return dict(zip(_AUDITED, done.stdout.splitlines(), strict=True))
+
+
+@pytest.mark.parametrize("what", _AUDITED)
+def test_nothing_is_imported_or_opened_for_a_file(audited: dict[str, str], what: str) -> None:
+    assert audited[what] == "[]"
 
 
 # ---------------------------------------------------------------- JSON
