@@ -70,6 +70,7 @@ def one_shot(document: Any) -> list[Any]:
 
 
 # ---------------------------------------------------------------- one shot
+@pytest.mark.some_cases(3)
 @pytest.mark.parametrize(("estimator", "searcher"), some(2, [None, *sorted(ESTIMATORS)], ["auto", "greedy"]))
 def test_one_shot_is_the_same_in_all_commands(hago: Run, estimator: str | None, searcher: str) -> None:
     """One shot is what `hago quantize` gives with the same options; a search that refined thresholds has another
@@ -122,6 +123,7 @@ def test_estimated_thresholds_ask_for_more_samples(hago: Run, monkeypatch: pytes
 
 
 # ---------------------------------------------------------------- the commands that are named
+@pytest.mark.some_cases(3)
 @pytest.mark.parametrize("command", ["quantize", "inspect"])
 @pytest.mark.parametrize(
     "options", [[], ["--keep-float", "3", "--fix-bits", "2:1=7", "--estimator", "max_range"], ["--samples", "64"]]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from made_up.random_graphs import random_graph, random_inputs
 from networks import Uneven, images, randomized
+from products import some
 from torch import Tensor, nn
 
 import hago
@@ -273,8 +274,10 @@ def test_clipped_samples_do_not_decide_what_layers_give_back(monkeypatch: pytest
     assert decibels(with_outliers) < without - 1.0  # the law bites
 
 
-@pytest.mark.parametrize("searcher", ["auto", "gradient", "sensitivity", "limited", "pareto", "greedy", "tpe"])
-@pytest.mark.parametrize("batch", [1, 2, 40])
+@pytest.mark.parametrize(
+    ("batch", "searcher"),
+    some(3, [1, 2, 40], ["auto", "gradient", "sensitivity", "limited", "pareto", "greedy", "tpe"]),
+)
 def test_a_program_of_a_fixed_batch_is_searched(batch: int, searcher: str) -> None:
     data = [images(batch, 3, 6, 6, seed=n) for n in range(3)]
     program = torch.export.export(randomized(Flattening()), (data[0],))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from networks import Outliers, Uneven, images
+from products import some
 
 import hago
 from hago.analysis.graph_statistic import cause_in_words
@@ -33,9 +34,7 @@ SUBJECTS: dict[str, tuple[Any, list[torch.Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("name", SUBJECTS)
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("chip", "name", "bits"), some(2, CHIPS, SUBJECTS, [8, 4]))
 def test_every_correction_has_a_pass_and_what_is_kept_gains(chip: str, name: str, bits: int) -> None:
     make, data = SUBJECTS[name]
     strategy = hago.quantize(make(), chip, data, fix_bits={"*:1": bits}).strategy

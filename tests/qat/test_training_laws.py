@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from networks import randomized
+from products import some
 from torch import Tensor, nn
 
 import hago
@@ -87,8 +88,7 @@ def step(trained: nn.Module, x: Tensor, rate: float = 0.02) -> None:
 
 
 # ---------------------------------------------------------------- simulate == integer
-@pytest.mark.parametrize("network", sorted(NETWORKS))
-@pytest.mark.parametrize("scheme", sorted(TRAINING_SCHEMES))
+@pytest.mark.parametrize(("scheme", "network"), some(2, sorted(TRAINING_SCHEMES), sorted(NETWORKS)))
 def test_simulation_is_the_integer_model_after_training(scheme: str, network: str) -> None:
     trained = prepared(network, scheme)
     before = trained.eval()(images(seed=9))

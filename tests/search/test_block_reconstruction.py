@@ -9,6 +9,7 @@ import pytest
 import torch
 from made_up.random_graphs import random_graph, random_inputs
 from networks import ResNet, Uneven, images, randomized
+from products import whole
 from torch import Tensor
 
 import hago
@@ -37,7 +38,7 @@ from hago.simulation import DifferentiableNodes, Drop, Simulator
 
 DATA = [images(16, 3, 8, 8, seed=n) for n in range(4)]
 CHIPS = ("x86_vnni", "vta", "tflite", "cmsis_nn", "int16_accumulator", "cpu_weight_only")
-SEEDS = range(24)
+SEEDS = range(24 if whole() else 10)
 
 
 def plan_of_random_graph(seed: int, chip: str, *, safe: bool = True) -> tuple[Plan, list[Tensor]] | None:
@@ -163,7 +164,7 @@ def test_gradients_reach_weights_and_dropped_values_are_not_rounded() -> None:
 def test_tables_read_the_nearest_integer_in_their_range(chip: str) -> None:
     """Values that are not rounded, or that a factor brings out of the range."""
     seen = 0
-    for seed in range(60):
+    for seed in range(60 if whole() else 30):
         graph = random_graph(seed)
         try:
             prepared = prepare(graph, chip, [tuple(random_inputs(graph, seed))])

@@ -149,7 +149,7 @@ def proposed(prepared: Prepared, data: list[tuple[Tensor, Tensor]], aside: Fold 
 WITHOUT_THRESHOLDS = [name for name in DEFAULT_CORRECTIONS if name != "thresholds"]
 
 
-@pytest.mark.parametrize(("spec", "turn"), some(2, ["x86_vnni", "tflite", "vta"], [1, 2]))
+@pytest.mark.parametrize(("spec", "turn"), some(3, ["x86_vnni", "tflite", "vta"], [1, 2]))
 def test_samples_that_are_kept_aside_shape_no_proposal(spec: str, turn: int) -> None:
     prepared, aside = prepare(residual_block(), spec, DATA), folds_of([8, 8])[turn]
     others = other_where_kept(aside)
