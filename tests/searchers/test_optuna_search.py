@@ -9,6 +9,7 @@ from typing import Any
 
 import optuna
 import pytest
+from products import some
 from toys import TOY, header_of, make_space, run, separable
 
 from hago.errors import HagoError
@@ -88,9 +89,7 @@ def logged(path: Path) -> list[tuple[dict[str, int], float]]:
     return [(line["strategy"]["bits"], line["score"]["value"]) for line in lines]
 
 
-@pytest.mark.parametrize("name", ["tpe", "nsga2", "gp"])
-@pytest.mark.parametrize("first", [7, 8], ids=["after a batch", "within a batch"])
-@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize(("name", "first", "lost"), some(2, ["tpe", "nsga2", "gp"], [7, 8], [False, True]))
 def test_a_search_on_a_storage_is_continued(name: str, first: int, lost: bool, tmp_path: Path) -> None:
     """If the search was stopped within a batch, the study lacks the log's last trial."""
     path, database = tmp_path / "log.jsonl", tmp_path / "study.db"
