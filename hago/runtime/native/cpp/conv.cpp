@@ -174,16 +174,25 @@ struct Panel {
 
   // The pixels [begin, end).
   void operator()(int64_t begin, int64_t end) {
-    if (j.end_form == QUICK) {
-      const Output& o = j.t.output[0];
-      const Quick<Z> quick(o, column, width);
-      each_tile(begin, end, [&](const Sums& acc, const Tile& tile) __attribute__((always_inline)) {
+    if (j.end_form == QUICK && width == 16 * Z && !pixels.skips && Quick<Z>::is_straight(j.t.output[0]))
+      straight_tiles(begin, end);
+    else any_tiles(begin, end);
+  }
+
+  // In a function of its own, like the other loop over tiles: where both are in one, compilers keep some of the sums in
+  // memory.
+  __attribute__((noinline)) void straight_tiles(int64_t begin, int64_t end) {
+    const Output& o = j.t.output[0];
+    const Quick<Z> quick(o, column, width);
+    each_tile(begin, end, [&](const Sums& acc, const Tile& tile) __attribute__((always_inline)) {
+      if (tile.rows < R) return end_tile(acc, tile);
+      uint8_t* to = reinterpret_cast<uint8_t*>(o.data) + tile.row * o.stride + column;
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-          if (r < tile.rows) quick(acc[r], reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + column);
-      });
-      return;
-    }
+      for (int r = 0; r < R; ++r, to += o.stride) quick.straight(acc[r], to);
+    });
+  }
+
+  __attribute__((noinline)) void any_tiles(int64_t begin, int64_t end) {
     each_tile(begin, end, [&](const Sums& acc, const Tile& tile) __attribute__((always_inline)) { end_tile(acc, tile); });
   }
 
@@ -228,15 +237,16 @@ struct Panel {
     }
 #endif
     const int64_t* steps = j.steps.data();
-    for (int k = 0; k < c.taps; ++k) {
+    for (int k = 0, ky = 0, kx = 0; k < c.taps; ++k) {
       bool nothing = pixels.skips && !all_inside;
       if (all_inside)
         for (int r = 0; r < R; ++r) at[r] = place[r].first + steps[k] + from;
       else
         for (int r = 0; r < R; ++r) {
-          at[r] = place[r].inside ? place[r].first + steps[k] + from : outside(place[r], r, k);
+          at[r] = place[r].inside ? place[r].first + steps[k] + from : outside(place[r], r, k, ky, kx);
           nothing = nothing && at[r] == c.zeros + from;
         }
+      if (++kx == c.kernel_w) kx = 0, ++ky;
       if (nothing) continue;
       add_tap(acc, at, k);
     }
@@ -257,10 +267,10 @@ struct Panel {
     accumulate_any<R, Z, X>(acc, at, weight + (int64_t)k * c.depth * 16 * Z, c.depth, c.fits);
   }
 
-  // A tap of a window that lies across an edge.
-  const uint8_t* outside(const Place& place, int row, int k) const {
+  // Tap k of a window that lies across an edge; its row and its column in the kernel, where it is a pixel.
+  const uint8_t* outside(const Place& place, int row, int k, int ky, int kx) const {
     if (c.gather != AT_PIXELS) return copies.data() + row * room + k * c.depth;
-    return tap(j, place, k / c.kernel_w, k % c.kernel_w) + from;
+    return tap(j, place, ky, kx) + from;
   }
 
   ALWAYS void end_tile(const Sums& acc, Tile tile) const {

@@ -23,11 +23,12 @@ struct Run {
     for (int64_t channel = 0; channel < w.channels; channel += ROW) {
       const int n = (int)std::min<int64_t>(ROW, w.channels - channel);
       const int64_t end = to * w.out_width, side = 4 * ROW / n;
+      Windowed pixel(w, from * w.out_width);
       for (int64_t first = from * w.out_width; first < end; first += side) {
         const int count = (int)std::min(side, end - first);
         const Tile tile{sums, count, n, n, (int)channel, first, channel};
         bring_near(after, tile);
-        for (int r = 0; r < count; ++r) most(rows + channel, first + r, n, sums + r * n);
+        for (int r = 0; r < count; ++r, pixel.next()) most(rows + channel, pixel, n, sums + r * n);
         finish_any(after, plain, tile);
       }
     }
@@ -35,14 +36,14 @@ struct Run {
 
   // The largest values of a window, centered.
   template <typename T>
-  void most(const T* x, int64_t pixel, int n, int32_t* to) const {
+  void most(const T* x, const Windowed& pixel, int n, int32_t* to) const {
     const int32_t zero = tail.output[0].zero;
     if constexpr (sizeof(T) == sizeof(int32_t)) {
-      max_row(w, x, pixel, n, to);
+      max_row(pixel, x, n, to);
       for (int i = 0; zero && i < n; ++i) to[i] -= zero;
     } else {
       T found[ROW];
-      max_row(w, x, pixel, n, found);
+      max_row(pixel, x, n, found);
       for (int i = 0; i < n; ++i) to[i] = (int32_t)found[i] - zero;
     }
   }

@@ -8,13 +8,14 @@ namespace {
 enum Stored { BYTES, TWICE_BYTES, SUMS_AND_BYTES };
 
 // Rows of `width` sums, at most 16 * V, with what does not change kept in registers. T: what the other operand is
-// stored as.
-template <int V, Stored S, typename T>
+// stored as. STRAIGHT: rows of 16 * V sums, every one of which is scaled once, and `Quick::is_straight` for what is
+// stored.
+template <int V, Stored S, typename T, bool STRAIGHT>
 __attribute__((noinline)) void quick_sum_of(const Tile& tile, const Tail& t) {
   using Step = typename Quick<V>::Step;
   const Addend& a = t.addend;
   const Output &begin = t.output[0], &end = t.output[t.outputs - 1];
-  const Move* before = a.own.first;
+  const Move* before = STRAIGHT ? nullptr : a.own.first;
   const Step early(before ? *before : a.own, tile.channel), own(a.own, tile.channel), other(a.other, tile.channel);
   const Quick<V> last(end, tile.channel, tile.width);
   const Quick<V> first(S == TWICE_BYTES ? begin : end, tile.channel, tile.width);
@@ -26,7 +27,7 @@ __attribute__((noinline)) void quick_sum_of(const Tile& tile, const Tail& t) {
     Ints row[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      const int left = tile.width - 16 * v;
+      const int left = STRAIGHT ? 16 : tile.width - 16 * v;
       const Ints q = left >= 16 ? load_16(added + 16 * v, All{}) : load_16(added + 16 * v, First(left));
       const Ints c = load_ints(sums + 16 * v);
       row[v] = add(own(before ? early(c, v) : c, v), other(subtract(q, zero), v));
@@ -35,16 +36,28 @@ __attribute__((noinline)) void quick_sum_of(const Tile& tile, const Tail& t) {
       if (left >= 16) store_16(raw, row[v], All{});
       else store_16(raw, row[v], First(left));
     }
-    if (S == TWICE_BYTES) first(row, reinterpret_cast<uint8_t*>(begin.data) + from);
-    last(row, reinterpret_cast<uint8_t*>(end.data) + to);
+    const auto store = [&](const Quick<V>& quick, uint8_t* at) __attribute__((always_inline)) {
+      if constexpr (STRAIGHT) quick.straight(row, at);
+      else quick(row, at);
+    };
+    if (S == TWICE_BYTES) store(first, reinterpret_cast<uint8_t*>(begin.data) + from);
+    store(last, reinterpret_cast<uint8_t*>(end.data) + to);
   }
+}
+
+template <int V, Stored S, typename T>
+void quick_sum(const Tile& tile, const Tail& t) {
+  const auto straight = [](const Output& o) { return Quick<V>::is_straight(o); };
+  const bool last = straight(t.output[t.outputs - 1]), first = S != TWICE_BYTES || straight(t.output[0]);
+  if (tile.width == 16 * V && !t.addend.own.first && first && last) quick_sum_of<V, S, T, true>(tile, t);
+  else quick_sum_of<V, S, T, false>(tile, t);
 }
 
 template <int V, typename T>
 void quick_sum(const Tile& tile, const Tail& t) {
-  if (t.outputs == 1) return quick_sum_of<V, BYTES, T>(tile, t);
-  if (is_quick(t.output[0])) return quick_sum_of<V, TWICE_BYTES, T>(tile, t);
-  quick_sum_of<V, SUMS_AND_BYTES, T>(tile, t);
+  if (t.outputs == 1) return quick_sum<V, BYTES, T>(tile, t);
+  if (is_quick(t.output[0])) return quick_sum<V, TWICE_BYTES, T>(tile, t);
+  quick_sum<V, SUMS_AND_BYTES, T>(tile, t);
 }
 
 template <typename T>

@@ -176,10 +176,14 @@ struct Quick {
     Floats ratio[V], least, most;
 
     Step(const Move& m, int channel) : least(all_floats(m.least)), most(all_floats(m.most)) {
+#pragma GCC unroll 4
       for (int v = 0; v < V; ++v) ratio[v] = load_floats(m.ratio + channel + 16 * v);
     }
     Ints operator()(Ints c, int v) const { return scaled(c, ratio[v], least, most); }
   };
+  // Whether `straight` can store rows of 16 * V sums.
+  static bool is_straight(const Output& o) { return !o.move.first && o.move.bounded; }
+
   const bool twice, words;  // words: clipped as words, all of a row together
   const Step first, last;
   const Ints zero;
@@ -190,6 +194,14 @@ struct Quick {
       : twice(o.move.first), words(width % 8 == 0 && width > 16 * (V - 1) && o.move.bounded),
         first(twice ? *o.move.first : o.move, channel), last(o.move, channel), zero(all_ints(o.zero)),
         range(o.type == I8, o.zero, (int)o.move.low, (int)o.move.high), width(width) {}
+
+  // A row of 16 * V sums, scaled once and clipped as words, with no branches but those of the range.
+  ALWAYS void straight(const Ints (&row)[V], uint8_t* to) const {
+    Ints q[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) q[v] = to_ints(multiply(to_floats(row[v]), last.ratio[v]));
+    store_bytes(to, q, 16 * V, range);
+  }
 
   ALWAYS void operator()(const int32_t* sums, uint8_t* to) const {
     Ints row[V];
