@@ -23,7 +23,8 @@ from hago.calibration import Calibration
 from hago.errors import InfeasibleBits
 from hago.plan import Bits
 from hago.plan.feasibility import ChoicePoints, nearest_feasible, plan_or_refusal
-from hago.search.confirmation import Confirmation, Fold, Gain, ProposalTest, clipped_share, figures_of, losses_of
+from hago.search.confirmation import Confirmation, Gain, ProposalTest, clipped_share, figures_of, losses_of
+from hago.search.folds import Fold
 from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_FORWARDS, Spectrum
 from hago.search.guidance import make_surrogate
 from hago.search.preparation import Prepared
