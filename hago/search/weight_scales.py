@@ -460,7 +460,7 @@ def error_products(blocks: Iterable[ErrorBlock], sums: Tensor, parts: int = 0) -
         g = sums[rows, :, columns]
         products[0][rows] += torch.bmm(errors, g.transpose(1, 2))
         if parts:
-            squares = g.square().unflatten(1, (parts, -1)).sum(2)
+            squares = g.square().view(len(g), parts, g.shape[1] // parts, g.shape[2]).sum(2)
             products[1][rows] += torch.bmm(errors.square(), squares.transpose(1, 2))
     return products[0], products[1]
 
