@@ -155,7 +155,8 @@ class _Proposals:
         """A point halfway along the front, if the surrogate finds one, else the most bits."""
         prepared = self.thresholds["refined"]
         program = Knapsack(prepared.space, self.surrogate)
-        solved = None if program.range is None else program.solve(sum(program.range) / 2)
+        ends = program.range
+        solved = None if ends is None else program.solve(sum(ends) / 2)
         point = None if solved is None else nearest_feasible(prepared.resolver, solved.bits, fewer=True)
         return self.start if point is None else point.bits
 
