@@ -207,7 +207,7 @@ def test_thresholds_of_activations_must_be_better_with_statistics_of_others_too(
     assert run_search(residual_block(), "x86_vnni", DATA, how).strategy.made_by["confirmed"][key] == "estimated"
 
 
-@pytest.mark.parametrize(("sizes", "passes"), [([16] * 4, 0), ([20, 20, 24], 0), ([64], 1), ([8, 8], 4)])
+@pytest.mark.parametrize(("sizes", "passes"), [([16] * 4, 0), ([20, 12, 16, 16], 0), ([20, 20, 24], 1), ([8, 8], 4)])
 def test_statistics_of_tuning_samples_take_no_pass_where_batches_end_there(
     sizes: list[int], passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
