@@ -2,8 +2,9 @@
 
 `search.preparation` calls `collect` for all samples, and `search.confirmation` for those that are not kept aside.
 
-Memory: the live values of the graph for one batch, for every observed node a histogram of BINS bins and temporaries of
-a fixed size, and for every clamp as many numbers as it reads of one sample; nothing grows with the number of batches.
+Memory: the live values of the graph for one batch, for every observed node one or two histograms of BINS bins and
+temporaries of a fixed size, and for every clamp as many numbers as it reads of one sample; nothing grows with the
+number of batches.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from hago.arithmetic.numerics import extremes
 from hago.arithmetic.schemes import Grid
 from hago.calibration.given_ranges import GivenRanges
-from hago.calibration.observer import Observer
+from hago.calibration.observer import CountBins, Observer
 from hago.calibration.statistics import CHANNEL_BINS, TensorStatistics
 from hago.data import Batch
 from hago.errors import DataError
@@ -48,6 +49,8 @@ class Calibration:
         channel_bins: bins of the histograms of channels of constants, whose thresholds are estimated when asked for.
         softmax_span: of `collect`.
         cut: the nodes of which some values counted as larger ones for it.
+        first_samples: of how many samples, from the first on, `of_first` has the statistics; 0 for none.
+        of_first: statistics of every observed node as if the data ended there.
         clamped: by node that a clamp reads, the largest magnitude of every entry of its value over all samples, in the
             shape (1, ...) of a single sample's; none where batches differ in that shape.
     """
@@ -59,6 +62,8 @@ class Calibration:
     channel_bins: int = CHANNEL_BINS
     softmax_span: float | None = SOFTMAX_SPAN
     cut: frozenset[str] = frozenset()
+    first_samples: int = 0
+    of_first: Mapping[str, TensorStatistics] = field(default_factory=dict)
     clamped: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -79,16 +84,21 @@ def collect(
     observed: Collection[str],
     ops: Ops = OPS,
     softmax_span: float | None = SOFTMAX_SPAN,
+    kernel: CountBins | None = None,
+    first_samples: int = 0,
 ) -> Calibration:
     """Collect the statistics of the `observed` nodes and the ranges of all nodes except constants.
 
     Args:
         softmax_span: how far below the largest of a row inputs of a softmax count; None for all as they are.
+        kernel: of `Observer`.
+        first_samples: of how many samples, from the first on, statistics are kept beside those of all, if a batch ends
+            there; 0 for none.
 
     Raises:
         DataError: an observed node has values that are not finite in float32, or no float values; names the node.
     """
-    observers = {n: Observer(name=n) for n in observed if graph[n].op != CONST}
+    observers = {n: Observer(name=n, kernel=kernel) for n in observed if graph[n].op != CONST}
     cut_values = {} if softmax_span is None else _cut_values(graph, observers, softmax_span)
     cut_nodes = {name for name, _ in cut_values.values()}
     ranges: dict[str, tuple[float, float]] = {}
@@ -114,14 +124,26 @@ def collect(
         before = ranges.get(node.name, (low, high))
         ranges[node.name] = (min(before[0], low), max(before[1], high))
 
+    samples, of_first = 0, dict[str, TensorStatistics]()
     for batch in batches:
         run_real(graph, batch.inputs, observe, ops)
+        samples += batch.size
+        if samples == first_samples and all(name in ranges for name in observers):
+            of_first = {n: o.finish() for n, o in observers.items()}
     unseen = [n for n in observers if n not in ranges]
     if unseen:
         raise DataError(f"node {unseen[0]!r} gave no float values to calibrate on; keep its readers float")
     statistics = {n: o.finish() for n, o in observers.items()}
     clamped = {name: seen.largest for name, seen in entries.items() if seen.largest is not None}
-    return Calibration(statistics, ranges, softmax_span=softmax_span, cut=frozenset(cut), clamped=clamped)
+    return Calibration(
+        statistics,
+        ranges,
+        softmax_span=softmax_span,
+        cut=frozenset(cut),
+        first_samples=first_samples if of_first else 0,
+        of_first=of_first,
+        clamped=clamped,
+    )
 
 
 @dataclass(slots=True)

@@ -238,8 +238,8 @@ class Percentile:
 #     s sum_q F(e_q) = (integral of F from lo to hi) - s**2 / 24 P(lo < x < hi).
 #: The most steps for which the sum over midpoints is computed; for more steps, the integral is.
 _MIDPOINTS: Final = 256
-#: Candidates are skipped if their clipping error alone exceeds the error of the first candidate by this part of the sum
-#: of squares.
+#: A candidate is skipped for a channel if its clipping error alone exceeds the error of the first candidate by this
+#: part of the sum of squares.
 _SLACK: Final = 1e-9
 #: Bins of the channels that are processed at a time; their tables take a few megabytes.
 _BINS_AT_ONCE: Final = 1 << 18
@@ -248,6 +248,8 @@ _BINS_AT_ONCE: Final = 1 << 18
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
     """Moments and antiderivatives of a histogram, in units of bins from the value 0.
+
+    Methods take points or grids of R rows. Row i is of channel i, or of channel rows[i] if `rows` is given: int64 (R,).
 
     Args:
         origin: the bin whose left edge is the value 0.
@@ -279,24 +281,25 @@ class Distribution:
         powers = torch.stack([torch.ones_like(centre), centre, centre * centre + 1 / 12], 1)
         return Distribution(origin, mass, below, first, second, histogram @ powers)
 
-    def _place(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """The table indices of points (C, M), and their distances from the edges at these indices."""
+    def _place(self, points: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The table indices of points (R, M), and their distances from the edges at these indices."""
         points = points + self.origin
         channels, edges = self.mass.shape
         left = points.floor().clamp_(0, edges - 1)
         beyond = points.sub_(left).clamp_min_(0.0)
-        return left.to(torch.int64).add_(torch.arange(channels).mul_(edges).unsqueeze(1)), beyond
+        starts = (torch.arange(channels) if rows is None else rows) * edges
+        return left.to(torch.int64).add_(starts.unsqueeze(1)), beyond
 
-    def antiderivative(self, points: Tensor) -> Tensor:
-        """F at points (C, M)."""
-        at, f = self._place(points)
+    def antiderivative(self, points: Tensor, rows: Tensor | None = None) -> Tensor:
+        """F at points (R, M)."""
+        at, f = self._place(points, rows)
         return self.first.take(at) + f * (self.below.take(at) + f / 2 * self.mass.take(at))
 
-    def between(self, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
-        """The integral of F from lo to hi (C, K), and the mass there."""
+    def between(self, lo: Tensor, hi: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The integral of F from lo to hi (R, K), and the mass there."""
 
         def up_to(points: Tensor) -> tuple[Tensor, Tensor]:
-            at, f = self._place(points)
+            at, f = self._place(points, rows)
             mass, below, first = self.mass.take(at), self.below.take(at), self.first.take(at)
             return self.second.take(at) + f * (first + f / 2 * (below + f / 3 * mass)), below + f * mass
 
@@ -310,25 +313,26 @@ class Distribution:
         """The sum of squared errors of clipping to [lo, hi]: (C, K). It is the error of an infinitely fine grid."""
         return self._beyond(hi) - 2 * self.between(lo, hi)[0]
 
-    def squared_error(self, scale: Tensor, lowest: Tensor, count: int) -> Tensor:
-        """The sum of squared errors on grids of `count` steps from `lowest`: (C, K).
+    def squared_error(self, scale: Tensor, lowest: Tensor, count: int, rows: Tensor | None = None) -> Tensor:
+        """The sum of squared errors on grids of `count` steps from `lowest`: (R, K).
 
         Args:
-            scale: float64 (C, K), in bins per step.
-            lowest: float64 (C, K), the lowest centered integer.
+            scale: float64 (R, K), in bins per step.
+            lowest: float64 (R, K), the lowest centered integer.
         """
         lo, hi = lowest * scale, (lowest + count) * scale
         if count > _MIDPOINTS:
-            area, mass = self.between(lo, hi)
-            return self._beyond(hi) - 2 * area + scale * scale / 12 * mass
+            area, mass = self.between(lo, hi, rows)
+            return self._beyond(hi, rows) - 2 * area + scale * scale / 12 * mass
         steps = torch.arange(count, dtype=torch.float64) + 0.5
         midpoints = (lowest.unsqueeze(2) + steps) * scale.unsqueeze(2)
-        sums = self.antiderivative(midpoints.flatten(1)).view(midpoints.shape).sum(2)
-        return self._beyond(hi) - 2 * scale * sums
+        sums = self.antiderivative(midpoints.flatten(1), rows).view(midpoints.shape).sum(2)
+        return self._beyond(hi, rows) - 2 * scale * sums
 
-    def _beyond(self, hi: Tensor) -> Tensor:
+    def _beyond(self, hi: Tensor, rows: Tensor | None = None) -> Tensor:
         """The sum of (x - hi)**2."""
-        m0, m1, m2 = self.moments.unsqueeze(2).unbind(1)
+        moments = self.moments if rows is None else self.moments[rows]
+        m0, m1, m2 = moments.unsqueeze(2).unbind(1)
         return m2 - 2 * hi * m1 + hi * hi * m0
 
 
@@ -343,10 +347,14 @@ def _least(values: Distribution, grid: Grid, lo: Tensor, hi: Tensor, folded: boo
         lowest, count = torch.zeros_like(lowest), count // 2
     first = values.squared_error(scale[:, :1], lowest[:, :1], count)
     clipped = values.clipped(lowest * scale, (lowest + count) * scale)
-    promising = (clipped <= first + _SLACK * values.moments[:, 2:]).any(0)
-    indices = 1 + promising[1:].nonzero().squeeze(1)
-    errors = torch.cat([first, values.squared_error(scale[:, indices], lowest[:, indices], count)], 1)
-    return torch.cat([indices.new_zeros(1), indices])[errors.argmin(1, keepdim=True)]
+    promising = clipped <= first + _SLACK * values.moments[:, 2:]
+    promising[:, 0] = False  # computed already
+    rows, columns = promising.nonzero(as_tuple=True)
+    errors = torch.full_like(clipped, torch.inf)
+    errors[:, :1] = first
+    scale, lowest = (t.expand_as(clipped)[rows, columns].unsqueeze(1) for t in (scale, lowest))
+    errors[rows, columns] = values.squared_error(scale, lowest, count, rows).squeeze(1)
+    return errors.argmin(1, keepdim=True)
 
 
 def _factors(low: int, high: int, per_octave: int) -> Tensor:

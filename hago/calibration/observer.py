@@ -9,7 +9,7 @@ batches. Only the batch means do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
@@ -18,6 +18,11 @@ from torch import Tensor
 from hago.arithmetic.numerics import power_of_two_at_least
 from hago.calibration.statistics import BINS, TensorStatistics
 from hago.errors import DataError
+
+#: A kernel that counts values in bins, of which half lie on each side of 0, exactly as `_count` does: from contiguous
+#: float32 values, of which none is beyond the outermost bins, the bins per unit (a power of two) and the number of bins
+#: to int64 (bins,). `search.preparation` hands one in where this machine has it.
+CountBins = Callable[[Tensor, float, int], Tensor]
 
 #: The smallest limit of a histogram. The reciprocals of its bins are finite in float32.
 SMALLEST_LIMIT: Final = 2.0**-100
@@ -76,10 +81,12 @@ def _scaled(piece: Tensor, per_value: Tensor) -> Tensor:
     return (carrier * _INSIDE).to(torch.float64).mul_(per_value.view(-1, 1))
 
 
-def _count(cells: Tensor, limit: Tensor, bins: int) -> Tensor:
+def _count(cells: Tensor, limit: Tensor, bins: int, kernel: CountBins | None = None) -> Tensor:
     """The number of values of each channel in each bin: int64 (C, bins)."""
     channels = cells.shape[1]
     per_value = (bins // 2) / limit
+    if kernel is not None and channels == 1 and cells.dtype == torch.float32 and cells.is_contiguous():
+        return kernel(cells, float(per_value), bins).view(1, bins)
     first: int | Tensor = bins // 2
     index, size = torch.int16, _CHUNK
     if channels > 1:
@@ -119,11 +126,18 @@ class Observer:
             for statistics of the whole tensor. With C channels the memory is 8 * C * bins bytes.
         name: the name of the node, for errors.
         bins: of the histogram of a channel; even.
+        kernel: counts values, where there is one; the statistics are the same without it.
     """
 
-    def __init__(self, channel_axis: int | None = None, name: str = "tensor", bins: int = BINS) -> None:
+    def __init__(
+        self,
+        channel_axis: int | None = None,
+        name: str = "tensor",
+        bins: int = BINS,
+        kernel: CountBins | None = None,
+    ) -> None:
         self._axis = channel_axis
-        self._name, self._bins = name, bins
+        self._name, self._bins, self._kernel = name, bins, kernel
         self._batches = self._count = 0
 
     def update(self, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,7 +167,7 @@ class Observer:
         else:
             self._minimum, self._maximum, self._limit = low, high, limit
             self._sum_minimum, self._sum_maximum = low, high
-            self._histogram = _count(cells, limit, self._bins).to(torch.float64)
+            self._histogram = _count(cells, limit, self._bins, self._kernel).to(torch.float64)
         self._batches += 1
         self._count += cells.numel() // cells.shape[1]
         return low, high
@@ -177,7 +191,8 @@ class Observer:
 
     def _merge(self, cells: Tensor, low: Tensor, high: Tensor, limit: Tensor) -> None:
         wider = torch.maximum(self._limit, limit)
-        self._histogram = rebin(self._histogram, self._limit, wider).add_(_count(cells, wider, self._bins))
+        counts = _count(cells, wider, self._bins, self._kernel)
+        self._histogram = rebin(self._histogram, self._limit, wider).add_(counts)
         self._limit = wider
         self._minimum = torch.minimum(self._minimum, low)
         self._maximum = torch.maximum(self._maximum, high)

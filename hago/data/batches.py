@@ -110,7 +110,8 @@ class Batches:
         title: the name of the data in messages: its role, and what the user called it if it was loaded by name.
         classes: the names of classes in the order of their labels if hago numbered them, else empty.
         statistics: what is known of the values of all inputs.
-        samples: the number of samples.
+        sizes: the numbers of samples of the batches.
+        samples: the number of all samples.
         labelled: whether every batch has labels.
         classed: whether all labels are classes: whole numbers of any dtype.
         sha256: the hash of all inputs and labels.
@@ -146,6 +147,7 @@ class Batches:
         self.example: tuple[Any, ...] = () if like is None else like.example
         self.example_labels: Tensor | None = None
         self.samples, digest, used = 0, hashlib.sha256(), 0
+        self.sizes: tuple[int, ...] = ()
         self.labelled = self.classed = True
         self.statistics = ValueStatistics()
         is_materialized = isinstance(dataset, (list, tuple))
@@ -164,6 +166,7 @@ class Batches:
             else:
                 self._cache = None
             self.samples += batch.size
+            self.sizes += (batch.size,)
             self.labelled &= batch.labels is not None
             self.classed &= batch.labels is not None and are_whole(batch.labels)
             self.statistics.add(batch.inputs)

@@ -23,7 +23,8 @@ from hago.calibration import Calibration
 from hago.errors import InfeasibleBits
 from hago.plan import Bits
 from hago.plan.feasibility import ChoicePoints, nearest_feasible, plan_or_refusal
-from hago.search.confirmation import Confirmation, Fold, Gain, ProposalTest, clipped_share, figures_of, losses_of
+from hago.search.confirmation import Confirmation, Gain, ProposalTest, clipped_share, figures_of, losses_of
+from hago.search.folds import Fold
 from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_FORWARDS, Spectrum
 from hago.search.guidance import make_surrogate
 from hago.search.preparation import Prepared
@@ -154,7 +155,8 @@ class _Proposals:
         """A point halfway along the front, if the surrogate finds one, else the most bits."""
         prepared = self.thresholds["refined"]
         program = Knapsack(prepared.space, self.surrogate)
-        solved = None if program.range is None else program.solve(sum(program.range) / 2)
+        ends = program.range
+        solved = None if ends is None else program.solve(sum(ends) / 2)
         point = None if solved is None else nearest_feasible(prepared.resolver, solved.bits, fewer=True)
         return self.start if point is None else point.bits
 

@@ -2,10 +2,8 @@
 
 Thresholds that are tuned to few samples may be worse than plain ones on others, above all where they clip values that
 the samples did not reach. So a search keeps validation samples aside, and takes a proposal only where it is
-significantly better on these. Of many samples, the last quarter is kept aside. Of few, the samples are split into
-folds, as in cross-validation: every sample is kept aside in one of them. The method of proposing is confirmed then, and
-the proposal is made again from all samples. The other samples of a fold, which may shape a proposal, are its tuning
-samples.
+significantly better on these. Which they are, `hago.search.folds` says. Where there are several folds, the method of
+proposing is confirmed, and the proposal is made again from all samples.
 
 Thresholds of activations are made from statistics of all samples, so they clip hardly any value of the validation
 samples, however much they may clip of others. A proposal of such thresholds is therefore tested a second time, as it is
@@ -15,37 +13,32 @@ A search that refines thresholds makes one Confirmation. Refinement (`hago.searc
 `hago.search.choice_refinement`) makes a ProposalTest with it, which decides whether a proposal is accepted.
 
 References:
-    M. Stone, "Cross-Validatory Choice and Assessment of Statistical Predictions", 1974; Student, "The Probable Error
-    of a Mean", 1908.
+    Student, "The Probable Error of a Mean", 1908.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
-from hago.calibration import Calibration, collect
+from hago.calibration import Calibration, TensorStatistics, collect
 from hago.data import Batch, Batches
 from hago.errors import InfeasibleBits
 from hago.plan import Bits, Space
 from hago.plan.feasibility import plan_or_refusal
+from hago.runtime.native import exact_kernels
 from hago.search.evaluate import Evaluator, Measurement
+from hago.search.folds import Fold, folds_of
 from hago.search.objective import OBJECTIVES, Objective
 from hago.search.preparation import Prepared
 from hago.study import Header
 
-#: Number of parts that samples are split into.
-FOLDS: Final = 4
-#: Of fewer samples than these each part is kept aside in one fold; of more, only the last part is.
-FEW: Final = 64
-#: The least size of a part, relative to an equal share, that is accepted so that parts are whole batches.
-UNEVEN: Final = 0.6
 #: Least number of blocks that are compared. A block is a batch or, where batches are fewer, a run of neighbouring
 #: samples: neighbours are alike, so samples are not independent.
 BLOCKS: Final = 8
@@ -60,84 +53,6 @@ MARGIN: Final = 0.05
 #: Largest cost of the refinement of one fold in forwards, its gradients and the measuring of activations included:
 #: rounds for weights end there. Later rounds gain little.
 MAX_FORWARDS: Final = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """A split of a data set: the validation samples `first:last`, and the others, which are the tuning samples."""
-
-    first: int
-    last: int
-
-    @property
-    def size(self) -> int:
-        """Number of validation samples."""
-        return self.last - self.first
-
-    def tuning_tensors(self, batches: Iterable[Sequence[Tensor]]) -> Iterator[list[Tensor]]:
-        """Yield the tuning samples of each batch, given as its tensors."""
-        begin = 0
-        for tensors in batches:
-            first, last = self._within(begin, len(tensors[0]))
-            begin += len(tensors[0])
-            if first == last:
-                yield list(tensors)
-            elif last - first < len(tensors[0]):
-                yield [torch.cat([t[:first], t[last:]]) for t in tensors]
-
-    def validation_batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the validation samples, batch by batch."""
-        begin = 0
-        for batch in batches:
-            first, last = self._within(begin, batch.size)
-            begin += batch.size
-            if first < last:
-                yield batch.rows(first, last)
-
-    def tuning_batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the tuning samples, batch by batch."""
-        begin = 0
-        for batch in batches:
-            first, last = self._within(begin, batch.size)
-            begin += batch.size
-            if first == last:
-                yield batch
-            elif last - first < batch.size:
-                kept = [torch.cat([t[:first], t[last:]]) for t in batch.inputs]
-                labels = None if batch.labels is None else torch.cat([batch.labels[:first], batch.labels[last:]])
-                yield Batch(tuple(kept), labels)
-
-    def _within(self, begin: int, size: int) -> tuple[int, int]:
-        """The validation samples `first:last` of a batch whose first sample has the number `begin`."""
-        first, last = (min(max(0, end - begin), size) for end in (self.first, self.last))
-        return first, last
-
-    def tuning(self, values: Tensor) -> Tensor:
-        """The values of the tuning samples among those of all samples."""
-        return torch.cat([values[: self.first], values[self.last :]])
-
-
-def folds_of(sizes: Sequence[int]) -> tuple[Fold, ...]:
-    """The folds of batches of these sizes.
-
-    There is one fold for many samples, several whose validation samples are all of few, and none for a single sample.
-    Samples of one batch are alike, so parts are whole batches, or runs of samples where there are few batches.
-    """
-    total = sum(sizes)
-    if total < 2:
-        return ()
-    count = min(FOLDS, total)
-    cuts = _cuts(list(itertools.accumulate(sizes)), total, count)
-    parts = [b - a for a, b in itertools.pairwise(cuts)]
-    if len(parts) < count or not all(UNEVEN <= part * count / total <= 1 / UNEVEN for part in parts):
-        cuts = _cuts(list(range(1, total + 1)), total, count)
-    folds = tuple(itertools.starmap(Fold, itertools.pairwise(cuts)))
-    return folds[-1:] if total >= FEW else folds
-
-
-def _cuts(ends: Sequence[int], total: int, count: int) -> list[int]:
-    """The bounds of `count` parts of about the same size, each at one of the `ends`."""
-    return sorted({0, total, *(min(ends, key=lambda end: abs(end - total * i / count)) for i in range(1, count))})
 
 
 def _t_quantile(probability: float, freedom: int) -> float:
@@ -207,8 +122,7 @@ class Confirmation:
         refined = None if logged is None else logged.settings.get("refined")
         if refined is True:
             return None
-        sizes = tuple(batch.size for batch in batches)
-        made = Confirmation(sizes, folds_of(sizes))
+        made = Confirmation(batches.sizes, folds_of(batches.sizes))
         if refined is None:
             return replace(made, takes_one_shot=takes_one_shot)
         limit = float(refined.get("forwards", math.inf))
@@ -354,10 +268,7 @@ class UnseenSamples:
         self.calibrations: list[Calibration] = []
         self._evaluators: list[Evaluator] = []
         for fold in confirmation.folds:
-            tuning = collect(
-                graph, fold.tuning_batches(batches), calibration.statistics.keys(), ops, calibration.softmax_span
-            )
-            self.calibrations.append(replace(calibration, statistics=tuning.statistics))
+            self.calibrations.append(replace(calibration, statistics=_statistics_of_tuning(prepared, fold)))
             validation = Batches(_ValidationBatches(batches, fold), graph.inputs)
             self._evaluators.append(Evaluator(graph, validation, judge, ops, cache_bytes=0, quiet=True))
         self.forwards = float(len(confirmation.folds))
@@ -389,6 +300,21 @@ class UnseenSamples:
         if before is None or after is None:
             return Gain(0.0, 0.0, 0)
         return self.confirmation.gain(before, after)
+
+
+def _statistics_of_tuning(prepared: Prepared, fold: Fold) -> Mapping[str, TensorStatistics]:
+    """The statistics of the tuning samples of a fold: those that calibration kept, or of another pass over them."""
+    calibration, batches = prepared.calibration, prepared.batches
+    if fold.last == batches.samples and fold.first == calibration.first_samples:
+        return calibration.of_first
+    return collect(
+        prepared.graph,
+        fold.tuning_batches(batches),
+        calibration.statistics.keys(),
+        prepared.hardware.known_ops,
+        calibration.softmax_span,
+        exact_kernels().count_bins,
+    ).statistics
 
 
 @dataclass(frozen=True, slots=True)

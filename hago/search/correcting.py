@@ -24,9 +24,10 @@ from hago.plan import Bits, Plan
 from hago.search.absorb import find_absorption
 from hago.search.affine import affine_corrections
 from hago.search.block_reconstruction import STEPS, most_samples_of_blocks, reconstruct_blocks, reconstructed
-from hago.search.confirmation import Confirmation, Fold, losses_of
+from hago.search.confirmation import Confirmation, losses_of
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
+from hago.search.folds import Fold
 from hago.search.layer_correction import correct_layers, most_samples
 from hago.search.measured_point import (
     SQNR,

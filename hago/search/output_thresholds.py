@@ -28,17 +28,15 @@ import torch
 from hago.calibration import named_estimator
 from hago.data import Batch, Batches
 from hago.search.confirmation import (
-    FEW,
     MARGIN,
     Confirmation,
-    Fold,
     Gain,
     clipped_share,
     figures_of,
-    folds_of,
     losses_of,
 )
 from hago.search.evaluate import Evaluator
+from hago.search.folds import FEW, Fold, folds_of
 from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_CHUNK, Gradients
 from hago.search.measured_point import (
     SQNR,

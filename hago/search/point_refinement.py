@@ -31,12 +31,12 @@ from hago.plan.feasibility import plan_or_refusal, widest_feasible
 from hago.search.confirmation import (
     MARGIN,
     Confirmation,
-    Fold,
     ProposalTest,
     clipped_share,
     figures_of,
     losses_of,
 )
+from hago.search.folds import Fold
 from hago.search.gradients import (
     CHUNK_SAMPLES,
     GRADIENT_CHUNK,

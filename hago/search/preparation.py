@@ -32,6 +32,7 @@ from hago.errors import DataError, HagoWarning, as_strings
 from hago.graph import OUTPUT, Graph, ModelLike
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware, import_with_data, read_batches
+from hago.ops import Ops
 from hago.plan import (
     Resolver,
     Space,
@@ -44,6 +45,8 @@ from hago.plan import (
 )
 from hago.plan.feasibility import prune_infeasible_choices
 from hago.plan.topology import warn_of_unknown
+from hago.runtime.native import exact_kernels
+from hago.search.folds import first_tuning_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ class Prepared:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HagoWarning)  # what was warned of holds for this graph, too
                 return changed._analyzed()
-        seen = collect(graph, self.batches, old.statistics.keys(), ops, old.softmax_span)
+        seen = _collected(graph, self.batches, old.statistics.keys(), ops, old.softmax_span)
         calibration = replace(seen, given=old.given, channel_bins=old.channel_bins)
         resolver = estimated_resolver(graph, self.hardware, self.topology, self.space, calibration, self.estimator, ops)
         return replace(changed, calibration=calibration, resolver=resolver).pruned()
@@ -250,7 +253,7 @@ def _calibrated(
         # another topology quantizes other edges
         space = with_kinds(space, chip, topology, graph)
         observed |= {graph.source(e) for e in graph.edges if e.dst != OUTPUT and topology.edges[e]}
-    seen = collect(graph, batches, observed, ops, softmax_span)
+    seen = _collected(graph, batches, observed, ops, softmax_span)
     calibration = replace(seen, given=given, channel_bins=channel_bins)
     resolver = estimated_resolver(graph, chip, topology, space, calibration, estimator, ops)
     prepared = Prepared(
@@ -266,6 +269,14 @@ def _calibrated(
         fix_bits=dict(fixed or {}),
     )
     return prepared.pruned()
+
+
+def _collected(
+    graph: Graph, batches: Batches, observed: Collection[str], ops: Ops, softmax_span: float | None
+) -> Calibration:
+    """The statistics of all samples, and of those before the ones that confirm thresholds, from one pass."""
+    first = first_tuning_samples(batches.sizes)
+    return collect(graph, batches, observed, ops, softmax_span, exact_kernels().count_bins, first)
 
 
 def default_estimator(hardware: Hardware) -> str:

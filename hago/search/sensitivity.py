@@ -265,7 +265,7 @@ class _Losses:
         rows = exact.reshape(1, 1) if axis is None else exact.movedim(axis, 0).reshape(exact.shape[axis], -1)
         rounding = prepared.hardware.requantize.rounding
         blocks = error_blocks(rows, self._grids(edge, group), rounding)
-        return error_products(blocks, by_channel(sums, axis), squares=False)[0]
+        return error_products(blocks, by_channel(sums, axis))[0]
 
     def _grids(self, edge: Edge, group: Group) -> list[QParams]:
         """The qparams of the constant on an edge at each choice. One Plan is enough for an op's weight, whose qparams

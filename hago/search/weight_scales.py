@@ -133,7 +133,7 @@ class WeightGradients:
 
 
 #: By edge, the products of every error with every sum of gradients, float64 (channels C, factors J, sums K), and the
-#: sums of squares of the products of single values, of the same shape.
+#: squares of the products of single values, summed over the sums of each part: float64 (C, J, parts).
 Products = Mapping[Edge, tuple[Tensor, Tensor]]
 
 
@@ -297,14 +297,21 @@ class WeightScales:
     def products(self, gradients: WeightGradients) -> Products:
         """The products of the errors of every weight with the gradients of random vectors on the outputs."""
         reached = {edge: w for edge, w in self.weights.items() if edge in gradients.sums}
-        return {e: error_products(self.errors(e, w), by_channel(gradients.sums[e], w.axis)) for e, w in reached.items()}
+        return {
+            e: error_products(self.errors(e, w), by_channel(gradients.sums[e], w.axis), gradients.parts)
+            for e, w in reached.items()
+        }
 
     def set_sketches(self, products: Products, columns: Sequence[int]) -> None:
-        """Set the sketches to the products with the sums of gradients at some columns."""
+        """Set the sketches to the products with the sums of gradients at some columns, which are whole parts."""
         for edge, weight in self.weights.items():
             if edge in products:
                 product, squares = products[edge]
-                weight.sketch, weight.apart = product[:, :, columns], squares[:, :, columns].sum(2)
+                share = product.shape[2] // squares.shape[2]
+                parts = [column // share for column in columns[::share]]
+                # all columns as they are, since a copy takes as long as the choice
+                weight.sketch = product if len(columns) == product.shape[2] else product[:, :, columns]
+                weight.apart = squares[:, :, parts].sum(2)
             else:
                 weight.sketch = weight.slopes.new_zeros(*weight.slopes.shape, len(columns))
 
@@ -313,7 +320,7 @@ class WeightScales:
         for edge, weight in self.weights.items():
             if edge in gradients.sums:
                 sums = by_channel(gradients.sums[edge], weight.axis)
-                weight.slopes = error_products(self.errors(edge, weight), sums, squares=False)[0][:, :, 0]
+                weight.slopes = error_products(self.errors(edge, weight), sums)[0][:, :, 0]
 
     def bar_large_errors(self, limit: float) -> None:
         """Bar factors whose sum of squared errors in a channel exceeds `limit` times that of the estimated threshold.
@@ -324,7 +331,7 @@ class WeightScales:
         for edge, weight in self.weights.items():
             rows = weight.rows(weight.exact)
             ones = torch.ones(1, 1, 1).expand(len(rows), 1, rows.shape[1])
-            errors = error_products(self.errors(edge, weight), ones)[1][:, :, 0]
+            errors = error_products(self.errors(edge, weight), ones, 1)[1][:, :, 0]
             weight.barred |= errors > limit * errors[:, :1]
 
     def copy(self) -> WeightScales:
@@ -433,28 +440,29 @@ def error_blocks(exact: Tensor, grids: Sequence[QParams], rounding: str) -> Iter
             yield ErrorBlock(block_rows, columns, errors)
 
 
-def error_products(blocks: Iterable[ErrorBlock], sums: Tensor, squares: bool = True) -> tuple[Tensor, Tensor]:
+def error_products(blocks: Iterable[ErrorBlock], sums: Tensor, parts: int = 0) -> tuple[Tensor, Tensor]:
     """Products of the errors of a constant with sums of its gradients.
 
     Args:
         blocks: all errors of the constant on J grids.
         sums: of gradients, float32 (C, K, n).
-        squares: whether to return the second tensor.
+        parts: number of parts of the sums, all of the same size, whose squares are added up; 0 for no squares.
 
     Returns:
-        The products, float64 (C, J, K), and the sums of squares of the products of single values, of the same shape;
-        the latter is empty if `squares` is false.
+        The products, float64 (C, J, K), and the squares of the products of single values, summed over the values and
+        the sums of each part: float64 (C, J, parts).
     """
     products: list[Tensor] = []
     for rows, columns, errors in blocks:
         if not products:
-            shape = len(sums), errors.shape[1], sums.shape[1]
-            products = [torch.zeros(shape, dtype=torch.float64) for _ in range(2 if squares else 1)]
-        g = sums[rows, :, columns].transpose(1, 2)
-        products[0][rows] += torch.bmm(errors, g)
-        if squares:
-            products[1][rows] += torch.bmm(errors.square(), g.square())
-    return products[0], products[1] if squares else products[0].new_zeros(0)
+            shape = len(sums), errors.shape[1]
+            products = [torch.zeros(*shape, n, dtype=torch.float64) for n in (sums.shape[1], parts)]
+        g = sums[rows, :, columns]
+        products[0][rows] += torch.bmm(errors, g.transpose(1, 2))
+        if parts:
+            squares = g.square().view(len(g), parts, g.shape[1] // parts, g.shape[2]).sum(2)
+            products[1][rows] += torch.bmm(errors.square(), squares.transpose(1, 2))
+    return products[0], products[1]
 
 
 def _steps(grid: QParams, shape: Sequence[int]) -> list[Tensor]:

@@ -29,6 +29,21 @@ def test_the_largest_magnitudes_of_what_clamps_read_are_those_of_all_samples() -
             assert (low, high) == (float(whole.min()), float(whole.max()))
 
 
+def test_the_statistics_of_the_first_batches_are_those_of_a_pass_over_them() -> None:
+    graph = from_torch(Uneven(high=1.0).eval(), (DATA[0],))
+    batches, names = [Batch((batch * (i + 1),), None) for i, batch in enumerate(DATA)], {n.name for n in graph.computed}
+    for samples, count in ((8, 1), (16, 2), (19, 3)):
+        found, alone = collect(graph, batches, names, first_samples=samples), collect(graph, batches[:count], names)
+        assert found.first_samples == samples and found.of_first.keys() == alone.statistics.keys()
+        for name, seen in alone.statistics.items():
+            for part in ("minimum", "maximum", "mean_minimum", "mean_maximum", "histogram", "limit"):
+                assert torch.equal(getattr(found.of_first[name], part), getattr(seen, part))
+            assert found.of_first[name].count == seen.count
+    for samples in (0, 4, 17, 20):
+        found = collect(graph, batches, names, first_samples=samples)
+        assert not found.of_first and found.first_samples == 0
+
+
 class _BatchInside(nn.Module):
     """A clamp whose value has the samples along its second axis."""
 

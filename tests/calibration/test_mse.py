@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
 from hago.calibration import estimators as mse
-from hago.calibration.estimators import Distribution, MaxRange, Mse, levels, observed
+from hago.calibration.estimators import Distribution, MaxRange, Mse, _least, levels, observed
 from hago.calibration.observer import constant_statistics
 from hago.calibration.statistics import BINS
 
@@ -163,6 +163,23 @@ def test_many_bits_clip_nothing(bits: int) -> None:
         assert float(hi) == pytest.approx(50.0, rel=2.0 ** (2 - bits))
         assert float(hi) >= 50.0
         assert float(lo) == pytest.approx(float(x.min()), rel=0.1)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([2, 3, 4, 8, 10]), st.booleans())
+def test_skipped_candidates_are_never_the_best(seed: int, bits: int, folded: bool) -> None:
+    """Of channels with few values, equal values or none, beside each other."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, 50, (6, 64), generator=generator).to(torch.float64)
+    counts *= torch.rand(6, 64, generator=generator) < torch.tensor([0.0, 0.02, 0.1, 0.5, 1.0, 1.0]).view(-1, 1)
+    values = Distribution.of(counts, 0 if folded else 32)
+    hi = (64 if folded else 32) * 2.0 ** -(torch.arange(41, dtype=torch.float64) / 4).expand(6, -1)
+    grid = Grid(bits, "hago" if folded else "affine")
+    scale, lowest, count = levels(grid, -hi, hi)
+    if folded:
+        lowest, count = torch.zeros_like(lowest), count // 2
+    errors = values.squared_error(scale, lowest, count)
+    chosen = errors.gather(1, _least(values, grid, -hi, hi, folded))
+    assert torch.equal(chosen, errors.amin(1, keepdim=True))
 
 
 def test_blocks_of_channels_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,15 @@ from fractions import Fraction
 
 import pytest
 import torch
+from building import seeded
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hago.calibration.observer import SMALLEST_LIMIT, Observer, _cells, constant_statistics, rebin
+from hago.calibration.observer import SMALLEST_LIMIT, CountBins, Observer, _cells, constant_statistics, rebin
 from hago.calibration.statistics import BINS, TensorStatistics
 from hago.errors import DataError
+from hago.runtime.native import exact_kernels
 
 #: Values of at most 17 significant bits: none lies within rounding of an edge without being on it.
 values = st.builds(
@@ -96,6 +98,65 @@ def test_values_next_to_bin_edges_do_not_depend_on_batches(places: list[tuple[in
     toward = torch.tensor([v if d is None else d for v, (_, d, _) in zip(x.tolist(), places, strict=True)])
     x = torch.nextafter(x, toward)
     assert same(observe(*x.view(-1, 1)), constant_statistics(x))
+
+
+def kernel() -> CountBins:
+    found = exact_kernels().count_bins
+    if found is None:
+        pytest.skip(exact_kernels().why)
+    return found
+
+
+@given(
+    st.lists(
+        st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_a_kernel_counts_as_torch_does(batches: list[list[float]]) -> None:
+    """Subnormals, zeros of both signs and the largest floats among them."""
+    plain, counted = Observer(), Observer(kernel=kernel())
+    for batch in batches:
+        plain.update(torch.tensor(batch))
+        counted.update(torch.tensor(batch))
+    assert same(plain.finish(), counted.finish())
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("limit", [1e-38, 1.0, 1e4, 1e38])
+@pytest.mark.parametrize("form", ["contiguous", "channels_last", "sliced"])
+def test_threads_and_layouts_of_a_kernel_do_not_matter(threads: int, limit: float, form: str) -> None:
+    x = FORMATS[form](seeded(3, 40, 61, 41) * limit)
+    before = torch.get_num_threads()
+    counted = Observer(kernel=kernel())
+    try:
+        torch.set_num_threads(threads)
+        counted.update(x)
+        counted.update(x.relu())
+        counted.update(torch.zeros(5))
+    finally:
+        torch.set_num_threads(before)
+    assert same(counted.finish(), observe(x, x.relu(), torch.zeros(5)))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_kernel_never_sees_what_is_refused(value: float) -> None:
+    def never(values: Tensor, per_value: float, bins: int) -> Tensor:
+        raise AssertionError
+
+    with pytest.raises(DataError):
+        Observer(kernel=never).update(torch.tensor([1.0, value]))
+
+
+@pytest.mark.parametrize("x", [torch.ones(4, dtype=torch.float64), torch.ones(2, 3)])
+def test_other_values_than_a_kernel_takes_are_counted_by_torch(x: Tensor) -> None:
+    def never(values: Tensor, per_value: float, bins: int) -> Tensor:
+        raise AssertionError
+
+    observer = Observer(0 if x.ndim == 2 else None, kernel=never)
+    observer.update(x)
+    assert same(observer.finish(), constant_statistics(x, 0 if x.ndim == 2 else None))
 
 
 @pytest.mark.parametrize("tiny", [-1e-45, -1e-36, -1e-30, -1e-20, 1e-45])

@@ -130,7 +130,7 @@ def test_a_library_with_another_rounding_is_detected() -> None:
     assert check_passes(library.calls).exact
 
     class Lying:
-        hago_table = library.calls.hago_table
+        hago_table, hago_count_bins = library.calls.hago_table, library.calls.hago_count_bins
 
         def hago_rows(self, epilogue: int, *rest: object) -> None:
             library.calls.hago_rows(epilogue, *rest)
@@ -139,7 +139,7 @@ def test_a_library_with_another_rounding_is_detected() -> None:
             first[0] ^= 1
 
     class LyingTable:
-        hago_rows = library.calls.hago_rows
+        hago_rows, hago_count_bins = library.calls.hago_rows, library.calls.hago_count_bins
 
         def hago_table(self, x: int, entries: int, output: int, *rest: object) -> None:
             library.calls.hago_table(x, entries, output, *rest)
@@ -147,6 +147,21 @@ def test_a_library_with_another_rounding_is_detected() -> None:
 
     assert not check_passes(Lying()).exact
     assert not check_passes(LyingTable()).exact
+
+
+def test_a_library_that_counts_an_edge_in_the_other_bin_is_detected() -> None:
+    library = native.library()
+    if library.calls is None:
+        pytest.skip(library.why)
+
+    class LyingCounts:
+        hago_rows, hago_table = library.calls.hago_rows, library.calls.hago_table
+
+        def hago_count_bins(self, x: int, n: int, per_value: float, bins: int, counts: int, threads: int) -> None:
+            above = torch.tensor((native.c_float * n).from_address(x)).nextafter(torch.tensor(torch.inf))
+            library.calls.hago_count_bins(above.data_ptr(), n, per_value, bins, counts, threads)
+
+    assert not check_passes(LyingCounts()).exact
 
 
 @pytest.mark.parametrize("how", [Requantize("float32"), Requantize("multiplier_shift")], ids=str)

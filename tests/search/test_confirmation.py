@@ -20,21 +20,19 @@ from torch import Tensor
 from toys import timeless
 
 import hago
+from hago.calibration import collect
 from hago.cost.cost import METRICS
 from hago.data.batches import Batches
 from hago.search import DEFAULT_CORRECTIONS, choice_refinement, confirmation, searcher_choice
 from hago.search.choice_refinement import _Proposals
 from hago.search.confirmation import (
-    FEW,
-    FOLDS,
     Confirmation,
-    Fold,
     UnseenSamples,
     clipped_share,
-    folds_of,
     losses_of,
 )
 from hago.search.evaluate import Evaluator
+from hago.search.folds import FEW, FOLDS, Fold, folds_of
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.objective import OBJECTIVES
 from hago.search.point_refinement import _make_refinements, refine_at_point
@@ -207,6 +205,30 @@ def test_thresholds_of_activations_must_be_better_with_statistics_of_others_too(
     monkeypatch.setattr(UnseenSamples, "gain", lambda *_: confirmation.Gain(0.0, 0.0, 0))
     assert taken != "estimated"
     assert run_search(residual_block(), "x86_vnni", DATA, how).strategy.made_by["confirmed"][key] == "estimated"
+
+
+@pytest.mark.parametrize(("sizes", "passes"), [([16] * 4, 0), ([20, 12, 16, 16], 0), ([20, 20, 24], 1), ([8, 8], 4)])
+def test_statistics_of_tuning_samples_take_no_pass_where_batches_end_there(
+    sizes: list[int], passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepare(residual_block(), "x86_vnni", [seeded(n, 3, 8, 8, seed=i) for i, n in enumerate(sizes)])
+    kept = Confirmation.of(prepared.batches)
+    assert kept is not None and kept.sizes == tuple(sizes)
+    made: list[int] = []
+
+    def noted(*args: Any) -> Any:
+        made.append(1)
+        return collect(*args)
+
+    monkeypatch.setattr("hago.search.confirmation.collect", noted)
+    unseen = UnseenSamples(prepared, OBJECTIVES["sqnr"], kept)
+    assert len(made) == passes
+    for fold, calibration in zip(kept.folds, unseen.calibrations, strict=True):
+        tuning = list(fold.tuning_batches(prepared.batches))
+        alone = collect(prepared.graph, tuning, calibration.statistics.keys(), prepared.hardware.known_ops)
+        for name, seen in alone.statistics.items():
+            assert torch.equal(calibration.statistics[name].histogram, seen.histogram)
+            assert torch.equal(calibration.statistics[name].limit, seen.limit)
 
 
 @pytest.mark.parametrize("objective", ["accuracy", "agreement"])

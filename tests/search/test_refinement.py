@@ -121,12 +121,19 @@ def test_products_of_errors_are_sums_over_channels(axis: int | None, shape: tupl
     rows = exact.reshape(1, -1) if axis is None else exact.movedim(axis, 0).reshape(exact.shape[axis], -1)
     grid = make_qparams("hago", torch.tensor(-1.0).double(), torch.tensor(1.0).double(), 3, INT8)
     blocks = weight_scales.error_blocks(rows, [grid, grid], "half_even")
-    products, squares = weight_scales.error_products(blocks, weight_scales.by_channel(sums, axis))
+    gradients = weight_scales.by_channel(sums, axis)
+    products, squares = weight_scales.error_products(blocks := list(blocks), gradients, len(sums))
     error = quantize(exact.double(), grid) * grid.scale - exact
     for k, g in enumerate(sums):
         terms = (error * g).reshape(1, -1) if axis is None else (error * g).movedim(axis, 0).reshape(len(rows), -1)
         for found, wanted in ((products, terms.sum(1)), (squares, terms.square().sum(1))):
             assert torch.allclose(found[:, 0, k], wanted, atol=1e-5) and torch.equal(found[:, 0], found[:, 1])
+    for parts in (0, 1, 2):  # of the first four sums
+        of_parts = weight_scales.error_products(blocks, gradients[:, :4], parts)
+        assert torch.equal(of_parts[0], products[:, :, :4]) and of_parts[1].shape[2] == parts
+        if parts:
+            wanted = squares[:, :, :4].unflatten(2, (parts, -1)).sum(3)
+            assert torch.allclose(of_parts[1], wanted, rtol=1e-5, atol=1e-12)
 
 
 def test_gradients_of_constants_without_a_choice_are_not_kept() -> None:

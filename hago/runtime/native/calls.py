@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from ctypes import CDLL, addressof
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from hago.runtime.native import library as native
 from hago.runtime.native.epilogue import BuiltEpilogue
 from hago.runtime.native.requantize import SLACK, FloatQuantization, StorageFormat, period
 from hago.runtime.native.weights import Geometry, Packed
+
+#: Fewer values are counted by one thread, since each has tables of its own to clear and to add up.
+_FOR_THREADS: Final = 1 << 17
 
 
 def channels_inner(x: Tensor, axis: int) -> Tensor:
@@ -480,6 +483,28 @@ class TableCall(NativeCall):
         pointers = (each.data_ptr() for each in (x, self.entries, output))
         arguments = (*pointers, x.numel(), torch.get_num_threads())
         return Launch(self.library.hago_table, arguments, (x,), (output,), (self,))
+
+
+# ---------------------------------------------------------------- histograms
+@dataclass(frozen=True, slots=True)
+class BinCounter:
+    """Counts values in bins: a kernel that `calibration.Observer` takes. It is no step of a model, so it is no
+    `NativeCall`."""
+
+    library: CDLL
+
+    def __call__(self, values: Tensor, per_value: float, bins: int) -> Tensor:
+        """The number of values in each bin: int64 (bins,).
+
+        Args:
+            values: float32, contiguous, none of them beyond the outermost bins.
+            per_value: bins per unit, a power of two.
+            bins: how many; half of them on each side of 0.
+        """
+        counts = torch.zeros(bins, dtype=torch.int64)
+        threads = torch.get_num_threads() if values.numel() > _FOR_THREADS else 1
+        self.library.hago_count_bins(values.data_ptr(), values.numel(), per_value, bins, counts.data_ptr(), threads)
+        return counts
 
 
 # ---------------------------------------------------------------- products

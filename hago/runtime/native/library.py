@@ -281,6 +281,7 @@ _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
         *(c_float, c_float, c_float, c_int, c_int, c_int, c_int),
     ),
     "hago_norm": (c_void_p, c_void_p, c_int),
+    "hago_count_bins": (c_void_p, c_int64, c_double, c_int32, c_void_p, c_int),
     "hago_max_pool": (c_void_p, c_int, c_void_p, c_void_p, c_int),
     "hago_sum_pool": (c_void_p, c_void_p, c_int, c_int, c_void_p, c_int64, c_int),
     "hago_multiply": (*[c_void_p] * 4, *[c_int64] * 3, c_int),

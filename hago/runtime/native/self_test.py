@@ -22,7 +22,7 @@ from torch import Tensor
 from hago.arithmetic.numerics import Requantize, apply_simq
 from hago.arithmetic.types import INT32, UINT8, ZERO, QParams, SimQ
 from hago.runtime.native import library as native
-from hago.runtime.native.calls import MatmulCall, MultiplyCall, NormCall, RowsCall, TableCall, conv_call
+from hago.runtime.native.calls import BinCounter, MatmulCall, MultiplyCall, NormCall, RowsCall, TableCall, conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.onednn import onednn_conv, onednn_fused
 from hago.runtime.native.requantize import AS_IS, StorageFormat, period, requantization_of
@@ -85,6 +85,11 @@ class ExactKernels:
         passes in int64: 2 to 12 float forwards on ResNet-20 and MobileNetV2, where a simulation takes about one.
         """
         return self.passes.exact and self.conv.exact
+
+    @property
+    def count_bins(self) -> BinCounter | None:
+        """The kernel that counts values for histograms; None where there are no kernels."""
+        return None if self.calls is None else BinCounter(self.calls)
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
@@ -265,8 +270,8 @@ def _product(calls: Any, pair: list[Tensor], formats: tuple[StorageFormat, Stora
 
 
 def check_passes(calls: Any) -> Verdict:
-    """Compare every form and rounding that the library has with `numerics`, on ties, extremes and random sums, and a
-    table with torch's indexing."""
+    """Compare every form and rounding that the library has with `numerics`, on ties, extremes and random sums, a table
+    with torch's indexing, and counts of values in bins with torch's."""
     generator = torch.Generator().manual_seed(0)
     ends = torch.tensor([0, 1, -1, 3, -3, 5, -5, 6, -6, 2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31)])
     sums = torch.cat([ends, torch.randint(-(2**31), 2**31, (300,), generator=generator), torch.arange(-700, 700)])
@@ -280,8 +285,29 @@ def check_passes(calls: Any) -> Verdict:
             yield partial(_requantized, calls, sums, simq, how), apply_simq(sums, simq, how) + 7
         entries, x = (torch.randint(0, 256, (size,), generator=generator).to(torch.uint8) for size in (256, 1001))
         yield lambda: TableCall(calls, entries, torch.uint8)([x])[0], entries[x.long()]
+        for limit in (2.0**-100, 2.0**-3, 1.0, 2.0**12, 2.0**127):
+            values = _of_bins(limit, generator)
+            yield partial(BinCounter(calls), values, _BINS / 2 / limit, _BINS), _counted(values, limit)
 
-    return _verdict(cases(), "requantized sums and looked up bytes")
+    return _verdict(cases(), "requantized sums, looked up bytes and counts")
+
+
+#: Of the histograms that are counted.
+_BINS: Final = 64
+
+
+def _of_bins(limit: float, generator: torch.Generator) -> Tensor:
+    """Values up to a limit: the edges between bins, their neighbours, both zeros, and random ones."""
+    edges = torch.arange(-_BINS // 2, _BINS // 2 + 1) * (limit / (_BINS // 2))
+    beside = [torch.nextafter(edges, torch.tensor(end)).clamp(-limit, limit) for end in (-math.inf, math.inf)]
+    drawn = (torch.rand(1001, generator=generator) * 2.0 - 1.0) * limit
+    return torch.cat([edges, *beside, -edges[_BINS // 2 :][:1], drawn, drawn * 2.0**-40, drawn.relu()])
+
+
+def _counted(values: Tensor, limit: float) -> Tensor:
+    """The number of values in each bin, of values that are shrunk by their last bit so that the ends lie inside."""
+    places = (values * (1.0 - 2.0**-24)).to(torch.float64).mul(_BINS / 2 / limit).floor()
+    return torch.bincount(places.to(torch.int64) + _BINS // 2, minlength=_BINS)
 
 
 def _requantizations() -> Iterator[Requantize]:
