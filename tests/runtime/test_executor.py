@@ -244,7 +244,7 @@ def _variants() -> dict[str, ExactKernels]:
     found, no = exact_kernels(), Verdict(False, "not to be used")
     return {
         "oneDNN": replace(found, conv=no),
-        "oneDNN, sums only": replace(found, conv=no, fused=no),
+        "oneDNN, sums only": replace(found, conv=no, of_onednn=lambda: (found.onednn, no)),
         "oneDNN alone": replace(found, conv=no, calls=None),
     }
 

@@ -193,7 +193,7 @@ def test_inexact_kernels_are_not_used_and_outputs_are_equal() -> None:
     without = {
         "native conv": replace(found, conv=WRONG),
         "native": replace(found, conv=WRONG, calls=None),
-        "oneDNN": replace(found, conv=WRONG, onednn=WRONG),
+        "oneDNN": replace(found, conv=WRONG, of_onednn=lambda: (WRONG, WRONG)),
         "": NOTHING,
     }
     for forbidden, using in without.items():
