@@ -234,8 +234,8 @@ class MiniLM(nn.Module):
         return (x * real[:, :, None]).sum(1) / real.sum(1, keepdim=True)
 
 
-def with_statistics(network: nn.Module, *inputs: Tensor) -> nn.Module:
-    """The network in eval mode, its weights drawn, its batch norms fitted to `inputs`."""
+def like_trained(network: nn.Module, *inputs: Tensor) -> nn.Module:
+    """The network in eval mode, its weights drawn from normal distributions, its batch norms fitted to `inputs`."""
     network.train()
     for module in network.modules():
         if isinstance(module, nn.Conv2d):  # He et al., "Delving deep into rectifiers", arXiv:1502.01852

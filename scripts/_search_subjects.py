@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from _assets import load
 from _naive_simulation import naive_forward
-from _networks import NETWORKS, with_statistics
+from _networks import NETWORKS, like_trained
 from _timing import float_forward, seconds_of
 from torch import Tensor, nn
 
@@ -34,7 +34,7 @@ def subjects(options: Any) -> Iterable[Subject]:
     for name, make in NETWORKS.items():
         if wanted(options, name):
             torch.manual_seed(0)
-            network = with_statistics(make(), images[: options.batch])
+            network = like_trained(make(), images[: options.batch])
             yield Subject(name, network, [(x,) for x in images.split(options.batch)])
 
 

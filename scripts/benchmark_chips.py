@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from _networks import NETWORKS, with_statistics
+from _networks import NETWORKS, like_trained
 from _timing import Clock, float_forward, interleaved, ratio
 
 from hago import from_torch
@@ -49,7 +49,7 @@ def one_network(name: str, options: argparse.Namespace) -> None:
     """A line for every chip."""
     clock: Clock = time.process_time if options.cpu else time.perf_counter
     images = torch.randn(options.batch, 3, options.size, options.size)
-    graph = from_torch(with_statistics(NETWORKS[name](), images), (images[:2],))
+    graph = from_torch(like_trained(NETWORKS[name](), images), (images[:2],))
     for spec in options.hardware:
         prepared = prepare(graph, spec, [images])
         executor = Executor(prepared.resolver(widest_safe_bits(prepared.resolver, prepared.calibration.peaks)))

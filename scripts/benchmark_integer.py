@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from _bare_calls import macs_alone, whole_network
-from _networks import ALL_NETWORKS, NETWORKS, with_statistics
+from _networks import ALL_NETWORKS, NETWORKS, like_trained
 from _peer_engines import peers
 from _timing import float_forward, interleaved, ratio
 from torch import Tensor, nn
@@ -95,7 +95,7 @@ class Measured:
         self.name, self.options, self.network = name, options, ALL_NETWORKS[name]
         self.clock = time.process_time if options.cpu else time.perf_counter
         self.calibration = self.network.inputs(8, options.size)
-        self.module = with_statistics(self.network.make(), *self.calibration)
+        self.module = like_trained(self.network.make(), *self.calibration)
         self.graph = from_torch(self.module, tuple(x[:2] for x in self.calibration))
         self.prepared = {
             s: prepare(self.graph, options.hardware, [self.calibration], QuantizationOptions(estimator=e))

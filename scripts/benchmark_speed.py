@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from _networks import NETWORKS, ResNet, with_statistics
+from _networks import NETWORKS, ResNet, like_trained
 from _timing import Clock, float_forward, interleaved, ratio, seconds_of
 from torch import Tensor, nn
 
@@ -50,7 +50,7 @@ def main() -> None:
     print(f"batch {options.batch}, {'processor' if options.cpu else 'wall'} time")
     images = torch.randn(options.batch, 3, options.size, options.size)
     for name, make in NETWORKS.items():
-        simulation(name, with_statistics(make(), images), images, options.hardware, options.rounds, clock)
+        simulation(name, like_trained(make(), images), images, options.hardware, options.rounds, clock)
     calibration_cost(ResNet(), images, options.rounds, clock)
     resolve_cost(ResNet((3, 4, 6, 3)), options.rounds, clock)
     estimator_cost(options.rounds, clock)
@@ -76,7 +76,7 @@ def simulation(name: str, network: nn.Module, images: Tensor, specs: Sequence[st
 
 def calibration_cost(network: nn.Module, images: Tensor, rounds: int, clock: Clock) -> None:
     """One pass of statistics over a batch."""
-    graph = from_torch(with_statistics(network, images), (images[:2],))
+    graph = from_torch(like_trained(network, images), (images[:2],))
     prepared = prepare(graph, "x86_vnni", [images])
     batches = Batches([images], graph.inputs)
     observed = {g.source for g in prepared.space.groups.values()}
@@ -92,7 +92,7 @@ def calibration_cost(network: nn.Module, images: Tensor, rounds: int, clock: Clo
 def resolve_cost(network: nn.Module, rounds: int, clock: Clock) -> None:
     """Bits to a Plan: with nothing remembered, and with one edge changed."""
     images = torch.randn(2, 3, 64, 64)
-    prepared = prepare(with_statistics(network, images), "x86_vnni", [images])
+    prepared = prepare(like_trained(network, images), "x86_vnni", [images])
     bits, keys = prepared.space.widest(), list(prepared.space.groups)
     estimated = seconds_of(partial(prepared.resolver, bits), clock)
     first, changed = [], []
