@@ -194,6 +194,26 @@ def test_what_is_not_sure_is_taken_only_where_nothing_is() -> None:
     assert not nothing_sure.score.shortfall and not nothing_sure.is_sure
 
 
+class Turning(Gaining):
+    """Corrections of several turns, after which trials have gained something else than after one."""
+
+    def __init__(self, once: float, turns: float) -> None:
+        super().__init__(once)
+        self.once, self.turns, self._effort = once, turns, EFFORTS["best"]
+
+    def _by(self, correct: Any, trial: Trial) -> CorrectedTrial:
+        self.gain = self.once if correct == self._correct else self.turns
+        return super()._by(correct, trial)
+
+
+def test_what_further_turns_give_is_taken_unless_they_lose_a_limit() -> None:
+    trials = made_up([(100.0 - i, 30.0 - i) for i in range(16)])
+    lost = Turning(5.0, -20.0).best(trials[15], trials)
+    assert not lost.score.shortfall and lost.score.results["sqnr"] == trials[15].results["sqnr"] + 5.0
+    gained = Turning(-20.0, 5.0).best(trials[15], trials)
+    assert not gained.score.shortfall and gained.score.results["sqnr"] == gained.trial.results["sqnr"] + 5.0
+
+
 @pytest.mark.parametrize("names", [["thresholds"], ["equalization"], None])
 def test_a_limit_that_a_point_keeps_on_all_samples_is_not_refused(names: Sequence[str] | None) -> None:
     """Whatever it has on the last quarter of the samples."""
