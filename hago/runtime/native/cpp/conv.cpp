@@ -174,7 +174,7 @@ struct Panel {
 
   // The pixels [begin, end).
   void operator()(int64_t begin, int64_t end) {
-    if (j.end_form == QUICK && width == 16 * Z && !pixels.skips && Quick<Z>::is_straight(j.t.output[0]))
+    if (j.end_form == QUICK && width == 16 * Z && !pixels.skips && is_straight(j.t.output[0]))
       straight_tiles(begin, end);
     else any_tiles(begin, end);
   }

@@ -8,8 +8,7 @@ namespace {
 enum Stored { BYTES, TWICE_BYTES, SUMS_AND_BYTES };
 
 // Rows of `width` sums, at most 16 * V, with what does not change kept in registers. T: what the other operand is
-// stored as. STRAIGHT: rows of 16 * V sums, every one of which is scaled once, and `Quick::is_straight` for what is
-// stored.
+// stored as. STRAIGHT: rows of 16 * V sums, every one of which is scaled once, and `is_straight` for what is stored.
 template <int V, Stored S, typename T, bool STRAIGHT>
 __attribute__((noinline)) void quick_sum_of(const Tile& tile, const Tail& t) {
   using Step = typename Quick<V>::Step;
@@ -47,8 +46,7 @@ __attribute__((noinline)) void quick_sum_of(const Tile& tile, const Tail& t) {
 
 template <int V, Stored S, typename T>
 void quick_sum(const Tile& tile, const Tail& t) {
-  const auto straight = [](const Output& o) { return Quick<V>::is_straight(o); };
-  const bool last = straight(t.output[t.outputs - 1]), first = S != TWICE_BYTES || straight(t.output[0]);
+  const bool last = is_straight(t.output[t.outputs - 1]), first = S != TWICE_BYTES || is_straight(t.output[0]);
   if (tile.width == 16 * V && !t.addend.own.first && first && last) quick_sum_of<V, S, T, true>(tile, t);
   else quick_sum_of<V, S, T, false>(tile, t);
 }

@@ -21,6 +21,9 @@ inline bool is_quick(const Output& o) {
   return o.type <= I8 && o.move.form == RATIO && (!o.move.first || o.move.first->form == RATIO);
 }
 
+// Whether `Quick::straight` can store whole rows of a quick output.
+inline bool is_straight(const Output& o) { return !o.move.first && o.move.bounded; }
+
 // Whether an output is the sums as they are.
 inline bool is_raw(const Output& o) { return o.move.form == AS_IS && o.type == I32 && o.zero == 0 && !o.move.first; }
 
@@ -181,9 +184,6 @@ struct Quick {
     }
     Ints operator()(Ints c, int v) const { return scaled(c, ratio[v], least, most); }
   };
-  // Whether `straight` can store rows of 16 * V sums.
-  static bool is_straight(const Output& o) { return !o.move.first && o.move.bounded; }
-
   const bool twice, words;  // words: clipped as words, all of a row together
   const Step first, last;
   const Ints zero;
