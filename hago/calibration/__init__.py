@@ -6,6 +6,7 @@
 from hago.calibration.collection import SOFTMAX_SPAN, Calibration, collect, finite_masks
 from hago.calibration.estimators import ESTIMATORS, Mse, dorefa_of, named_estimator
 from hago.calibration.given_ranges import GivenRanges, ModesLike, ThresholdsLike, make_given_ranges
+from hago.calibration.observer import count_in_bins
 from hago.calibration.statistics import BINS, CHANNEL_BINS, Estimator, TensorStatistics
 from hago.calibration.threshold_cache import ThresholdCache
 
@@ -23,6 +24,7 @@ __all__ = [
     "ThresholdCache",
     "ThresholdsLike",
     "collect",
+    "count_in_bins",
     "dorefa_of",
     "finite_masks",
     "make_given_ranges",

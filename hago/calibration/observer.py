@@ -19,9 +19,9 @@ from hago.arithmetic.numerics import power_of_two_at_least
 from hago.calibration.statistics import BINS, TensorStatistics
 from hago.errors import DataError
 
-#: A kernel that counts values in bins, of which half lie on each side of 0, exactly as `_count` does: from contiguous
-#: float32 values, of which none is beyond the outermost bins, the bins per unit (a power of two) and the number of bins
-#: to int64 (bins,). `search.preparation` hands one in where this machine has it.
+#: A kernel that counts values in bins, of which half lie on each side of 0, exactly as `count_in_bins` does without
+#: one: from contiguous float32 values, of which none is beyond the outermost bins, the bins per unit (a power of two)
+#: and the number of bins to int64 (bins,). `search.preparation` hands one in where this machine has it.
 CountBins = Callable[[Tensor, float, int], Tensor]
 
 #: The smallest limit of a histogram. The reciprocals of its bins are finite in float32.
@@ -81,8 +81,15 @@ def _scaled(piece: Tensor, per_value: Tensor) -> Tensor:
     return (carrier * _INSIDE).to(torch.float64).mul_(per_value.view(-1, 1))
 
 
-def _count(cells: Tensor, limit: Tensor, bins: int, kernel: CountBins | None = None) -> Tensor:
-    """The number of values of each channel in each bin: int64 (C, bins)."""
+def count_in_bins(cells: Tensor, limit: Tensor, bins: int, kernel: CountBins | None = None) -> Tensor:
+    """The number of values of each channel in each bin: int64 (C, bins).
+
+    Args:
+        cells: (outer, C, inner), none of the values beyond the limit of its channel.
+        limit: float64 (C,), powers of two: where the histograms of channels end on each side of 0.
+        bins: even.
+        kernel: of `Observer`.
+    """
     channels = cells.shape[1]
     per_value = (bins // 2) / limit
     if kernel is not None and channels == 1 and cells.dtype == torch.float32 and cells.is_contiguous():
@@ -167,7 +174,7 @@ class Observer:
         else:
             self._minimum, self._maximum, self._limit = low, high, limit
             self._sum_minimum, self._sum_maximum = low, high
-            self._histogram = _count(cells, limit, self._bins, self._kernel).to(torch.float64)
+            self._histogram = count_in_bins(cells, limit, self._bins, self._kernel).to(torch.float64)
         self._batches += 1
         self._count += cells.numel() // cells.shape[1]
         return low, high
@@ -191,7 +198,7 @@ class Observer:
 
     def _merge(self, cells: Tensor, low: Tensor, high: Tensor, limit: Tensor) -> None:
         wider = torch.maximum(self._limit, limit)
-        counts = _count(cells, wider, self._bins, self._kernel)
+        counts = count_in_bins(cells, wider, self._bins, self._kernel)
         self._histogram = rebin(self._histogram, self._limit, wider).add_(counts)
         self._limit = wider
         self._minimum = torch.minimum(self._minimum, low)

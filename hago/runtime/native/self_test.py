@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hago.arithmetic.numerics import Requantize, apply_simq
 from hago.arithmetic.types import INT32, UINT8, ZERO, QParams, SimQ
+from hago.calibration import count_in_bins
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import BinCounter, MatmulCall, MultiplyCall, NormCall, RowsCall, TableCall, conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
@@ -59,8 +60,8 @@ class ExactKernels:
         products: native products of two values, elementwise and of matrices.
         softmax: the native softmax, whose bits must be those of torch's.
         norm: native layer norms, whose bits must be those of torch's.
-        of_onednn: tests oneDNN when `onednn` or `fused` is first read, which takes longer than all other tests, and
-            where the native convolution is exact, no model reads them.
+        of_onednn: tests oneDNN when `onednn` or `fused` is first read. It takes about as long as all other tests
+            together, and where the native convolution is exact, no model reads them.
         softmax_registers: the floats of a register of torch's softmax; 0 where ours is not used.
     """
 
@@ -123,7 +124,7 @@ NOTHING: Final = ExactKernels(
 
 @functools.cache
 def exact_kernels() -> ExactKernels:
-    """The kernels that are exact in this process. The first call tests them, in some tens of milliseconds."""
+    """The kernels that are exact in this process. The first call tests them, in some tenths of a second."""
     return examine(native.library())
 
 
@@ -303,7 +304,8 @@ def check_passes(calls: Any) -> Verdict:
         yield lambda: TableCall(calls, entries, torch.uint8)([x])[0], entries[x.long()]
         for limit in (2.0**-100, 2.0**-3, 1.0, 2.0**12, 2.0**127):
             values = _of_bins(limit, generator)
-            yield partial(BinCounter(calls), values, _BINS / 2 / limit, _BINS), _counted(values, limit)
+            plain = count_in_bins(values.view(1, 1, -1), torch.tensor([limit], dtype=torch.float64), _BINS)[0]
+            yield partial(BinCounter(calls), values, _BINS / 2 / limit, _BINS), plain
 
     return _verdict(cases(), "requantized sums, looked up bytes and counts")
 
@@ -318,12 +320,6 @@ def _of_bins(limit: float, generator: torch.Generator) -> Tensor:
     beside = [torch.nextafter(edges, torch.tensor(end)).clamp(-limit, limit) for end in (-math.inf, math.inf)]
     drawn = (torch.rand(1001, generator=generator) * 2.0 - 1.0) * limit
     return torch.cat([edges, *beside, -edges[_BINS // 2 :][:1], drawn, drawn * 2.0**-40, drawn.relu()])
-
-
-def _counted(values: Tensor, limit: float) -> Tensor:
-    """The number of values in each bin, of values that are shrunk by their last bit so that the ends lie inside."""
-    places = (values * (1.0 - 2.0**-24)).to(torch.float64).mul(_BINS / 2 / limit).floor()
-    return torch.bincount(places.to(torch.int64) + _BINS // 2, minlength=_BINS)
 
 
 def _requantizations() -> Iterator[Requantize]:
