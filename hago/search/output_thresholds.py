@@ -150,7 +150,7 @@ class OutputThresholds:
         if self.scales is None:
             return chosen
         scales = self.scales.copy()
-        scales.set_sketches(self.products, self.probes.columns(self._parts(without)))
+        scales.set_sketches(self.products, self.probes, self._parts(without))
         plan = self.prepared.resolver(safe_bits(self.prepared))
         return with_refined(chosen, scales.thresholds(scales.best_factors_alone(plan)))
 

@@ -181,7 +181,7 @@ class _SharedPass:
             needs_surrogate: see `_Refinement`.
         """
         scales = self.scales.copy()
-        scales.set_sketches(self.products, self.probes.columns(parts))
+        scales.set_sketches(self.products, self.probes, parts)
         return _Refinement(
             self.task,
             samples,

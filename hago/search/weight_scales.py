@@ -292,7 +292,7 @@ class WeightScales:
 
     def set_sketches_from_gradients(self, gradients: WeightGradients) -> None:
         """Set the sketches from the gradients of random vectors on the outputs."""
-        self.set_sketches(self.products(gradients), range(gradients.count))
+        self.set_sketches(self.products(gradients), gradients, range(gradients.parts))
 
     def products(self, gradients: WeightGradients) -> Products:
         """The products of the errors of every weight with the gradients of random vectors on the outputs."""
@@ -302,16 +302,15 @@ class WeightScales:
             for e, w in reached.items()
         }
 
-    def set_sketches(self, products: Products, columns: Sequence[int]) -> None:
-        """Set the sketches to the products with the sums of gradients at some columns, which are whole parts."""
+    def set_sketches(self, products: Products, gradients: WeightGradients, parts: Sequence[int]) -> None:
+        """Set the sketches to the products with the sums of some parts of the gradients."""
+        columns = gradients.columns(parts)
         for edge, weight in self.weights.items():
             if edge in products:
                 product, squares = products[edge]
-                share = product.shape[2] // squares.shape[2]
-                parts = [column // share for column in columns[::share]]
                 # all columns as they are, since a copy takes as long as the choice
                 weight.sketch = product if len(columns) == product.shape[2] else product[:, :, columns]
-                weight.apart = squares[:, :, parts].sum(2)
+                weight.apart = squares[:, :, list(parts)].sum(2)
             else:
                 weight.sketch = weight.slopes.new_zeros(*weight.slopes.shape, len(columns))
 
