@@ -211,6 +211,8 @@ def prepare(
     kept = (*as_strings(options.keep_float, "keep_float"), *given.float_patterns())
     warn_of_unknown(graph, chip)
     estimator = named_estimator(default_estimator(chip) if options.estimator is None else options.estimator)
+    announce("loading kernels; the first time on a machine, they are built")
+    exact_kernels()
     announce("calibrating")
     return _calibrated(
         graph,
