@@ -187,6 +187,18 @@ def _plan() -> Plan:
     return resolver(resolver.space.widest())
 
 
+def test_onednn_is_not_tested_for_models_that_do_not_run_it() -> None:
+    def of_onednn() -> tuple[Verdict, Verdict]:
+        raise AssertionError
+
+    plan, x, found = _plan(), seeded(3, 3, 8, 8, seed=4), replace(exact_kernels(), of_onednn=of_onednn)
+    if not found.outrun_floats:
+        pytest.skip(found.why)
+    assert torch.equal(Executor(plan, using=found).run([x])[0], IntegerModel(plan).run([x])[0])
+    with pytest.raises(AssertionError):
+        Executor(plan, using=replace(found, conv=WRONG))
+
+
 def test_inexact_kernels_are_not_used_and_outputs_are_equal() -> None:
     plan, x, found = _plan(), seeded(3, 3, 8, 8, seed=4), exact_kernels()
     (expected,) = IntegerModel(plan).run([x])
