@@ -6,7 +6,6 @@ that are returned.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -87,15 +86,15 @@ class CorrectedTrials:
         return further if once is None else max(further, once, key=lambda made: made.score.rank)
 
     def spread(self, trials: Sequence[Trial]) -> Iterator[CorrectedTrial]:
-        """Correct trials of a front: with an effort of several turns all, and else FRONT_POINTS, spread evenly. Both
-        ends come first, then what lies in the middle of those before, so that the front soon has points everywhere.
+        """Correct trials of a front: with an effort of several turns all, and else FRONT_POINTS, spread evenly. The
+        cheapest come first, since points with few bits gain most.
 
         Args:
             trials: by rising cost.
         """
         last = len(trials) - 1
         count = len(trials) if self._effort.turns > 1 else min(FRONT_POINTS, len(trials))
-        chosen = [round(i * last / max(1, count - 1)) for i in _halving(count)]
+        chosen = [round(i * last / max(1, count - 1)) for i in range(count)]
         for number, index in enumerate(chosen, 1):
             self._report(f"correcting the layers of point {number} of {len(chosen)} of the front")
             yield self._by(self._correct, trials[index])
@@ -168,14 +167,3 @@ class CorrectedTrials:
             passes = corrected.prepared.passes[len(point.prepared.passes) :]
             self._together = next((made.names for made in passes if made.kept and made.names[0] in OF_LAYERS), None)
         return corrected
-
-
-def _halving(count: int) -> list[int]:
-    """The numbers below `count`: the ends, then the middles of the gaps between those before, the widest first."""
-    order = list(dict.fromkeys([count - 1, 0][: max(0, count)]))
-    while len(order) < count:
-        known = sorted(order)
-        gaps = [(a - b, b) for b, a in itertools.pairwise(known)]
-        width, start = min((-width, start) for width, start in gaps)
-        order.append(start - width // 2)
-    return order
