@@ -31,6 +31,7 @@ from hago.graph import Node, compute_real, run_graph
 from hago.plan import EstimatedThresholds, Plan
 from hago.search.block_reconstruction import stored_integers, trained_layers
 from hago.search.equalize import TINY
+from hago.search.float_layers import FloatLayers
 from hago.search.layer_correction import correct_layers
 from hago.search.measured_point import MeasuredPoint
 from hago.search.preparation import Prepared
@@ -63,7 +64,9 @@ def affine_corrections(point: MeasuredPoint, inputs: Sequence[Tensor]) -> tuple[
         elif (moved := weights.pop(name, None)) is not None:  # as far as before, in other units
             biases[name] = torch.round(moved * (before.scale / after.scale).flatten()).to(torch.int64)
     rounded = changed.with_offsets(weights)
-    offsets = correct_layers(rounded.resolver(bits), inputs, rounding=False, bias=True)
+    nearest_biases = rounded.resolver(bits)
+    real = FloatLayers(nearest_biases.graph, nearest_biases.ops, inputs)
+    offsets = correct_layers(nearest_biases, real, rounding=False, bias=True)
     return changed.with_offsets(weights | offsets), changed.with_offsets(weights | biases)
 
 

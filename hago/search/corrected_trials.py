@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from hago.search.correcting import OF_LAYERS, correct_in_turns, correct_point
+from hago.search.correcting import OF_LAYERS, correct_in_turns, correct_point, float_layers
 from hago.search.effort import Effort
+from hago.search.float_layers import FloatLayers
 from hago.search.goal import Limit
 from hago.search.measured_point import MeasuredPoint
 from hago.search.objective import OBJECTIVES
@@ -50,7 +51,8 @@ Correct = Callable[[MeasuredPoint], MeasuredPoint]
 class CorrectedTrials:
     """Corrects the layers of trials. `search.session` makes one when the trials are over.
 
-    Which corrections go together is tried at the first trial with few bits, and kept for all others with few.
+    Which corrections go together is tried at the first trial with few bits, and kept for all others with few. What
+    layers read in the float model is kept for all trials, see `FloatLayers`.
 
     Args:
         scorer: of the search.
@@ -66,6 +68,7 @@ class CorrectedTrials:
         self._searched, self._asked = scorer.goal, scorer.goal.asked
         self._scorer, self._effort, self._report = scorer.with_goal(self._asked), effort, report
         self._together: tuple[str, ...] | None = None
+        self._real: FloatLayers | None = None
 
     def best(self, best: Trial, trials: Sequence[Trial]) -> CorrectedTrial:
         """The best trial, its layers corrected as often as the effort says; where limits on measures were lowered by
@@ -162,7 +165,9 @@ class CorrectedTrials:
 
     def _correct(self, point: MeasuredPoint) -> MeasuredPoint:
         together = self._together if point.has_few_bits else None
-        corrected = correct_point(point, self._scorer.evaluator, together=together)
+        if self._real is None:
+            self._real = float_layers(self._scorer.prepared, self._scorer.evaluator)
+        corrected = correct_point(point, self._scorer.evaluator, together=together, real=self._real)
         if point.has_few_bits and together is None:
             passes = corrected.prepared.passes[len(point.prepared.passes) :]
             self._together = next((made.names for made in passes if made.kept and made.names[0] in OF_LAYERS), None)

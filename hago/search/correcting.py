@@ -27,6 +27,7 @@ from hago.search.block_reconstruction import STEPS, most_samples_of_blocks, reco
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
+from hago.search.float_layers import FloatLayers
 from hago.search.folds import Fold
 from hago.search.layer_correction import correct_layers, most_samples
 from hago.search.measured_point import (
@@ -289,8 +290,22 @@ def correct_in_turns(
     return reconstruct_point(best, evaluator, report, journal)
 
 
+def float_layers(prepared: Prepared, evaluator: Evaluator, multiple: int = 1) -> FloatLayers:
+    """The float model on the first samples of an evaluator, on which the layers of its points are corrected.
+
+    Args:
+        multiple: how many times as many samples, and windows of layers, are seen as by default.
+    """
+    inputs = _first_inputs(evaluator, most_samples(prepared.graph, multiple))
+    return FloatLayers(prepared.graph, prepared.hardware.known_ops, inputs, multiple)
+
+
 def correct_point(
-    point: MeasuredPoint, evaluator: Evaluator, multiple: int = 1, together: Sequence[str] | None = None
+    point: MeasuredPoint,
+    evaluator: Evaluator,
+    multiple: int = 1,
+    together: Sequence[str] | None = None,
+    real: FloatLayers | None = None,
 ) -> MeasuredPoint:
     """Correct the layers of a point: its first samples give the corrections, the others tell whether they help.
 
@@ -298,22 +313,23 @@ def correct_point(
         evaluator: what measured the point.
         multiple: how many times as many samples, and windows of layers, are seen as by default.
         together: which of rounding and biases are corrected, together; by default, which go together is tried.
+        real: what `float_layers` gives, for several points of one model.
     """
-    return _correct_affinely(_round_and_move(point, evaluator, multiple, together), evaluator)
+    real = float_layers(point.prepared, evaluator, multiple) if real is None else real
+    return _correct_affinely(_round_and_move(point, evaluator, together, real), evaluator)
 
 
 def _round_and_move(
-    point: MeasuredPoint, evaluator: Evaluator, multiple: int, together: Sequence[str] | None
+    point: MeasuredPoint, evaluator: Evaluator, together: Sequence[str] | None, real: FloatLayers
 ) -> MeasuredPoint:
     """Round the weights of a point with error feedback, and move its biases; see `correct_point`."""
-    prepared, names = point.prepared, point.prepared.correction_names
+    names = point.prepared.correction_names
     attempts = _attempts([n for n in names if n != "bias" or point.plan.nodes])  # biases of float layers are floats
     if together is not None:
         attempts = [("rounding" in together, "bias" in together)]
     if not attempts:
         return point
-    inputs = _first_inputs(evaluator, most_samples(prepared.graph, multiple))
-    used = len(inputs[0])
+    used = len(real.inputs[0])
     best, judging = point, evaluator.batches.samples - used or used
     passes, kept = list[CorrectionPass](), -1
     few_bits = point.has_few_bits
@@ -321,7 +337,7 @@ def _round_and_move(
         if best is not point and not few_bits:
             break
         made = tuple(name for name, wanted in (("rounding", rounding), ("bias", bias)) if wanted)
-        found = correct_layers(point.plan, inputs, rounding=rounding, bias=bias, multiple=multiple)
+        found = correct_layers(point.plan, real, rounding=rounding, bias=bias)
         if not found:
             passes.append(CorrectionPass(made, why_not="nothing to change"))
             continue

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -34,23 +34,17 @@ from torch import Tensor
 
 from hago.arithmetic.types import QParams
 from hago.correction import LAYERS, channel_axis
-from hago.graph import Graph, Node, compute_real, over_samples
+from hago.graph import Graph, Node, over_samples
 from hago.graph.schedule import Step, make_schedule, run_schedule
-from hago.ops import Attrs, OpRule
+from hago.ops import Attrs
 from hago.plan import Plan
+from hago.search.float_layers import MOST_TOGETHER, FloatLayer, FloatLayers
 from hago.simulation import Simulator, carrier_to_real
 
 #: The most samples that corrections are found on.
 CORRECTION_SAMPLES: Final = 64
 #: The most bytes of the largest value of these samples.
 VALUE_BYTES: Final = 1 << 28
-#: Windows that are seen of a layer: at least this many, and WINDOWS_PER_WEIGHT for every weight of a window.
-LEAST_WINDOWS: Final = 512
-WINDOWS_PER_WEIGHT: Final = 8
-#: The most bytes of windows that are seen of a layer.
-WINDOW_BYTES: Final = 1 << 28
-#: The most weights of a window that make up for each other's errors: their moments are a matrix of this size.
-MOST_TOGETHER: Final = 4096
 #: Part of the mean of the diagonal that is added to the diagonal of second moments.
 DAMPING: Final = 0.01
 #: The least that is added.
@@ -66,18 +60,15 @@ TINY: Final = 1e-300
 BLOCK: Final = 64
 
 
-def correct_layers(
-    plan: Plan, inputs: Sequence[Tensor], *, rounding: bool, bias: bool, multiple: int = 1
-) -> dict[str, Tensor]:
+def correct_layers(plan: Plan, real: FloatLayers, *, rounding: bool, bias: bool) -> dict[str, Tensor]:
     """Offsets of the integers of constants, by name: of weights for `rounding`, of biases for `bias`.
 
     Args:
         plan: the Plan to correct.
-        inputs: of the graph, the samples to correct it on.
-        multiple: how many times WINDOWS_PER_WEIGHT are seen.
+        real: its float model, on the samples to correct it on.
     """
     with torch.no_grad():
-        return _Correcting(plan, inputs, rounding=rounding, bias=bias, multiple=multiple).run()
+        return _Correcting(plan, real, rounding=rounding, bias=bias).run()
 
 
 def most_samples(graph: Graph, multiple: int = 1) -> int:
@@ -93,16 +84,14 @@ def most_samples(graph: Graph, multiple: int = 1) -> int:
 class _Correcting:
     """One simulation in which layers are corrected on their way."""
 
-    def __init__(self, plan: Plan, inputs: Sequence[Tensor], *, rounding: bool, bias: bool, multiple: int) -> None:
-        self.windows_per_weight = multiple * WINDOWS_PER_WEIGHT
-        self.graph, self.ops, self.rounding, self.bias, self.inputs = plan.graph, plan.ops, rounding, bias, inputs
+    def __init__(self, plan: Plan, real: FloatLayers, *, rounding: bool, bias: bool) -> None:
+        self.graph, self.ops, self.rounding, self.bias, self.real = plan.graph, plan.ops, rounding, bias, real
         self.plans = {name: replace(p, consts=dict(p.consts)) for name, p in plan.nodes.items()}
         self.weights = dict(plan.weights)
         self.simulator = Simulator(replace(plan, nodes=self.plans, weights=self.weights))
         self.before = plan
         self.grouped: dict[str, Tensor] = {}
         self.layers = {node.name for node in plan.graph if self._is_layer(node)}
-        self.float_layers = self._run_float_layers()
 
     def _is_layer(self, node: Node) -> bool:
         """Whether constants that no other node reads are the weight, and the bias, of an integer layer, or such a
@@ -119,24 +108,16 @@ class _Correcting:
             *range(1, len(node.inputs))
         }
 
-    def _run_float_layers(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Run the float model from layer to layer: what each reads and gives."""
-        values: dict[str, Any] = {**self.graph.consts, **dict(zip(self.graph.inputs, self.inputs, strict=True))}
-        for entry in self.graph.schedule:
-            read = [values[name] for name in entry.inputs]
-            given = compute_real(entry.step, read, self.ops)
-            run_schedule((entry,), values, lambda *_, given=given: (given,))
-            if entry.step.name in self.layers:
-                yield read[0], given
-
     def run(self) -> dict[str, Tensor]:
+        layers = self.real.of(self.layers, windows=self.rounding)
+
         def compute(step: Step, read: Sequence[Any]) -> Sequence[Any]:
             if step.name in self.layers:
-                self._correct(self.graph[step.name], read[0], *next(self.float_layers))
+                self._correct(self.graph[step.name], read[0], next(layers))
             return step.run(read)
 
         simulator = self.simulator
-        run_schedule(make_schedule(simulator.steps(), simulator.ends), simulator.begin(self.inputs), compute)
+        run_schedule(make_schedule(simulator.steps(), simulator.ends), simulator.begin(self.real.inputs), compute)
         offsets = {}
         for node in (n for n in self.graph if n.name in self.layers):
             for slot, (integers, nearest) in self._changed(node).items():
@@ -157,40 +138,39 @@ class _Correcting:
             changed[before.groups.slot] = self.grouped.get(node.name, nearest), nearest
         return changed
 
-    def _correct(self, node: Node, x: Tensor, real: Tensor, given: Tensor) -> None:
+    def _correct(self, node: Node, x: Tensor, real: FloatLayer) -> None:
         """Correct a layer.
 
         Args:
             x: what it reads in the simulation, integers on a carrier where their producer emits integers.
-            real, given: what it reads and gives in the float model.
+            real: the layer in the float model.
         """
         rule, weight = self.ops[node.op], self.graph.consts[node.inputs[1]]
-        rounds = self.rounding and LAYERS[node.op][0] == 0
+        wanted = real.windows if self.rounding else None
         if node.name not in self.plans:
-            if rounds:
+            if wanted is not None:
                 edge = node.edges[1]
                 stored, seen = self.weights[edge], carrier_to_real(self.before.edges[node.edges[0]], x)
-                reads = _Reads(seen, real, torch.ones(()), self.windows_per_weight)
-                rounded = _rounded(weight, stored.qparams, stored.integers, node.attrs, rule, reads)
+                reads = _Reads.of(self.real.windows(node, seen), wanted, torch.ones(()))
+                rounded = _rounded(weight, stored.qparams, stored.integers, node.attrs, reads)
                 self.weights[edge] = replace(stored, integers=rounded)
             return
         plan = self.plans[node.name]
         targets = [q for q in plan.operands if q is not None]
         consts: dict[int, Tensor] = plan.consts  # type: ignore[assignment]
-        if rounds:
-            reads = _Reads(x, real, targets[0].scale, self.windows_per_weight)
+        if wanted is not None:
+            reads = _Reads.of(self.real.windows(node, x), wanted, targets[0].scale)
             if plan.groups is None:
-                consts[1] = _rounded(weight, targets[1], consts[1], plan.attrs, rule, reads)
+                consts[1] = _rounded(weight, targets[1], consts[1], plan.attrs, reads)
             else:
                 groups = plan.groups
-                self.grouped[node.name] = _rounded(weight, groups.stored, groups.integers, plan.attrs, rule, reads)
+                self.grouped[node.name] = _rounded(weight, groups.stored, groups.integers, plan.attrs, reads)
                 consts[1] = replace(groups, integers=self.grouped[node.name]).joined()
         if self.bias and 2 in consts:
             # a layer is linear, so its mean is that of the mean of what it reads
             integers = [over_samples(x, torch.mean).to(torch.float64), consts[1].to(torch.float64), consts[2]]
             of_mean = [c * q.scale for c, q in zip(integers, targets, strict=True)]
-            wanted = _channel_means(node, over_samples(given, torch.mean).to(torch.float64))
-            lacking = wanted - _channel_means(node, rule.compute(node.attrs, *of_mean))
+            lacking = _channel_means(node, real.mean) - _channel_means(node, rule.compute(node.attrs, *of_mean))
             moved = consts[2] + torch.round(lacking / targets[2].scale.flatten()).to(torch.int64)
             consts[2] = moved.clamp(targets[2].qmin, targets[2].qmax)
 
@@ -202,22 +182,27 @@ def _channel_means(node: Node, value: Tensor) -> Tensor:
 # ---------------------------------------------------------------- rounding
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """What a layer reads.
+    """Windows (groups, places, K) of what a layer reads, in units of the simulation.
 
     Args:
-        simulated: in the simulation, integers of an integer layer and real values of a float one.
-        real: in the float model.
-        unit: of the simulated values, a single number.
-        windows_per_weight: how many windows are seen for every weight of a window.
+        seen: what they hold in the simulation: integers of an integer layer and real values of a float one.
+        wanted: what they hold in the float model; see `_without_outliers`.
     """
 
-    simulated: Tensor
-    real: Tensor
-    unit: Tensor
-    windows_per_weight: int
+    seen: Tensor
+    wanted: Tensor
+
+    @staticmethod
+    def of(seen: Tensor, real: Tensor, unit: Tensor) -> _Reads:
+        """Of windows in the simulation and in the float model.
+
+        Args:
+            unit: of the simulated values, a single number.
+        """
+        return _Reads(seen, _without_outliers(seen, real / unit.to(real.dtype)))
 
 
-def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, rule: OpRule, reads: _Reads) -> Tensor:
+def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, reads: _Reads) -> Tensor:
     """A layer's centered integer weights, rounded for the values that it reads.
 
     Args:
@@ -235,11 +220,9 @@ def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, rul
         ordered = values.to(torch.float64).expand(weight.shape).movedim(1, -1)
         return ordered.reshape(groups, outputs // groups, -1).transpose(1, 2)
 
-    seen, wanted = _windows(rule, attrs, (reads.simulated, reads.real), weight, reads.windows_per_weight)
-    wanted = _without_outliers(seen, wanted / reads.unit.to(wanted.dtype))
     steps = torch.ones(()) if target.group is None else of_entries.scale / unit
     columns = (torch.split(matrix(v), MOST_TOGETHER, 1) for v in (real, least, most, steps))
-    windows = (torch.split(w, MOST_TOGETHER, 2) for w in (seen, wanted))
+    windows = (torch.split(w, MOST_TOGETHER, 2) for w in (reads.seen, reads.wanted))
     parts = []
     for part, of_float, values, low, high, step in zip(*windows, *columns, strict=True):
         kind = _FewWindows if FEW_WINDOWS * part.shape[1] < part.shape[2] else _Moments  # n by n, or K by K
@@ -249,28 +232,6 @@ def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, rul
         parts.append(together.with_feedback(values, low, high, None if target.group is None else step))
     integers = torch.cat(parts, 1).transpose(1, 2).reshape(weight.movedim(1, -1).shape).movedim(-1, 1)
     return integers.contiguous().to(nearest.dtype)
-
-
-def _windows(rule: OpRule, attrs: Attrs, x: Sequence[Tensor], weight: Tensor, windows_per_weight: int) -> list[Tensor]:
-    """Some windows (groups, places, K) that a layer reads, from samples and places all over the data; float32.
-
-    Args:
-        x: values of the same shape, whose windows are taken at the same places.
-    """
-    assert rule.integer is not None and rule.integer.addends is not None
-    windows_at, groups = rule.integer.addends.windows_at, attrs.get("groups", 1)
-    assert windows_at is not None
-    length = weight[0].numel()
-    shape = list(rule.compute(attrs, x[1].to("meta"), weight.to("meta")).shape)
-    del shape[rule.integer.addends.bias_axis]
-    places = math.prod(shape)
-    wanted = max(LEAST_WINDOWS, windows_per_weight * min(length, MOST_TOGETHER))
-    count = max(1, min(wanted, places, WINDOW_BYTES // (4 * groups * length)))
-    chosen = torch.randperm(places, generator=torch.Generator().manual_seed(0))[:count]
-    # every other sample in the first half, so that the halves do not share samples
-    chosen = chosen[torch.sort(chosen // (places // len(x[0])) % 2, stable=True).indices]
-    index = torch.unravel_index(chosen, shape)
-    return [windows_at(attrs, v, weight, index).to(torch.float32) for v in x]
 
 
 def _without_outliers(seen: Tensor, wanted: Tensor) -> Tensor:

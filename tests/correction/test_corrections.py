@@ -22,11 +22,13 @@ import hago
 from hago.correction import Corrections
 from hago.correction.offsets import decode_offsets, encode_offsets
 from hago.errors import HagoError, LogError
+from hago.graph import compute_real
 from hago.plan import Plan, Strategy
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search import correct, correcting, layer_correction, prepare
+from hago.search import correct, correcting, float_layers, layer_correction, prepare
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator
+from hago.search.float_layers import FloatLayers
 from hago.search.layer_correction import correct_layers
 from hago.search.preparation import QuantizationOptions
 from hago.search.safe_bits import safe_bits
@@ -117,7 +119,9 @@ def test_corrected_layers_run_in_integers_as_simulated(chip: str) -> None:
         except HagoError:
             continue  # a chip without one of its operators
         bits = safe_bits(prepared)
-        offsets = correct_layers(prepared.resolver(bits), inputs, rounding=True, bias=True)
+        nearest = prepared.resolver(bits)
+        real = FloatLayers(nearest.graph, nearest.ops, inputs)
+        offsets = correct_layers(nearest, real, rounding=True, bias=True)
         plan = prepared.with_offsets(offsets).resolver(bits)
         found = compare_plan_exactly(plan, random_inputs(graph, seed + 1))
         assert found.same, (seed, found)
@@ -188,9 +192,9 @@ def test_a_race_tells_what_helps_on_samples_that_did_not_give_it(monkeypatch: py
     """A race draws samples in an order of its own."""
     seen: list[Tensor] = []
 
-    def watched(plan: Any, inputs: Any, **how: Any) -> Any:
-        seen.append(inputs[0])
-        return correct_layers(plan, inputs, **how)
+    def watched(plan: Any, real: FloatLayers, **how: Any) -> Any:
+        seen.append(real.inputs[0])
+        return correct_layers(plan, real, **how)
 
     monkeypatch.setattr(correcting, "correct_layers", watched)
     hago.search_quantize_strategy(Uneven().eval(), "vta", DATA, searcher="random", budget=2, race=True, progress=False)
@@ -264,7 +268,8 @@ def test_clipped_samples_do_not_decide_what_layers_give_back(monkeypatch: pytest
         float_outputs = model(fresh)
 
     def decibels(inputs: Tensor) -> float:
-        offsets = correct_layers(prepared.resolver(bits), [inputs], rounding=True, bias=False)
+        plan = prepared.resolver(bits)
+        offsets = correct_layers(plan, FloatLayers(plan.graph, plan.ops, [inputs]), rounding=True, bias=False)
         error = Simulator(prepared.with_offsets(offsets).resolver(bits))(fresh) - float_outputs
         return 10 * math.log10(float(float_outputs.square().sum() / error.square().sum()))
 
@@ -272,6 +277,35 @@ def test_clipped_samples_do_not_decide_what_layers_give_back(monkeypatch: pytest
     assert decibels(with_outliers) > without - 1.0
     monkeypatch.setattr(layer_correction, "_without_outliers", lambda seen, wanted: wanted)
     assert decibels(with_outliers) < without - 1.0  # the law bites
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 60_000, 1 << 28])
+def test_points_share_what_layers_read_in_the_float_model(kept_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float_layers, "KEPT_BYTES", kept_bytes)
+    ran: list[str] = []
+
+    def counted(node: Any, *read: Any) -> Any:
+        ran.append(node.name)
+        return compute_real(node, *read)
+
+    monkeypatch.setattr(float_layers, "compute_real", counted)
+    model, x = Uneven().eval(), images(32, 3, 8, 8, seed=1)
+    prepared = prepare(model, "x86_vnni", [x])
+    few = {key: min(group.choices) for key, group in prepared.space.groups.items()}
+    plans = [prepared.resolver(bits) for bits in (prepared.space.widest(), few)]
+    shared = FloatLayers(prepared.graph, plans[0].ops, [x])
+    for rounding, bias in ((False, True), (True, False), (False, True), (True, True)):
+        for plan in plans:
+            alone = FloatLayers(plan.graph, plan.ops, [x])
+            expected = correct_layers(plan, alone, rounding=rounding, bias=bias)
+            before = len(ran)
+            found = correct_layers(plan, shared, rounding=rounding, bias=bias)
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[name], expected[name]) for name in found)
+            reruns = len(ran) > before
+    assert reruns == (kept_bytes < 1 << 28)  # the last asks for what the others kept
+    kept = sum(layer.bytes for layer in shared._kept.values())
+    assert kept <= kept_bytes and (kept > 0) == (kept_bytes > 0)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
 from hago.runtime.stored_model import from_file_bytes, to_file_bytes
 from hago.search.evaluate import Evaluator
+from hago.search.float_layers import FloatLayers
 from hago.search.layer_correction import correct_layers
 from hago.search.objective import named_objective
 from hago.search.preparation import QuantizationOptions, prepare
@@ -350,7 +351,7 @@ def test_rounding_with_error_feedback_helps(desc: OpDesc) -> None:
     hardware = chip(desc)
     resolver = resolver_of(network(), hardware, x, "max_range")
     plan = resolver(resolver.space.widest())
-    offsets = correct_layers(plan, x, rounding=True, bias=False)
+    offsets = correct_layers(plan, FloatLayers(plan.graph, plan.ops, x), rounding=True, bias=False)
     assert {"conv.weight", "w", "fc.weight"} >= set(offsets) and "fc.weight" in offsets
     quantizer = hago.quantize(network(), hardware, [tuple(x)], estimator="max_range", corrections="rounding")
     plain = hago.quantize(network(), hardware, [tuple(x)], estimator="max_range", corrections="none")
@@ -512,7 +513,7 @@ def test_values_of_other_integers_are_not_reused(engine: Any) -> None:
     prepared = prepare(network(), chip(alone(16), REAL), batches, QuantizationOptions(estimator="max_range"))
     bits = prepared.space.widest()
     plan = prepared.resolver(bits)
-    offsets = correct_layers(plan, [batches[0][0]], rounding=True, bias=False)
+    offsets = correct_layers(plan, FloatLayers(plan.graph, plan.ops, [batches[0][0]]), rounding=True, bias=False)
     equalized = prepared.corrected(Corrections({"conv": [7] * 8}))
     used: list[Plan] = []
     objective = named_objective("sqnr")

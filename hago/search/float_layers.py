@@ -1,0 +1,123 @@
+"""What layers read and give in the float model on the samples that they are corrected on: `FloatLayers`.
+
+The points of a search differ in bits, and so do attempts to correct one point; what the float model does is the same
+for all. `hago.search.layer_correction` compares a simulation with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.correction import LAYERS
+from hago.graph import Graph, Node, compute_real, over_samples
+from hago.graph.schedule import run_schedule
+from hago.ops import OpRule, Ops
+
+#: The most bytes that are kept of the float model, for points that are corrected later.
+KEPT_BYTES: Final = 1 << 28
+#: Windows that are seen of a layer: at least this many, and WINDOWS_PER_WEIGHT for every weight of a window.
+LEAST_WINDOWS: Final = 512
+WINDOWS_PER_WEIGHT: Final = 8
+#: The most bytes of windows that are seen of a layer.
+WINDOW_BYTES: Final = 1 << 28
+#: The most weights of a window that make up for each other's errors: their moments are a matrix of this size.
+MOST_TOGETHER: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class FloatLayer:
+    """A layer in the float model.
+
+    Args:
+        windows: of what it reads, as `FloatLayers.windows` takes them; None where nobody asked for them, or its weights
+            cannot be rounded for windows.
+        mean: the mean of what it gives over the samples, float64 with one sample.
+    """
+
+    windows: Tensor | None
+    mean: Tensor
+
+    @property
+    def bytes(self) -> int:
+        """The size of what is kept of it."""
+        tensors = [self.mean] if self.windows is None else [self.windows, self.mean]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+
+class FloatLayers:
+    """The layers of a model in floats, on some samples. The model runs when it is first read, and what was read is kept
+    up to KEPT_BYTES.
+
+    Args:
+        graph, inputs: the model and the samples.
+        multiple: how many times WINDOWS_PER_WEIGHT are seen.
+    """
+
+    def __init__(self, graph: Graph, ops: Ops, inputs: Sequence[Tensor], multiple: int = 1) -> None:
+        self.inputs = inputs
+        self._graph, self._ops, self._multiple = graph, ops, multiple
+        self._kept: dict[str, FloatLayer] = {}
+
+    def windows(self, node: Node, value: Tensor) -> Tensor:
+        """Some windows (groups, places, K) of what a layer reads, from samples and places all over the data; float32.
+
+        Args:
+            value: what it reads, of the shape that it has in the float model; windows are taken at the same places.
+        """
+        weight, rule = self._graph.consts[node.inputs[1]], self._ops[node.op]
+        return _windows(rule, node, value, weight, self._multiple * WINDOWS_PER_WEIGHT)
+
+    def of(self, layers: Collection[str], *, windows: bool) -> Iterator[FloatLayer]:
+        """These layers, in the order in which they run: as they were kept, or else layer by layer from a run of the
+        float model, of which no other values are held than those that are still to be read.
+
+        Args:
+            windows: whether windows are asked for.
+        """
+        with_windows = {name for name in layers if windows and self._rounds(name)}
+        kept = self._kept
+        if all(name in kept and (name not in with_windows or kept[name].windows is not None) for name in layers):
+            yield from (kept[node.name] for node in self._graph if node.name in layers)
+            return
+        values: dict[str, Any] = {**self._graph.consts, **dict(zip(self._graph.inputs, self.inputs, strict=True))}
+        for entry in self._graph.schedule:
+            read, name = [values[each] for each in entry.inputs], entry.step.name
+            given = compute_real(entry.step, read, self._ops)
+            run_schedule((entry,), values, lambda *_, given=given: (given,))
+            if name in layers:
+                seen = self.windows(self._graph[name], read[0]) if name in with_windows else None
+                yield self._keep(name, FloatLayer(seen, over_samples(given, torch.mean).to(torch.float64)))
+
+    def _rounds(self, name: str) -> bool:
+        """Whether the weights of a layer can be rounded for its windows."""
+        return LAYERS[self._graph[name].op][0] == 0
+
+    def _keep(self, name: str, layer: FloatLayer) -> FloatLayer:
+        if layer.windows is None and name in self._kept:
+            return layer
+        others = sum(of.bytes for key, of in self._kept.items() if key != name)
+        if others + layer.bytes <= KEPT_BYTES:
+            self._kept[name] = layer
+        return layer
+
+
+def _windows(rule: OpRule, node: Node, value: Tensor, weight: Tensor, windows_per_weight: int) -> Tensor:
+    assert rule.integer is not None and rule.integer.addends is not None
+    windows_at, groups = rule.integer.addends.windows_at, node.attrs.get("groups", 1)
+    assert windows_at is not None
+    length = weight[0].numel()
+    shape = list(rule.compute(node.attrs, value.to("meta", torch.float32), weight.to("meta")).shape)
+    del shape[rule.integer.addends.bias_axis]
+    places = math.prod(shape)
+    wanted = max(LEAST_WINDOWS, windows_per_weight * min(length, MOST_TOGETHER))
+    count = max(1, min(wanted, places, WINDOW_BYTES // (4 * groups * length)))
+    chosen = torch.randperm(places, generator=torch.Generator().manual_seed(0))[:count]
+    # every other sample in the first half, so that the halves do not share samples
+    chosen = chosen[torch.sort(chosen // (places // len(value)) % 2, stable=True).indices]
+    return windows_at(node.attrs, value, weight, torch.unravel_index(chosen, shape)).to(torch.float32)
