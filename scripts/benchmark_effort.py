@@ -47,7 +47,7 @@ STAGES: Parts = {
         ("hago/search/equalize.py", "find_equalization"),
     ),
     "thresholds of outputs": (("hago/search/output_thresholds.py", ""),),
-    "rounding and biases": (("hago/search/layer_correction.py", ""),),
+    "rounding and biases": (("hago/search/layer_correction.py", ""), ("hago/search/float_layers.py", "")),
     "bits and their plans": (("hago/search/safe_bits.py", "widest_safe_bits"), ("hago/plan/resolve.py", "")),
     "measuring": (("hago/search/evaluate.py", "measure"),),
     OTHER: (),

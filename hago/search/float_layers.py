@@ -17,7 +17,7 @@ from torch import Tensor
 from hago.correction import LAYERS
 from hago.graph import Graph, Node, compute_real, over_samples
 from hago.graph.schedule import run_schedule
-from hago.ops import OpRule, Ops
+from hago.ops import Ops
 
 #: The most bytes that are kept of the float model, for points that are corrected later.
 KEPT_BYTES: Final = 1 << 28
@@ -51,8 +51,8 @@ class FloatLayer:
 
 
 class FloatLayers:
-    """The layers of a model in floats, on some samples. The model runs when it is first read, and what was read is kept
-    up to KEPT_BYTES.
+    """The layers of a model in floats, on some samples. The model runs when they are first read; they are kept unless
+    they take more than KEPT_BYTES together.
 
     Args:
         graph, inputs: the model and the samples.
@@ -63,6 +63,7 @@ class FloatLayers:
         self.inputs = inputs
         self._graph, self._ops, self._multiple = graph, ops, multiple
         self._kept: dict[str, FloatLayer] = {}
+        self._keeps = True
 
     def windows(self, node: Node, value: Tensor) -> Tensor:
         """Some windows (groups, places, K) of what a layer reads, from samples and places all over the data; float32.
@@ -70,8 +71,20 @@ class FloatLayers:
         Args:
             value: what it reads, of the shape that it has in the float model; windows are taken at the same places.
         """
-        weight, rule = self._graph.consts[node.inputs[1]], self._ops[node.op]
-        return _windows(rule, node, value, weight, self._multiple * WINDOWS_PER_WEIGHT)
+        weight, rule, attrs = self._graph.consts[node.inputs[1]], self._ops[node.op], node.attrs
+        assert rule.integer is not None and rule.integer.addends is not None
+        windows_at, groups = rule.integer.addends.windows_at, attrs.get("groups", 1)
+        assert windows_at is not None
+        length = weight[0].numel()
+        shape = list(rule.compute(attrs, value.to("meta", torch.float32), weight.to("meta")).shape)
+        del shape[rule.integer.addends.bias_axis]
+        places = math.prod(shape)
+        wanted = max(LEAST_WINDOWS, self._multiple * WINDOWS_PER_WEIGHT * min(length, MOST_TOGETHER))
+        count = max(1, min(wanted, places, WINDOW_BYTES // (4 * groups * length)))
+        chosen = torch.randperm(places, generator=torch.Generator().manual_seed(0))[:count]
+        # every other sample in the first half, so that the halves do not share samples
+        chosen = chosen[torch.sort(chosen // (places // len(value)) % 2, stable=True).indices]
+        return windows_at(attrs, value, weight, torch.unravel_index(chosen, shape)).to(torch.float32)
 
     def of(self, layers: Collection[str], *, windows: bool) -> Iterator[FloatLayer]:
         """These layers, in the order in which they run: as they were kept, or else layer by layer from a run of the
@@ -99,25 +112,9 @@ class FloatLayers:
         return LAYERS[self._graph[name].op][0] == 0
 
     def _keep(self, name: str, layer: FloatLayer) -> FloatLayer:
-        if layer.windows is None and name in self._kept:
-            return layer
-        others = sum(of.bytes for key, of in self._kept.items() if key != name)
-        if others + layer.bytes <= KEPT_BYTES:
+        if self._keeps and (layer.windows is not None or name not in self._kept):
             self._kept[name] = layer
+            if sum(of.bytes for of in self._kept.values()) > KEPT_BYTES:  # some layers alone would spare no run
+                self._keeps = False
+                self._kept.clear()
         return layer
-
-
-def _windows(rule: OpRule, node: Node, value: Tensor, weight: Tensor, windows_per_weight: int) -> Tensor:
-    assert rule.integer is not None and rule.integer.addends is not None
-    windows_at, groups = rule.integer.addends.windows_at, node.attrs.get("groups", 1)
-    assert windows_at is not None
-    length = weight[0].numel()
-    shape = list(rule.compute(node.attrs, value.to("meta", torch.float32), weight.to("meta")).shape)
-    del shape[rule.integer.addends.bias_axis]
-    places = math.prod(shape)
-    wanted = max(LEAST_WINDOWS, windows_per_weight * min(length, MOST_TOGETHER))
-    count = max(1, min(wanted, places, WINDOW_BYTES // (4 * groups * length)))
-    chosen = torch.randperm(places, generator=torch.Generator().manual_seed(0))[:count]
-    # every other sample in the first half, so that the halves do not share samples
-    chosen = chosen[torch.sort(chosen // (places // len(value)) % 2, stable=True).indices]
-    return windows_at(node.attrs, value, weight, torch.unravel_index(chosen, shape)).to(torch.float32)
