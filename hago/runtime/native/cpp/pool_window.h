@@ -40,6 +40,19 @@ struct Windowed {
   }
 };
 
+// Calls `each(window, pixel)` for all output pixels, a run of them on each thread.
+template <typename Each>
+void each_window(const Window& w, int threads, Each each) {
+  const int64_t pixels = w.images * w.out_height * w.out_width;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int thread = 0; thread < threads; ++thread) {
+    const int64_t end = pixels * (thread + 1) / threads;
+    int64_t pixel = pixels * thread / threads;
+    if (pixel == end) continue;
+    for (Windowed window(w, pixel); pixel < end; ++pixel, window.next()) each(window, pixel);
+  }
+}
+
 template <typename T>
 using Vector __attribute__((vector_size(64))) = T;
 

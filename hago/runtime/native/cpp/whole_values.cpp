@@ -10,13 +10,9 @@ namespace {
 
 template <typename T>
 void max_pool(const Window& w, const T* x, T* out, int threads) {
-  const int64_t rows = w.images * w.out_height;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int64_t row = 0; row < rows; ++row) {
-    Windowed pixel(w, row * w.out_width);
-    T* to = out + row * w.out_width * w.channels;
-    for (int64_t i = 0; i < w.out_width; ++i, pixel.next()) max_row(pixel, x, w.channels, to + i * w.channels);
-  }
+  each_window(w, threads, [&](const Windowed& window, int64_t pixel) {
+    max_row(window, x, w.channels, out + pixel * w.channels);
+  });
 }
 
 }  // namespace
@@ -47,22 +43,17 @@ extern "C" void hago_max_pool(const Window* w, int type, const char* x, char* ou
 // Sums of windows modulo 2**32, of centered integers; arrays of the tail are `period` long.
 extern "C" void hago_sum_pool(const Window* w, const Tail* tail, int type, int zero, const char* x, int64_t period,
                               int threads) {
-  const int64_t rows = w->images * w->out_height;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int64_t row = 0; row < rows; ++row) {
-    Windowed pixel(*w, row * w->out_width);
-    for (int64_t i = 0; i < w->out_width; ++i, pixel.next()) {
-      for (int64_t channel = 0; channel < w->channels; channel += ROW) {
-        const int n = (int)std::min<int64_t>(ROW, w->channels - channel);
-        int32_t there[ROW], sum[ROW] = {};
-        pixel.inside([&](int64_t at) {
-          load(x, type, zero, at + channel, there, n);
-          for (int i = 0; i < n; ++i) sum[i] = (int32_t)((uint32_t)sum[i] + (uint32_t)there[i]);
-        });
-        finish(sum, n, (int)(channel % period), row * w->out_width + i, *tail, channel);
-      }
+  each_window(*w, threads, [&](const Windowed& window, int64_t pixel) {
+    for (int64_t channel = 0; channel < w->channels; channel += ROW) {
+      const int n = (int)std::min<int64_t>(ROW, w->channels - channel);
+      int32_t there[ROW], sum[ROW] = {};
+      window.inside([&](int64_t at) {
+        load(x, type, zero, at + channel, there, n);
+        for (int i = 0; i < n; ++i) sum[i] = (int32_t)((uint32_t)sum[i] + (uint32_t)there[i]);
+      });
+      finish(sum, n, (int)(channel % period), pixel, *tail, channel);
     }
-  }
+  });
 }
 
 // Bytes through a table of 256.
