@@ -158,7 +158,8 @@ def test_a_library_that_counts_an_edge_in_the_other_bin_is_detected() -> None:
         hago_rows, hago_table = library.calls.hago_rows, library.calls.hago_table
 
         def hago_count_bins(self, x: int, n: int, per_value: float, bins: int, counts: int, threads: int) -> None:
-            above = torch.tensor((native.c_float * n).from_address(x)).nextafter(torch.tensor(torch.inf))
+            values = torch.tensor((native.c_float * n).from_address(x))
+            above = values.nextafter(torch.tensor(torch.inf)).clamp(max=float(values.max()))  # none beyond the last bin
             library.calls.hago_count_bins(above.data_ptr(), n, per_value, bins, counts, threads)
 
     assert not check_passes(LyingCounts()).exact

@@ -25,8 +25,8 @@ from hago.runtime.native.epilogue import BuiltEpilogue
 from hago.runtime.native.requantize import SLACK, FloatQuantization, StorageFormat, period
 from hago.runtime.native.weights import Geometry, Packed
 
-#: Fewer values are counted by one thread, since each has tables of its own to clear and to add up.
-_FOR_THREADS: Final = 1 << 17
+#: The fewest values that a thread counts, since each has tables of its own to clear and to add up.
+_PER_THREAD: Final = 1 << 16
 
 
 def channels_inner(x: Tensor, axis: int) -> Tensor:
@@ -502,7 +502,7 @@ class BinCounter:
             bins: how many; half of them on each side of 0.
         """
         counts = torch.zeros(bins, dtype=torch.int64)
-        threads = torch.get_num_threads() if values.numel() > _FOR_THREADS else 1
+        threads = max(1, min(torch.get_num_threads(), values.numel() // _PER_THREAD))
         self.library.hago_count_bins(values.data_ptr(), values.numel(), per_value, bins, counts.data_ptr(), threads)
         return counts
 

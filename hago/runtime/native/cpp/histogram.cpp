@@ -48,7 +48,9 @@ extern "C" void hago_count_bins(const float* x, int64_t n, double per_value, int
     if (first >= last) continue;
     std::vector<uint32_t> table((size_t)TABLES * bins);
     count(x + first, last - first, per_value, bins, table.data());
+    for (int t = 1; t < TABLES; ++t)
+      for (int32_t i = 0; i < bins; ++i) table[i] += table[(int64_t)t * bins + i];
 #pragma omp critical
-    for (size_t i = 0; i < table.size(); ++i) counts[i % bins] += table[i];
+    for (int32_t i = 0; i < bins; ++i) counts[i] += table[i];
   }
 }
