@@ -72,8 +72,8 @@ ALWAYS void accumulate_pairs(Ints (&acc)[R][1], const uint8_t* const* x, const i
 }
 
 #ifdef HAGO_PAIRS
-// The same by the fours [begin[h], end[h]) for half h of the channels, each by the bytes at its place; two fours in a
-// step, since processors that start four instructions a cycle wait for those of the loop.
+// The same by the fours [begin[h], end[h]) for half h of the channels, each by the bytes at its place; unrolled by
+// two, since processors that start four instructions a cycle are held up by those of the loop.
 template <int R>
 ALWAYS void accumulate_fours(Ints (&acc)[R][1], const uint8_t* const* x, const int8_t* weight, const int32_t* places,
                              const int32_t (&begin)[2], const int32_t (&end)[2]) {
@@ -90,7 +90,7 @@ ALWAYS void accumulate_fours(Ints (&acc)[R][1], const uint8_t* const* x, const i
         sum = dot_pairs<1>(sum, a, b);
       }
     };
-    for (; place + 2 <= last; place += 2, w += 64) {
+    for (; last - place >= 2; place += 2, w += 64) {
       __builtin_prefetch(w + AHEAD);
       add(0);
       add(1);

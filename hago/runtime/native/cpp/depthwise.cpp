@@ -133,7 +133,7 @@ class Row {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) offset[i] = _mm512_loadu_si512(c.offset + block + 16 * (twice ? i % 2 : i));
     turn_quarters(offset);
-    if (width == 64 && j.end_form == QUICK && !j.t.output[0].move.first && j.t.output[0].move.bounded)
+    if (width == 64 && j.end_form == QUICK && is_straight(j.t.output[0]))
       return each_of_64(count, pixel, offset, sum);
     alignas(64) int32_t sums[64 * PIXELS];
     for (int64_t p = 0; p < part; p += PIXELS) {

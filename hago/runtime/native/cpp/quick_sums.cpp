@@ -10,7 +10,7 @@ enum Stored { BYTES, TWICE_BYTES, SUMS_AND_BYTES };
 // Rows of `width` sums, at most 16 * V, with what does not change kept in registers. T: what the other operand is
 // stored as. STRAIGHT: rows of 16 * V sums, every one of which is scaled once, and `is_straight` for what is stored.
 template <int V, Stored S, typename T, bool STRAIGHT>
-__attribute__((noinline)) void quick_sum_of(const Tile& tile, const Tail& t) {
+__attribute__((noinline)) void rows_of_sums(const Tile& tile, const Tail& t) {
   using Step = typename Quick<V>::Step;
   const Addend& a = t.addend;
   const Output &begin = t.output[0], &end = t.output[t.outputs - 1];
@@ -45,32 +45,32 @@ __attribute__((noinline)) void quick_sum_of(const Tile& tile, const Tail& t) {
 }
 
 template <int V, Stored S, typename T>
-void quick_sum(const Tile& tile, const Tail& t) {
+void sums_stored(const Tile& tile, const Tail& t) {
   const bool last = is_straight(t.output[t.outputs - 1]), first = S != TWICE_BYTES || is_straight(t.output[0]);
-  if (tile.width == 16 * V && !t.addend.own.first && first && last) quick_sum_of<V, S, T, true>(tile, t);
-  else quick_sum_of<V, S, T, false>(tile, t);
+  if (tile.width == 16 * V && !t.addend.own.first && first && last) rows_of_sums<V, S, T, true>(tile, t);
+  else rows_of_sums<V, S, T, false>(tile, t);
 }
 
 template <int V, typename T>
-void quick_sum(const Tile& tile, const Tail& t) {
-  if (t.outputs == 1) return quick_sum<V, BYTES, T>(tile, t);
-  if (is_quick(t.output[0])) return quick_sum<V, TWICE_BYTES, T>(tile, t);
-  quick_sum<V, SUMS_AND_BYTES, T>(tile, t);
+void sums_of_width(const Tile& tile, const Tail& t) {
+  if (t.outputs == 1) return sums_stored<V, BYTES, T>(tile, t);
+  if (is_quick(t.output[0])) return sums_stored<V, TWICE_BYTES, T>(tile, t);
+  sums_stored<V, SUMS_AND_BYTES, T>(tile, t);
 }
 
 template <typename T>
-void quick_sum(const Tile& tile, const Tail& t) {
+void sums_with(const Tile& tile, const Tail& t) {
   switch ((tile.width + 15) / 16) {
-    case 1: return quick_sum<1, T>(tile, t);
-    case 2: return quick_sum<2, T>(tile, t);
-    case 3: return quick_sum<3, T>(tile, t);
-    default: return quick_sum<4, T>(tile, t);
+    case 1: return sums_of_width<1, T>(tile, t);
+    case 2: return sums_of_width<2, T>(tile, t);
+    case 3: return sums_of_width<3, T>(tile, t);
+    default: return sums_of_width<4, T>(tile, t);
   }
 }
 
 }  // namespace
 
 void end_quick_sum(const Tile& tile, const Tail& t) {
-  if (t.addend.type == U8) quick_sum<uint8_t>(tile, t);
-  else quick_sum<int32_t>(tile, t);
+  if (t.addend.type == U8) sums_with<uint8_t>(tile, t);
+  else sums_with<int32_t>(tile, t);
 }
