@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -68,7 +69,10 @@ class CorrectedTrials:
         self._searched, self._asked = scorer.goal, scorer.goal.asked
         self._scorer, self._effort, self._report = scorer.with_goal(self._asked), effort, report
         self._together: tuple[str, ...] | None = None
-        self._real: FloatLayers | None = None
+
+    @cached_property
+    def _float_layers(self) -> FloatLayers:
+        return float_layers(self._scorer.prepared, self._scorer.evaluator)
 
     def best(self, best: Trial, trials: Sequence[Trial]) -> CorrectedTrial:
         """The best trial, its layers corrected as often as the effort says; where limits on measures were lowered by
@@ -84,7 +88,8 @@ class CorrectedTrials:
             self._report("correcting the layers of the best")
         if turns == 1 and not any(name.startswith("reconstruction") for name in names):
             return self._by(self._correct, trial) if once is None else once
-        further = self._by(lambda point: correct_in_turns(point, evaluator, turns, self._report, self._journal), trial)
+        how = (evaluator, turns, self._report, self._journal)
+        further = self._by(lambda point: correct_in_turns(point, *how, self._float_layers), trial)
         # turns go by the objective, so they may lose a limit
         return further if once is None else max(further, once, key=lambda made: made.score.rank)
 
@@ -165,9 +170,7 @@ class CorrectedTrials:
 
     def _correct(self, point: MeasuredPoint) -> MeasuredPoint:
         together = self._together if point.has_few_bits else None
-        if self._real is None:
-            self._real = float_layers(self._scorer.prepared, self._scorer.evaluator)
-        corrected = correct_point(point, self._scorer.evaluator, together=together, real=self._real)
+        corrected = correct_point(point, self._scorer.evaluator, self._float_layers, together)
         if point.has_few_bits and together is None:
             passes = corrected.prepared.passes[len(point.prepared.passes) :]
             self._together = next((made.names for made in passes if made.kept and made.names[0] in OF_LAYERS), None)

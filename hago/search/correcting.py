@@ -263,6 +263,7 @@ def correct_in_turns(
     turns: int,
     report: Callable[[str], None] = lambda step: None,
     journal: Path | None = None,
+    real: FloatLayers | None = None,
 ) -> MeasuredPoint:
     """Correct the layers of a point; then again on MORE_A_TURN times as many samples and windows of layers, as long as
     that is better on the last quarter of the samples, which give no correction of layers; then its blocks.
@@ -272,14 +273,15 @@ def correct_in_turns(
         turns: the most turns.
         report: called with a text at every step of what takes minutes.
         journal: of `reconstruct_blocks`.
+        real: of `correct_point`, for the first turn.
     """
-    best = correct_point(point, evaluator)
+    best = correct_point(point, evaluator, real)
     made = best.prepared.passes[len(point.prepared.passes) :]
     names = tuple(n for n in CORRECTIONS if any(each.kept and n in each.names for each in made))
     samples = evaluator.batches.samples
     aside = samples // 4
     for turn in range(1, turns if names else 1):
-        other = correct_point(point, evaluator, MORE_A_TURN**turn)
+        other = correct_point(point, evaluator, float_layers(point.prepared, evaluator, MORE_A_TURN**turn))
         kept = _is_better(other, best, evaluator)
         before, after = (decibels_after(of.measured, samples - aside) for of in (best, other))
         passes = (*best.prepared.passes, pass_record(names, before, after, aside or samples, kept=kept))
@@ -303,19 +305,17 @@ def float_layers(prepared: Prepared, evaluator: Evaluator, multiple: int = 1) ->
 def correct_point(
     point: MeasuredPoint,
     evaluator: Evaluator,
-    multiple: int = 1,
-    together: Sequence[str] | None = None,
     real: FloatLayers | None = None,
+    together: Sequence[str] | None = None,
 ) -> MeasuredPoint:
     """Correct the layers of a point: its first samples give the corrections, the others tell whether they help.
 
     Args:
         evaluator: what measured the point.
-        multiple: how many times as many samples, and windows of layers, are seen as by default.
+        real: what `float_layers` gives, which several points of one model share; by default one for this point.
         together: which of rounding and biases are corrected, together; by default, which go together is tried.
-        real: what `float_layers` gives, for several points of one model.
     """
-    real = float_layers(point.prepared, evaluator, multiple) if real is None else real
+    real = float_layers(point.prepared, evaluator) if real is None else real
     return _correct_affinely(_round_and_move(point, evaluator, together, real), evaluator)
 
 

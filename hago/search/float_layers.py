@@ -51,8 +51,8 @@ class FloatLayer:
 
 
 class FloatLayers:
-    """The layers of a model in floats, on some samples. The model runs when they are first read; they are kept unless
-    they take more than KEPT_BYTES together.
+    """The layers of a model in floats, on some samples. The model runs when they are first read, and they are kept. If
+    they take more than KEPT_BYTES together, none are kept, and the model runs whenever they are read.
 
     Args:
         graph, inputs: the model and the samples.
@@ -60,8 +60,8 @@ class FloatLayers:
     """
 
     def __init__(self, graph: Graph, ops: Ops, inputs: Sequence[Tensor], multiple: int = 1) -> None:
-        self.inputs = inputs
-        self._graph, self._ops, self._multiple = graph, ops, multiple
+        self.graph, self.inputs = graph, inputs
+        self._ops, self._multiple = ops, multiple
         self._kept: dict[str, FloatLayer] = {}
         self._keeps = True
 
@@ -71,7 +71,7 @@ class FloatLayers:
         Args:
             value: what it reads, of the shape that it has in the float model; windows are taken at the same places.
         """
-        weight, rule, attrs = self._graph.consts[node.inputs[1]], self._ops[node.op], node.attrs
+        weight, rule, attrs = self.graph.consts[node.inputs[1]], self._ops[node.op], node.attrs
         assert rule.integer is not None and rule.integer.addends is not None
         windows_at, groups = rule.integer.addends.windows_at, attrs.get("groups", 1)
         assert windows_at is not None
@@ -86,9 +86,9 @@ class FloatLayers:
         chosen = chosen[torch.sort(chosen // (places // len(value)) % 2, stable=True).indices]
         return windows_at(attrs, value, weight, torch.unravel_index(chosen, shape)).to(torch.float32)
 
-    def of(self, layers: Collection[str], *, windows: bool) -> Iterator[FloatLayer]:
-        """These layers, in the order in which they run: as they were kept, or else layer by layer from a run of the
-        float model, of which no other values are held than those that are still to be read.
+    def of(self, layers: Collection[str], *, windows: bool) -> Iterator[tuple[str, FloatLayer]]:
+        """These layers with their names, in the order in which they run: as they were kept, or else from a run of the
+        float model, whose values are freed after their last reader.
 
         Args:
             windows: whether windows are asked for.
@@ -96,25 +96,26 @@ class FloatLayers:
         with_windows = {name for name in layers if windows and self._rounds(name)}
         kept = self._kept
         if all(name in kept and (name not in with_windows or kept[name].windows is not None) for name in layers):
-            yield from (kept[node.name] for node in self._graph if node.name in layers)
+            yield from ((node.name, kept[node.name]) for node in self.graph if node.name in layers)
             return
-        values: dict[str, Any] = {**self._graph.consts, **dict(zip(self._graph.inputs, self.inputs, strict=True))}
-        for entry in self._graph.schedule:
+        values: dict[str, Any] = {**self.graph.consts, **dict(zip(self.graph.inputs, self.inputs, strict=True))}
+        for entry in self.graph.schedule:
             read, name = [values[each] for each in entry.inputs], entry.step.name
             given = compute_real(entry.step, read, self._ops)
             run_schedule((entry,), values, lambda *_, given=given: (given,))
             if name in layers:
-                seen = self.windows(self._graph[name], read[0]) if name in with_windows else None
-                yield self._keep(name, FloatLayer(seen, over_samples(given, torch.mean).to(torch.float64)))
+                seen = self.windows(self.graph[name], read[0]) if name in with_windows else None
+                layer = FloatLayer(seen, over_samples(given, torch.mean).to(torch.float64))
+                self._keep(name, layer)
+                yield name, layer
 
     def _rounds(self, name: str) -> bool:
         """Whether the weights of a layer can be rounded for its windows."""
-        return LAYERS[self._graph[name].op][0] == 0
+        return LAYERS[self.graph[name].op][0] == 0
 
-    def _keep(self, name: str, layer: FloatLayer) -> FloatLayer:
+    def _keep(self, name: str, layer: FloatLayer) -> None:
         if self._keeps and (layer.windows is not None or name not in self._kept):
             self._kept[name] = layer
-            if sum(of.bytes for of in self._kept.values()) > KEPT_BYTES:  # some layers alone would spare no run
+            if sum(of.bytes for of in self._kept.values()) > KEPT_BYTES:  # a part would not save a run
                 self._keeps = False
                 self._kept.clear()
-        return layer

@@ -86,6 +86,7 @@ class _Correcting:
 
     def __init__(self, plan: Plan, real: FloatLayers, *, rounding: bool, bias: bool) -> None:
         self.graph, self.ops, self.rounding, self.bias, self.real = plan.graph, plan.ops, rounding, bias, real
+        assert real.graph is plan.graph, "layers of another model"
         self.plans = {name: replace(p, consts=dict(p.consts)) for name, p in plan.nodes.items()}
         self.weights = dict(plan.weights)
         self.simulator = Simulator(replace(plan, nodes=self.plans, weights=self.weights))
@@ -113,7 +114,9 @@ class _Correcting:
 
         def compute(step: Step, read: Sequence[Any]) -> Sequence[Any]:
             if step.name in self.layers:
-                self._correct(self.graph[step.name], read[0], next(layers))
+                name, real = next(layers)
+                assert name == step.name, f"{step.name} runs in the simulation when {name} does in the float model"
+                self._correct(self.graph[name], read[0], real)
             return step.run(read)
 
         simulator = self.simulator
