@@ -26,6 +26,7 @@ from hago.calibration.observer import constant_statistics
 from hago.data import Batches
 from hago.plan import Resolver
 from hago.runtime import compare_plan_exactly
+from hago.runtime.native import exact_kernels
 from hago.search import Prepared, prepare
 from hago.simulation import Simulator
 
@@ -82,7 +83,7 @@ def calibration_cost(network: nn.Module, images: Tensor, rounds: int, clock: Clo
     observed = {g.source for g in prepared.space.groups.values()}
     parts: dict[str, Callable[[], Any]] = {
         "float": float_forward(graph, [[images]]),
-        "pass": partial(collect, graph, batches, observed),
+        "pass": partial(collect, graph, batches, observed, kernel=exact_kernels().count_bins),
     }
     print(
         f"statistics pass (ResNet-18): {ratio(interleaved(parts, rounds, clock), 'pass', 'float')} of a float forward"
