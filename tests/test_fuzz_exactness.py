@@ -25,8 +25,8 @@ from hago.search.stored_strategy import plan_of
 
 @pytest.mark.parametrize("check", [fuzz_exactness.check, fuzz_exactness.check_corrected])
 @pytest.mark.parametrize("first", range(0, 50, 10))
-def test_fifty_networks(check: Callable[[int, fuzz_exactness.Counts], None], first: int) -> None:
-    """Three of every ten in a short run; the script has as many as it is asked for."""
+def test_random_networks(check: Callable[[int, fuzz_exactness.Counts], None], first: int) -> None:
+    """Three of every ten of fifty; all of them with --whole."""
     counts, number = fuzz_exactness.Counts(), 10 if whole() else 3
     for seed in range(first, first + number):
         check(seed, counts)

@@ -147,7 +147,7 @@ class Batches:
         self.example: tuple[Any, ...] = () if like is None else like.example
         self.example_labels: Tensor | None = None
         self.samples, digest, used = 0, hashlib.sha256(), 0
-        self.sizes: tuple[int, ...] = ()
+        sizes = list[int]()
         self.labelled = self.classed = True
         self.statistics = ValueStatistics()
         is_materialized = isinstance(dataset, (list, tuple))
@@ -166,7 +166,7 @@ class Batches:
             else:
                 self._cache = None
             self.samples += batch.size
-            self.sizes += (batch.size,)
+            sizes.append(batch.size)
             self.labelled &= batch.labels is not None
             self.classed &= batch.labels is not None and are_whole(batch.labels)
             self.statistics.add(batch.inputs)
@@ -179,7 +179,7 @@ class Batches:
                 f"{self.title} is empty; "
                 + ("an iterator is read only once: pass a new one, or a list" if is_read else "pass at least one batch")
             )
-        self.sha256 = digest.hexdigest()
+        self.sizes, self.sha256 = tuple(sizes), digest.hexdigest()
 
     def __iter__(self) -> Iterator[Batch]:
         done = 0

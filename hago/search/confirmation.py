@@ -245,7 +245,7 @@ class ProposalTest:
 
     @property
     def forwards(self) -> float:
-        """The cost of statistics of tuning samples, and of measuring with them."""
+        """The cost of statistics of tuning samples, and of measuring with them, as budgets count."""
         return 0.0 if self._unseen is None else self._unseen.forwards
 
 
@@ -258,7 +258,8 @@ class UnseenSamples:
 
     Attributes:
         calibrations: by fold, the calibration with statistics of the tuning samples.
-        forwards: the cost so far, in forwards.
+        forwards: the cost so far, in forwards. As budgets count, it has a pass for the statistics of every fold, though
+            calibration may have kept them.
     """
 
     def __init__(self, prepared: Prepared, objective: Objective, confirmation: Confirmation) -> None:

@@ -107,7 +107,7 @@ def _cuts(ends: Sequence[int], total: int, count: int) -> list[int]:
 
 
 def first_tuning_samples(sizes: Sequence[int]) -> int:
-    """The number of samples before the single validation part of batches of these sizes, whose statistics calibration
-    keeps beside those of all; 0 where there are several folds, or none."""
+    """The number of samples before the single validation part of batches of these sizes; 0 where there are several
+    folds, or none. Calibration keeps their statistics beside those of all samples if a batch ends there."""
     folds = folds_of(sizes)
     return folds[0].first if len(folds) == 1 else 0

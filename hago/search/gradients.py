@@ -78,7 +78,7 @@ class Spectrum:
         step = max(1, x.numel() // (VALUES_PER_SAMPLE * (len(x) if x.ndim else 1)))
         while math.gcd(step, x.shape[order[-1]] if order else 1) > 1:
             step -= 1
-        flat = x.permute(order).reshape(-1)[::step].contiguous()  # read from far apart once
+        flat = x.permute(order).reshape(-1)[::step].contiguous()  # a copy, since strided values are slow
         weights = g.permute(order).reshape(-1)[::step].square().mul_(flat != 0)
         index = flat.sub(self.low).mul_(1.0 / self.width).clamp_(0, SPECTRUM_BINS - 1).to(torch.int16)
         self.mass += torch.bincount(index, weights, SPECTRUM_BINS) * step

@@ -211,7 +211,7 @@ def prepare(
     kept = (*as_strings(options.keep_float, "keep_float"), *given.float_patterns())
     warn_of_unknown(graph, chip)
     estimator = named_estimator(default_estimator(chip) if options.estimator is None else options.estimator)
-    announce("loading kernels; the first time on a machine, they are built")
+    announce("loading kernels (a first run builds them)")
     exact_kernels()
     announce("calibrating")
     return _calibrated(
@@ -276,7 +276,8 @@ def _calibrated(
 def _collected(
     graph: Graph, batches: Batches, observed: Collection[str], ops: Ops, softmax_span: float | None
 ) -> Calibration:
-    """The statistics of all samples, and of those before the ones that confirm thresholds, from one pass."""
+    """The statistics of all samples, and where a batch ends before the samples that confirm thresholds, of those before
+    it, from one pass."""
     first = first_tuning_samples(batches.sizes)
     return collect(graph, batches, observed, ops, softmax_span, exact_kernels().count_bins, first)
 

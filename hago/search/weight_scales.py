@@ -308,7 +308,7 @@ class WeightScales:
         for edge, weight in self.weights.items():
             if edge in products:
                 product, squares = products[edge]
-                # all columns as they are, since a copy takes as long as the choice
+                # no copy where all columns are chosen
                 weight.sketch = product if len(columns) == product.shape[2] else product[:, :, columns]
                 weight.apart = squares[:, :, list(parts)].sum(2)
             else:

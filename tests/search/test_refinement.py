@@ -120,9 +120,9 @@ def test_products_of_errors_are_sums_over_channels(axis: int | None, shape: tupl
     exact, sums = seeded(*shape, seed=1), seeded(5, *shape, seed=2)
     rows = exact.reshape(1, -1) if axis is None else exact.movedim(axis, 0).reshape(exact.shape[axis], -1)
     grid = make_qparams("hago", torch.tensor(-1.0).double(), torch.tensor(1.0).double(), 3, INT8)
-    blocks = weight_scales.error_blocks(rows, [grid, grid], "half_even")
+    blocks = list(weight_scales.error_blocks(rows, [grid, grid], "half_even"))
     gradients = weight_scales.by_channel(sums, axis)
-    products, squares = weight_scales.error_products(blocks := list(blocks), gradients, len(sums))
+    products, squares = weight_scales.error_products(blocks, gradients, len(sums))
     error = quantize(exact.double(), grid) * grid.scale - exact
     for k, g in enumerate(sums):
         terms = (error * g).reshape(1, -1) if axis is None else (error * g).movedim(axis, 0).reshape(len(rows), -1)
