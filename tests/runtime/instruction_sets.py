@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from products import whole
 
 from hago.runtime.native import library as native
 from hago.runtime.native.instruction_sets import INSTRUCTION_SETS as ALL
@@ -23,6 +24,8 @@ def library_for(name: str) -> native.Library:
         pytest.skip(f"the processor has no {', '.join(flag for flag in flags if flag not in processor_flags())}")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("HAGO_NATIVE", raising=False)
+        if name and found != largest_set() and not whole():  # a third to a half of the time to compile
+            patch.setattr(native, "OPTIONS", ("-O1", *native.OPTIONS[1:]))
         library = native.library(name or None)
     assert library.calls is not None, library.why
     return library
