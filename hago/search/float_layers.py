@@ -61,7 +61,7 @@ class FloatLayers:
 
     def __init__(self, graph: Graph, ops: Ops, inputs: Sequence[Tensor], multiple: int = 1) -> None:
         self.graph, self.inputs = graph, inputs
-        self._ops, self._multiple = ops, multiple
+        self._ops, self.multiple = ops, multiple
         self._kept: dict[str, FloatLayer] = {}
         self._keeps = True
 
@@ -79,7 +79,7 @@ class FloatLayers:
         shape = list(rule.compute(attrs, value.to("meta", torch.float32), weight.to("meta")).shape)
         del shape[rule.integer.addends.bias_axis]
         places = math.prod(shape)
-        wanted = max(LEAST_WINDOWS, self._multiple * WINDOWS_PER_WEIGHT * min(length, MOST_TOGETHER))
+        wanted = max(LEAST_WINDOWS, self.multiple * WINDOWS_PER_WEIGHT * min(length, MOST_TOGETHER))
         count = max(1, min(wanted, places, WINDOW_BYTES // (4 * groups * length)))
         chosen = torch.randperm(places, generator=torch.Generator().manual_seed(0))[:count]
         # every other sample in the first half, so that the halves do not share samples

@@ -25,6 +25,7 @@ from hago.search import effort as efforts
 from hago.search.confirmation import Gain
 from hago.search.correcting import CORRECTIONS
 from hago.search.effort import EFFORTS, logged_effort
+from hago.search.float_layers import FloatLayers
 from hago.search.intervals import paired_interval
 from hago.search.measured_point import first_point
 from hago.search.session import SearchOptions, run_search
@@ -205,9 +206,9 @@ def test_layers_are_corrected_on_more_samples_while_that_helps(
     seen: list[int] = []
     once = correcting.correct_point
 
-    def counted(point: Any, evaluator: Any, multiple: int = 1) -> Any:
-        seen.append(multiple)
-        return once(point, evaluator, multiple)
+    def counted(point: Any, evaluator: Any, real: FloatLayers | None = None) -> Any:
+        seen.append(1 if real is None else real.multiple)
+        return once(point, evaluator, real)
 
     monkeypatch.setattr(correcting, "correct_point", counted)
     monkeypatch.setattr(correcting, "_is_better", lambda *_: helps)
