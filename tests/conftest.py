@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import products
 import pytest
@@ -26,9 +25,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("hago", deadline=None, derandomize=True, max_examples=40)
 settings.register_profile("whole", deadline=None, derandomize=True, max_examples=200)
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
-
-#: The tests of the import itself, and those whose networks are made to be exported once.
-EXPORT_EVERY_TIME = ("graph", "ops", "test_exports.py")
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -71,24 +67,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def exports() -> Any:
-    """The exports of networks so far."""
-    from exports import Exports
-
-    return Exports()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def exported_once(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Equal networks are exported once in a process, but where the import itself is tested, and with --whole."""
-    folder = Path(request.path).relative_to(Path(__file__).parent).parts[0]
-    with pytest.MonkeyPatch.context() as patch:
-        if not products.whole() and folder not in EXPORT_EVERY_TIME:
-            request.getfixturevalue("exports").install(patch)
-        yield
 
 
 @pytest.fixture
