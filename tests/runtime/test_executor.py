@@ -179,6 +179,38 @@ def test_an_average_fused_with_a_sum(name: str) -> None:
     check(plan_of(b.graph(), EVERY[name], [seeded(2, 3, 8, 6)]), [seeded(3, 3, 8, 6, seed=7, size=3.0)])
 
 
+@pytest.mark.parametrize("threads", [2, 3, 7, 50])
+@pytest.mark.parametrize("size", [(13,), (6, 5)])
+def test_poolings_are_shared_out_between_threads(size: tuple[int, ...], threads: int) -> None:
+    """Runs of pixels begin and end anywhere in an image; there are fewer pixels than threads, too."""
+
+    def pooled(op: str, x: str, **more: Any) -> str:
+        ones, twos = [1] * len(size), [2] * len(size)
+        return b.call(op, x, name=op, kernel_size=twos, stride=ones, padding=ones, ceil_mode=False, **more)
+
+    def convolved(x: str, name: str) -> str:
+        ones, weight = [1] * len(size), b.const(seeded(5, 5, *[1] * len(size), seed=1))
+        how = {"stride": ones, "padding": [0] * len(size), "dilation": ones, "groups": 1}
+        return b.call(f"conv{len(size)}d", x, weight, b.const(seeded(5, seed=2)), name=name, **how)
+
+    b, dims = Builder(), len(size)
+    most = pooled(f"max_pool{dims}d", convolved(b.input(5, *size, name="x"), "first"), dilation=[1] * dims)
+    averaging = {"count_include_pad": True} | ({"divisor_override": None} if dims == 2 else {})
+    convolved(pooled(f"avg_pool{dims}d", convolved(most, "second"), **averaging), "last")
+    plan = plan_of(b.graph(), EVERY["vta"], [seeded(2, 5, *size)])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        executor = check(plan, [seeded(3, 5, *size, seed=7, size=3.0)])
+    finally:
+        torch.set_num_threads(before)
+    if exact_kernels().passes.exact:
+        assert [row.kernel for row in executor.explain().rows if "pool" in row.node] == [
+            "native max pool",
+            "native sum pool",
+        ]
+
+
 #: By name: op, channels, weight, attributes, hardware. All for which there is no kernel of our own.
 DOUBLES = {
     "sums beyond int32": ("conv2d", 2000, (3, 2000, 1, 1), {"padding": [0, 0]}, "tflite_int16"),
