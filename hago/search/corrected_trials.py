@@ -88,8 +88,11 @@ class CorrectedTrials:
             self._report("correcting the layers of the best")
         if turns == 1 and not any(name.startswith("reconstruction") for name in names):
             return self._by(self._correct, trial) if once is None else once
-        how = (evaluator, turns, self._report, self._journal)
-        further = self._by(lambda point: correct_in_turns(point, *how, self._float_layers), trial)
+
+        def in_turns(point: MeasuredPoint) -> MeasuredPoint:
+            return correct_in_turns(point, evaluator, turns, self._report, self._journal, self._float_layers)
+
+        further = self._by(in_turns, trial)
         # turns go by the objective, so they may lose a limit
         return further if once is None else max(further, once, key=lambda made: made.score.rank)
 

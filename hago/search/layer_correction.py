@@ -153,21 +153,21 @@ class _Correcting:
         if node.name not in self.plans:
             if wanted is not None:
                 edge = node.edges[1]
-                stored, seen = self.weights[edge], carrier_to_real(self.before.edges[node.edges[0]], x)
-                reads = _Reads.of(self.real.windows(node, seen), wanted, torch.ones(()))
-                rounded = _rounded(weight, stored.qparams, stored.integers, node.attrs, reads)
+                stored, read = self.weights[edge], carrier_to_real(self.before.edges[node.edges[0]], x)
+                windows = (self.real.windows(node, read), wanted)
+                rounded = _rounded(weight, stored.qparams, stored.integers, node.attrs, *windows)
                 self.weights[edge] = replace(stored, integers=rounded)
             return
         plan = self.plans[node.name]
         targets = [q for q in plan.operands if q is not None]
         consts: dict[int, Tensor] = plan.consts  # type: ignore[assignment]
         if wanted is not None:
-            reads = _Reads.of(self.real.windows(node, x), wanted, targets[0].scale)
+            windows = (self.real.windows(node, x), wanted / targets[0].scale.to(wanted.dtype))
             if plan.groups is None:
-                consts[1] = _rounded(weight, targets[1], consts[1], plan.attrs, reads)
+                consts[1] = _rounded(weight, targets[1], consts[1], plan.attrs, *windows)
             else:
                 groups = plan.groups
-                self.grouped[node.name] = _rounded(weight, groups.stored, groups.integers, plan.attrs, reads)
+                self.grouped[node.name] = _rounded(weight, groups.stored, groups.integers, plan.attrs, *windows)
                 consts[1] = replace(groups, integers=self.grouped[node.name]).joined()
         if self.bias and 2 in consts:
             # a layer is linear, so its mean is that of the mean of what it reads
@@ -183,35 +183,17 @@ def _channel_means(node: Node, value: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- rounding
-@dataclass(frozen=True, slots=True)
-class _Reads:
-    """Windows (groups, places, K) of what a layer reads, in units of the simulation.
-
-    Args:
-        seen: what they hold in the simulation: integers of an integer layer and real values of a float one.
-        wanted: what they hold in the float model; see `_without_outliers`.
-    """
-
-    seen: Tensor
-    wanted: Tensor
-
-    @staticmethod
-    def of(seen: Tensor, real: Tensor, unit: Tensor) -> _Reads:
-        """Of windows in the simulation and in the float model.
-
-        Args:
-            unit: of the simulated values, a single number.
-        """
-        return _Reads(seen, _without_outliers(seen, real / unit.to(real.dtype)))
-
-
-def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, reads: _Reads) -> Tensor:
+def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, seen: Tensor, wanted: Tensor) -> Tensor:
     """A layer's centered integer weights, rounded for the values that it reads.
 
     Args:
         weight: its real weights (outputs, channels, *kernel).
         target, nearest: how the weights are stored, and their nearest integers.
+        seen: windows (groups, places, K) of what it reads in the simulation: integers of an integer layer and real
+            values of a float one.
+        wanted: the same windows in the float model, in the same units.
     """
+    wanted = _without_outliers(seen, wanted)
     of_entries = target.spread_over(weight.shape)
     unit = of_entries.scale if target.group is None else target.scale.amax(1).reshape(-1, *[1] * (weight.ndim - 1))
     real = weight.to(torch.float64) / unit
@@ -225,7 +207,7 @@ def _rounded(weight: Tensor, target: QParams, nearest: Tensor, attrs: Attrs, rea
 
     steps = torch.ones(()) if target.group is None else of_entries.scale / unit
     columns = (torch.split(matrix(v), MOST_TOGETHER, 1) for v in (real, least, most, steps))
-    windows = (torch.split(w, MOST_TOGETHER, 2) for w in (reads.seen, reads.wanted))
+    windows = (torch.split(w, MOST_TOGETHER, 2) for w in (seen, wanted))
     parts = []
     for part, of_float, values, low, high, step in zip(*windows, *columns, strict=True):
         kind = _FewWindows if FEW_WINDOWS * part.shape[1] < part.shape[2] else _Moments  # n by n, or K by K
