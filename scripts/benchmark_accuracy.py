@@ -41,7 +41,7 @@ from hago.plan import Plan
 from hago.runtime import IntegerModel
 from hago.search import prepare
 from hago.search.intervals import paired_interval, wilson_interval
-from hago.simulation import AccumulatorExtremes, Simulator
+from hago.simulation import AccumulatorWatch, Simulator
 
 HARDWARE = ("x86_vnni", "vta", "int16_accumulator")
 ESTIMATORS = ("power2_range", "max_range", "mse", "kl_estimate", "percentile", "avg_range")
@@ -164,18 +164,18 @@ class Measurement:
             self.notes.append(f"{name}: {error}")
             return
         seconds = time.perf_counter() - started
-        peaks = AccumulatorExtremes(plan)
-        out = outputs(Simulator(plan, watch=peaks), self.asset.test)
+        watch = AccumulatorWatch(plan)
+        out = outputs(Simulator(plan, watch=watch), self.asset.test)
         few = [t[:CHECKED] for t in self.asset.test[0]]
         nodes = plan_cost(plan).nodes
         share = sum(n.macs for n in nodes if n.integer) / sum(n.macs for n in nodes)
         row = self.row(out, share, seconds)
         row.trials = trials
         row.proved = sum(n.proved for n in plan.nodes.values())
-        row.overflowing = len(peaks.overflows)
+        row.overflowing = len(watch.extremes.overflows)
         row.possible = len(plan.nodes) - row.proved - row.overflowing
-        open_nodes = sum(count for n, count in peaks.accumulators.items() if not plan.nodes[n].proved)
-        row.rate = 1e6 * sum(peaks.overflows.values()) / max(open_nodes, 1)
+        open_nodes = sum(count for n, count in watch.extremes.accumulators.items() if not plan.nodes[n].proved)
+        row.rate = 1e6 * sum(watch.extremes.overflows.values()) / max(open_nodes, 1)
         row.differing = int((Simulator(plan)(*few) != IntegerModel(plan)(*few)).sum())
         self.rows[name] = row
         if self.asset.kinds:

@@ -329,7 +329,7 @@ def _round_and_move(
         attempts = [("rounding" in together, "bias" in together)]
     if not attempts:
         return point
-    used = len(real.inputs[0])
+    used = real.samples
     best, judging = point, evaluator.batches.samples - used or used
     passes, kept = list[CorrectionPass](), -1
     few_bits = point.has_few_bits

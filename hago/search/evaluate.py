@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
+from hago.caching import LRU
 from hago.cost import node_macs
 from hago.data import Batch, Batches
 from hago.errors import DataError
@@ -26,7 +27,7 @@ from hago.plan import Bits, Plan
 from hago.runtime.native import Executor, KernelConstantCache, exact_kernels
 from hago.search.intervals import jackknife_interval, quick_interval, wilson_interval
 from hago.search.objective import OBJECTIVES, Objective, check_rows, unfit_labels, warn_of_labels, warn_of_numbering
-from hago.simulation import AccumulatorExtremes, Carriers, Reuse, Simulator, ValueCache
+from hago.simulation import AccumulatorExtremes, AccumulatorWatch, Carriers, Reuse, Simulator, ValueCache
 from hago.study import Score
 
 
@@ -37,6 +38,11 @@ class Measurement:
     contributions: Mapping[str, Tensor]
     extremes: AccumulatorExtremes
 
+    @property
+    def bytes(self) -> int:
+        """The size of the contributions."""
+        return sum(t.numel() * t.element_size() for t in self.contributions.values())
+
 
 EvaluationEngine = Literal["auto", "integer", "float"]
 #: (contributions so far, accumulators seen) -> whether the measurement can stop.
@@ -44,6 +50,9 @@ Enough = Callable[[Mapping[str, Tensor], AccumulatorExtremes], bool]
 #: Called with a batch and its outputs.
 See = Callable[[Batch, Sequence[Any]], None]
 
+
+#: The most bytes of measurements that one `Evaluator` keeps.
+MEASUREMENT_BYTES: Final = 1 << 26
 
 #: What `KernelRow.kernel` says of nodes that run on no native kernel.
 _NO_KERNELS: Final = frozenset({"torch in floats", "reference"})
@@ -63,6 +72,8 @@ class Evaluator:
             of the Plan. All give the same outputs.
         cache_bytes: the size of the cache of simulated values, 0 for none; None for a quarter of the free memory. The
             cache changes no score.
+        measurement_bytes: the size of the cache of measurements, 0 for none. A point that is measured once more, such
+            as a trial before its layers are corrected, is found there.
         quiet: do not warn of labels that are no classes, since the caller does.
 
     Raises:
@@ -79,6 +90,7 @@ class Evaluator:
         cache_bytes: int | None = None,
         engine: EvaluationEngine = "auto",
         quiet: bool = False,
+        measurement_bytes: int = MEASUREMENT_BYTES,
     ) -> None:
         self.graph, self.batches, self.objective = graph, batches, objective
         for measure in (objective, *also):
@@ -95,6 +107,7 @@ class Evaluator:
                 )
         self.carriers, self.constant_cache, self.engine = Carriers(), KernelConstantCache(), engine
         self.reuse = Reuse(ValueCache(cache_bytes))
+        self._measured: LRU[tuple[str, str], Measurement] = LRU(measurement_bytes, lambda of: of.bytes)
         self._best: Score | None = None
         begun = time.perf_counter()
         self._reference = [run_real(graph.uncorrected, b.inputs, ops=ops) for b in batches]
@@ -116,25 +129,35 @@ class Evaluator:
         self._measures |= {o.name: o for o in (objective, *also)}
 
     def judging_by(self, objective: Objective) -> Evaluator:
-        """An evaluator of this objective alone, with the same outputs of the float model and cache of values."""
+        """This evaluator if it judges by an objective, or else one of this objective alone, with the same outputs of
+        the float model and cache of values."""
+        if objective is self.objective:
+            return self
         other = copy(self)
         other.objective, other._measures, other._best = objective, {objective.name: objective}, None
+        other._measured = LRU(self._measured.capacity, lambda of: of.bytes)
         return other
 
     def measure(self, plan: Plan, enough: Enough | None = None, see: See | None = None) -> Measurement:
-        """Simulate a Plan over all batches, or until it is enough.
+        """Simulate a Plan over all batches, or until it is enough; or find the measurement if it was made before.
 
         Args:
             enough: called after every batch with the contributions so far; True ends the measurement.
             see: called with every batch and its outputs.
         """
+        if enough is not None or see is not None or not self._measured.capacity:
+            return self._simulate(plan, enough, see)
+        # float nodes of a corrected graph have other constants, which are not in the key of a Plan
+        return self._measured.get_or_make((plan.key, plan.graph.correction_hash), lambda: self._simulate(plan))
+
+    def _simulate(self, plan: Plan, enough: Enough | None = None, see: See | None = None) -> Measurement:
         begun = time.perf_counter()
-        extremes = AccumulatorExtremes(plan)
-        model = self._model(plan, extremes)
+        watch = AccumulatorWatch(plan)
+        model, extremes = self._model(plan, watch), watch.extremes
         plans = self.reuse.plan(model.steps(), model.ends, len(self._reference))
         contributions: dict[str, Tensor] = {}
         for batch, reference, left in zip(self.batches, self._reference, plans, strict=True):
-            outputs = model.end(self.reuse.run(left, partial(model.begin, batch.inputs), extremes))
+            outputs = model.end(self.reuse.run(left, partial(model.begin, batch.inputs), watch))
             if see is not None:
                 see(batch, outputs)
             added = self._per_sample(batch, reference, outputs)
@@ -145,13 +168,13 @@ class Evaluator:
         self._seconds += time.perf_counter() - begun
         return Measurement(contributions, extremes)
 
-    def _model(self, plan: Plan, extremes: AccumulatorExtremes) -> Simulator | Executor:
+    def _model(self, plan: Plan, watch: AccumulatorWatch) -> Simulator | Executor:
         fast = self.engine == "integer" or (self.engine == "auto" and exact_kernels().outrun_floats)
         if fast and all(node.proved for node in plan.nodes.values()):
             executor = Executor(plan, self.constant_cache)
             if self.engine == "integer" or _runs_on_kernels(executor):
                 return executor
-        return Simulator(plan, self.carriers, watch=extremes)
+        return Simulator(plan, self.carriers, watch=watch)
 
     def contributions(self, outputs: Iterable[Sequence[Any]]) -> dict[str, Tensor]:
         """Per-sample contributions of a model's outputs, given batch by batch."""

@@ -2,12 +2,16 @@
 
 The points of a search differ in bits, and so do attempts to correct one point; what the float model does is the same
 for all. `hago.search.layer_correction` compares a simulation with it.
+
+Passes over the samples hold each value in `Parts` of some samples. The C library returns larger buffers to the system
+as soon as they are freed, and convolutions on fresh pages take up to four times as long.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +23,8 @@ from hago.graph import Graph, Node, compute_real, over_samples
 from hago.graph.schedule import run_schedule
 from hago.ops import Ops
 
+#: The most bytes of a part of the largest value; glibc keeps buffers of up to 32 MiB.
+PART_BYTES: Final = 1 << 24
 #: The most bytes that are kept of the float model, for points that are corrected later.
 KEPT_BYTES: Final = 1 << 28
 #: Windows that are seen of a layer: at least this many, and WINDOWS_PER_WEIGHT for every weight of a window.
@@ -28,6 +34,31 @@ WINDOWS_PER_WEIGHT: Final = 8
 WINDOW_BYTES: Final = 1 << 28
 #: The most weights of a window that make up for each other's errors: their moments are a matrix of this size.
 MOST_TOGETHER: Final = 4096
+
+
+class Parts(tuple[Any, ...]):
+    """A value, in parts of equally many samples."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def of(value: Any) -> Parts:
+        """The parts of a value that a pass holds; one where it does not depend on the samples."""
+        return value if isinstance(value, Parts) else Parts((value,))
+
+    def mean(self) -> Tensor:
+        """The mean over the samples, float64 with one sample."""
+        sums = (over_samples(part, torch.sum).to(torch.float64) for part in self)
+        return functools.reduce(torch.add, sums) / sum(map(len, self))
+
+
+def in_parts(compute: Callable[[Sequence[Any]], Sequence[Any]], read: Sequence[Any]) -> Sequence[Any]:
+    """What a step gives for the values that it reads, in as many parts as these have."""
+    count = max((len(v) for v in read if isinstance(v, Parts)), default=0)
+    if not count:
+        return compute(read)
+    given = [compute([v[i] if isinstance(v, Parts) else v for v in read]) for i in range(count)]
+    return [Parts(outputs) for outputs in zip(*given, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +91,45 @@ class FloatLayers:
     """
 
     def __init__(self, graph: Graph, ops: Ops, inputs: Sequence[Tensor], multiple: int = 1) -> None:
-        self.graph, self.inputs = graph, inputs
+        self.graph, self.samples = graph, len(inputs[0])
+        largest = max((math.prod(node.shape or ()) for node in graph.computed), default=1)
+        most = max(1, PART_BYTES // (4 * max(1, largest)))
+        size = max(n for n in range(1, min(most, self.samples) + 1) if self.samples % n == 0)
+        #: Of all inputs, by part.
+        self.inputs = tuple(zip(*(torch.split(x, size) for x in inputs), strict=True))
         self._ops, self.multiple = ops, multiple
         self._kept: dict[str, FloatLayer] = {}
         self._keeps = True
 
-    def windows(self, node: Node, value: Tensor) -> Tensor:
+    def windows(self, node: Node, value: Any) -> Tensor:
         """Some windows (groups, places, K) of what a layer reads, from samples and places all over the data; float32.
 
         Args:
-            value: what it reads, of the shape that it has in the float model; windows are taken at the same places.
+            value: what it reads, in parts, of the shape that it has in the float model; windows are taken at the same
+                places.
         """
+        parts = Parts.of(value)
         weight, rule, attrs = self.graph.consts[node.inputs[1]], self._ops[node.op], node.attrs
         assert rule.integer is not None and rule.integer.addends is not None
         windows_at, groups = rule.integer.addends.windows_at, attrs.get("groups", 1)
         assert windows_at is not None
         length = weight[0].numel()
-        shape = list(rule.compute(attrs, value.to("meta", torch.float32), weight.to("meta")).shape)
+        shape = list(rule.compute(attrs, parts[0].to("meta", torch.float32), weight.to("meta")).shape)
         del shape[rule.integer.addends.bias_axis]
-        places = math.prod(shape)
+        of_part = math.prod(shape)
+        places = len(parts) * of_part
         wanted = max(LEAST_WINDOWS, self.multiple * WINDOWS_PER_WEIGHT * min(length, MOST_TOGETHER))
         count = max(1, min(wanted, places, WINDOW_BYTES // (4 * groups * length)))
         chosen = torch.randperm(places, generator=torch.Generator().manual_seed(0))[:count]
         # every other sample in the first half, so that the halves do not share samples
-        chosen = chosen[torch.sort(chosen // (places // len(value)) % 2, stable=True).indices]
-        return windows_at(attrs, value, weight, torch.unravel_index(chosen, shape)).to(torch.float32)
+        half, part = chosen // (of_part // len(parts[0])) % 2, chosen // of_part
+        chosen = chosen[torch.sort(half * len(parts) + part, stable=True).indices]
+        numbers, sizes = torch.unique_consecutive(chosen // of_part, return_counts=True)
+        taken = [
+            windows_at(attrs, parts[number], weight, torch.unravel_index(of % of_part, shape))
+            for number, of in zip(numbers.tolist(), torch.split(chosen, sizes.tolist()), strict=True)
+        ]
+        return torch.cat(taken, 1).to(torch.float32)
 
     def of(self, layers: Collection[str], *, windows: bool) -> Iterator[tuple[str, FloatLayer]]:
         """These layers with their names, in the order in which they run: as they were kept, or else from a run of the
@@ -98,16 +143,20 @@ class FloatLayers:
         if all(name in kept and (name not in with_windows or kept[name].windows is not None) for name in layers):
             yield from ((node.name, kept[node.name]) for node in self.graph if node.name in layers)
             return
-        values: dict[str, Any] = {**self.graph.consts, **dict(zip(self.graph.inputs, self.inputs, strict=True))}
+        inputs = map(Parts, zip(*self.inputs, strict=True))
+        values: dict[str, Any] = {**self.graph.consts, **dict(zip(self.graph.inputs, inputs, strict=True))}
         for entry in self.graph.schedule:
             read, name = [values[each] for each in entry.inputs], entry.step.name
-            given = compute_real(entry.step, read, self._ops)
-            run_schedule((entry,), values, lambda *_, given=given: (given,))
+            given = in_parts(functools.partial(self._compute, entry.step), read)
+            run_schedule((entry,), values, lambda *_, given=given: given)
             if name in layers:
                 seen = self.windows(self.graph[name], read[0]) if name in with_windows else None
-                layer = FloatLayer(seen, over_samples(given, torch.mean).to(torch.float64))
+                layer = FloatLayer(seen, Parts.of(given[0]).mean())
                 self._keep(name, layer)
                 yield name, layer
+
+    def _compute(self, node: Node, read: Sequence[Any]) -> tuple[Any]:
+        return (compute_real(node, read, self._ops),)
 
     def _rounds(self, name: str) -> bool:
         """Whether the weights of a layer can be rounded for its windows."""

@@ -6,14 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hago.caching import LRU
 from hago.correction import CorrectionPass, WhyNot
-from hago.data import Batches
 from hago.errors import InfeasibleBits
-from hago.graph import Graph
-from hago.ops import Ops
 from hago.plan import Bits, Plan
-from hago.search.evaluate import Enough, Evaluator, Measurement, See
+from hago.search.evaluate import Evaluator, Measurement
 from hago.search.objective import OBJECTIVES, Objective
 from hago.search.preparation import Prepared
 from hago.search.safe_bits import first_safe_bits
@@ -23,9 +19,6 @@ SQNR: Final = "sqnr"
 #: Where operands have fewer bits, weights are also rounded without moving biases, and biases moved without rounding
 #: weights, since each may then lose by the other; and weights get thresholds that are chosen for the outputs.
 FEW_BITS: Final = 7
-#: The measurements that one shot keeps: of the graph without corrections, with splits, and with factors; and these of
-#: the rotated graph.
-LATEST: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +63,7 @@ def first_point_if_any(prepared: Prepared, evaluator: Evaluator) -> MeasuredPoin
 
 def sqnr_evaluator(prepared: Prepared) -> Evaluator:
     """An evaluator of the calibration data, for one-shot quantization and the corrections before it."""
-    return _OneShotEvaluator(prepared.graph, prepared.batches, OBJECTIVES[SQNR], prepared.hardware.known_ops)
-
-
-class _OneShotEvaluator(Evaluator):
-    """An Evaluator that keeps its latest measurements: one shot starts from a Plan that was measured to choose the
-    corrections of the graph."""
-
-    def __init__(self, graph: Graph, batches: Batches, objective: Objective, ops: Ops) -> None:
-        super().__init__(graph, batches, objective, ops)
-        self._latest: LRU[tuple[str, str], Measurement] = LRU(LATEST)
-
-    def judging_by(self, objective: Objective) -> Evaluator:
-        return self if objective is self.objective else super().judging_by(objective)
-
-    def measure(self, plan: Plan, enough: Enough | None = None, see: See | None = None) -> Measurement:
-        if enough is not None or see is not None:
-            return super().measure(plan, enough, see)
-        measure = super().measure
-        # float nodes of a corrected graph have other constants, which are not in the key of a Plan
-        return self._latest.get_or_make((plan.key, plan.graph.correction_hash), lambda: measure(plan))
+    return Evaluator(prepared.graph, prepared.batches, OBJECTIVES[SQNR], prepared.hardware.known_ops)
 
 
 def pass_record(

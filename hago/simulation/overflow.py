@@ -1,7 +1,7 @@
 """Overflow of accumulators in a simulation: counts and extremes, for nodes where overflow is not proved impossible.
 
-The evaluator makes one `AccumulatorExtremes` per measurement. It is the `watch` of the Simulator, and `Reuse` calls
-`add` with the remembered observations of nodes that do not run.
+The evaluator makes one `AccumulatorWatch` per measurement. It is the `watch` of the Simulator, and `Reuse` adds the
+remembered observations of nodes that do not run.
 """
 
 from __future__ import annotations
@@ -33,30 +33,12 @@ class SeenAccumulators:
 
 @dataclass(slots=True)
 class AccumulatorExtremes:
-    """Largest accumulator values and overflow counts, by node, over the batches of a pass. A `watch` for the simulator.
-    Nodes that are proved not to overflow are left out.
+    """Largest accumulator values and overflow counts, by node, over the batches of a pass. Nodes that are proved not to
+    overflow are left out."""
 
-    Args:
-        latest: the observation of the node that ran last, which `Reuse` remembers.
-    """
-
-    plan: Plan
     overflows: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
     accumulators: dict[str, int] = field(default_factory=dict)
-    latest: SeenAccumulators = field(default_factory=SeenAccumulators)
-
-    def __call__(self, node: Node, c: Tensor, lost: Lost | None) -> None:
-        """Count the accumulators of a batch that leave their register, or of which a partial sum overflowed.
-
-        Args:
-            c: the accumulators of the node, as centered integers before overflow.
-            lost: the effect of partial sums that overflowed; None if the hardware has no such overflow.
-        """
-        plan = self.plan.nodes[node.name]
-        if not plan.proved:
-            self.latest = _observe(plan, c, lost)
-            self.add(node.name, self.latest)
 
     def add(self, name: str, observed: SeenAccumulators) -> None:
         """Add the observation of one node in one batch."""
@@ -69,6 +51,31 @@ class AccumulatorExtremes:
     def excess_bits(self) -> dict[str, int]:
         """The number of bits that the register lacks for the largest accumulator, by node that overflowed."""
         return {n: max(1, math.ceil(math.log2(self.peaks[n]))) for n in self.overflows}
+
+
+@dataclass(slots=True)
+class AccumulatorWatch:
+    """A `watch` for the simulator of a Plan, which keeps the extremes of its accumulators.
+
+    Args:
+        latest: the observation of the node that ran last, which `Reuse` remembers.
+    """
+
+    plan: Plan
+    extremes: AccumulatorExtremes = field(default_factory=AccumulatorExtremes)
+    latest: SeenAccumulators = field(default_factory=SeenAccumulators)
+
+    def __call__(self, node: Node, c: Tensor, lost: Lost | None) -> None:
+        """Count the accumulators of a batch that leave their register, or of which a partial sum overflowed.
+
+        Args:
+            c: the accumulators of the node, as centered integers before overflow.
+            lost: the effect of partial sums that overflowed; None if the hardware has no such overflow.
+        """
+        plan = self.plan.nodes[node.name]
+        if not plan.proved:
+            self.latest = _observe(plan, c, lost)
+            self.extremes.add(node.name, self.latest)
 
 
 def _observe(plan: NodePlan, c: Tensor, lost: Lost | None) -> SeenAccumulators:

@@ -30,7 +30,7 @@ from torch import Tensor
 from hago.caching import LRU
 from hago.graph.schedule import Name, Step, make_schedule, run_schedule
 from hago.simulation.free_memory import SHARE, free_bytes
-from hago.simulation.overflow import AccumulatorExtremes, SeenAccumulators
+from hago.simulation.overflow import AccumulatorWatch, SeenAccumulators
 
 #: The digest of a value, and the number of its batch.
 Key = tuple[bytes, int]
@@ -283,7 +283,7 @@ class Reuse:
                 observations.append((step.name, observation))
         return BatchPlan(whole, number, tuple(reversed(to_run)), cached, tuple(reversed(observations)))
 
-    def run(self, plan: BatchPlan, start: Start, watch: AccumulatorExtremes) -> dict[Name, Any]:
+    def run(self, plan: BatchPlan, start: Start, watch: AccumulatorWatch) -> dict[Name, Any]:
         """The values at the ends of the pass, of one batch.
 
         Args:
@@ -299,7 +299,7 @@ class Reuse:
                 self.cache.put((whole.digests[name], plan.number), value, span)
 
         for name, observation in plan.observations:
-            watch.add(name, observation)
+            watch.extremes.add(name, observation)
         self.spent.add(len(plan.steps), len(whole.steps), whole.batches)
         values = _Values(plan.cached, start)  # the start values are made when a step first reads one
         with torch.no_grad():

@@ -52,7 +52,7 @@ from hago.search.objective import named_objective
 from hago.search.preparation import prepare
 from hago.search.safe_bits import first_safe_bits
 from hago.search.stored_strategy import make_strategy
-from hago.simulation.overflow import AccumulatorExtremes
+from hago.simulation.overflow import AccumulatorExtremes, AccumulatorWatch
 from hago.simulation.simulator import Simulator
 
 ORDERS, BIASES = get_args(Order), get_args(BiasAt)
@@ -165,11 +165,11 @@ def run(graph: Graph, hardware: Hardware, inputs: Sequence[Tensor], name: str, p
     IntegerModel(plan).run(inputs, lambda n, v: held.__setitem__(n.name, v), lambda e, c: read.__setitem__(str(e), c))
     found = compare_plan_exactly(plan, inputs)
     assert found.same, found.differences
-    peaks = AccumulatorExtremes(plan)
-    Simulator(plan, watch=peaks).run(inputs)
+    watch = AccumulatorWatch(plan)
+    Simulator(plan, watch=watch).run(inputs)
     node = plan.nodes[name]
     operands = [read[f"{name}:{slot}"] for slot in range(len(node.operands))]
-    return Seen(plan, node, operands, center(held[name], node.out), peaks)
+    return Seen(plan, node, operands, center(held[name], node.out), watch.extremes)
 
 
 def check_by_hand(seen: Seen, name: str, addends: AddendsOf) -> int:
@@ -439,9 +439,9 @@ def test_whole_networks(chip: str) -> None:
         plan = resolver(bits)
         for inputs in ([seeded(2, 3, 8, 8, seed=5) * 20], *extreme_inputs(graph)):
             assert compare_plan_exactly(plan, inputs).same
-            peaks = AccumulatorExtremes(plan)
-            Simulator(plan, watch=peaks).run(inputs)
-            clamped += sum(peaks.overflows.values())
+            watch = AccumulatorWatch(plan)
+            Simulator(plan, watch=watch).run(inputs)
+            clamped += sum(watch.extremes.overflows.values())
             proved += sum(n.proved and n.desc.register.overflow == "saturate_each" for n in plan.nodes.values())
             assert not any(n.proved and n.additions is not None for n in plan.nodes.values())
     assert clamped and proved
@@ -651,9 +651,9 @@ def test_a_search_finds_bits(chip: str) -> None:
     net = Net().eval()
     strategy, value = hago.search_quantize_strategy(net, hardware, images, budget="6 trials")
     plan = hago.create_quantizer(net, hardware, strategy).plan
-    peaks = AccumulatorExtremes(plan)
-    Simulator(plan, watch=peaks).run(images)
-    assert not peaks.overflows and value > 3.0
+    watch = AccumulatorWatch(plan)
+    Simulator(plan, watch=watch).run(images)
+    assert not watch.extremes.overflows and value > 3.0
     assert compare_plan_exactly(plan, images).same
 
 
@@ -674,11 +674,11 @@ def test_the_start_of_a_search_holds_partial_sums() -> None:
 def test_inspection_counts_and_blames() -> None:
     plan, x = unproved()
     found = inspect_plan(plan, Batches([(x,)], plan.graph.inputs))
-    peaks = AccumulatorExtremes(plan)
-    Simulator(plan, watch=peaks).run([x])
-    assert peaks.overflows
+    watch = AccumulatorWatch(plan)
+    Simulator(plan, watch=watch).run([x])
+    assert watch.extremes.overflows
     for row in found.rows:
-        assert row.overflows == peaks.overflows.get(row.name, 0) and row.differences == 0
+        assert row.overflows == watch.extremes.overflows.get(row.name, 0) and row.differences == 0
         assert (row.verdict == "overflows") == (row.overflows > 0)
 
 
@@ -693,9 +693,9 @@ def test_training_clamps_as_the_plan_does() -> None:
     for _ in range(2):
         found = trained.train()(more)
         quantizer = from_qat(trained)
-        peaks = AccumulatorExtremes(quantizer.plan)
-        Simulator(quantizer.plan, watch=peaks).run([more])
-        assert peaks.overflows
+        watch = AccumulatorWatch(quantizer.plan)
+        Simulator(quantizer.plan, watch=watch).run([more])
+        assert watch.extremes.overflows
         assert found.equal(trained.eval()(more)) and found.equal(quantizer.realize()(more))
         found.square().mean().backward()
         assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in trained.parameters())

@@ -20,7 +20,7 @@ from hago.search.evaluate import Evaluator
 from hago.search.objective import named_objective
 from hago.search.preparation import Prepared, prepare
 from hago.search.safe_bits import first_safe_bits, widest_safe_bits
-from hago.simulation.overflow import AccumulatorExtremes
+from hago.simulation.overflow import AccumulatorWatch
 from hago.simulation.simulator import Simulator
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
@@ -34,19 +34,19 @@ def narrow() -> Prepared:
 # ---------------------------------------------------------------- overflow
 def test_peaks_count_what_does_not_fit(narrow: Prepared) -> None:
     plan = narrow.resolver(narrow.space.widest())
-    peaks = AccumulatorExtremes(plan)
+    watch = AccumulatorWatch(plan)
     x = [DATA[0][0] * 8]
-    Simulator(plan, watch=peaks).run(x)
+    Simulator(plan, watch=watch).run(x)
     for name, c in accumulators(plan, x).items():
         node = plan.nodes[name]
         dtype = node.desc.register.dtype
         outside = int(((c < dtype.min) | (c > dtype.max)).sum())
-        assert peaks.overflows.get(name, 0) == outside
-        assert peaks.accumulators.get(name, 0) == (0 if node.proved else c.numel())
+        assert watch.extremes.overflows.get(name, 0) == outside
+        assert watch.extremes.accumulators.get(name, 0) == (0 if node.proved else c.numel())
         if outside:
             largest = max(float(c.max()) / dtype.max, float(c.min()) / dtype.min)
-            assert peaks.peaks[name] == largest and 2 ** peaks.excess_bits[name] >= largest
-    assert peaks.overflows
+            assert watch.extremes.peaks[name] == largest and 2 ** watch.extremes.excess_bits[name] >= largest
+    assert watch.extremes.overflows
 
 
 def test_one_too_many_is_an_overflow_of_one_bit() -> None:
@@ -60,10 +60,10 @@ def test_one_too_many_is_an_overflow_of_one_bit() -> None:
         ((-127, -127, -4), {}),
         ((-127, -127, -5), {"fc": 1}),
     ):
-        peaks = AccumulatorExtremes(plan)
-        Simulator(plan, watch=peaks).run([torch.tensor([values]) / 128])
-        assert peaks.overflows == overflows  # 127 * 127 * 2 + 127 * 4 = 32766
-        assert set(peaks.excess_bits.values()) <= {1}
+        watch = AccumulatorWatch(plan)
+        Simulator(plan, watch=watch).run([torch.tensor([values]) / 128])
+        assert watch.extremes.overflows == overflows  # 127 * 127 * 2 + 127 * 4 = 32766
+        assert set(watch.extremes.excess_bits.values()) <= {1}
 
 
 def test_a_safe_start_holds_what_was_seen(narrow: Prepared) -> None:
