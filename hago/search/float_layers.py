@@ -96,7 +96,7 @@ class FloatLayers:
         most = max(1, PART_BYTES // (4 * max(1, largest)))
         size = max(n for n in range(1, min(most, self.samples) + 1) if self.samples % n == 0)
         #: Of all inputs, by part.
-        self.inputs = tuple(zip(*(torch.split(x, size) for x in inputs), strict=True))
+        self.parts = tuple(zip(*(torch.split(x, size) for x in inputs), strict=True))
         self._ops, self.multiple = ops, multiple
         self._kept: dict[str, FloatLayer] = {}
         self._keeps = True
@@ -143,7 +143,7 @@ class FloatLayers:
         if all(name in kept and (name not in with_windows or kept[name].windows is not None) for name in layers):
             yield from ((node.name, kept[node.name]) for node in self.graph if node.name in layers)
             return
-        inputs = map(Parts, zip(*self.inputs, strict=True))
+        inputs = map(Parts, zip(*self.parts, strict=True))
         values: dict[str, Any] = {**self.graph.consts, **dict(zip(self.graph.inputs, inputs, strict=True))}
         for entry in self.graph.schedule:
             read, name = [values[each] for each in entry.inputs], entry.step.name

@@ -127,7 +127,7 @@ class _Correcting:
             return in_parts(step.run, read)
 
         simulator = self.simulator
-        begun = [simulator.begin(part) for part in self.real.inputs]
+        begun = [simulator.begin(part) for part in self.real.parts]
         values = {**begun[0], **{n: Parts(of[n] for of in begun) for n in self.graph.inputs}}
         run_schedule(make_schedule(simulator.steps(), simulator.ends), values, compute)
         offsets = {}
@@ -350,22 +350,22 @@ class _FewWindows:
 
     def with_feedback(self, real: Tensor, least: Tensor, most: Tensor, step: Tensor | None) -> Tensor:
         order = _most_read_first(self.seen.square().sum(1))
-        columns = _sorted(self.seen, order, 2).transpose(1, 2).unsqueeze(3)  # (groups, K, n, 1)
+        columns = _sorted(self.seen, order, 2).transpose(1, 2).contiguous().numpy()  # (groups, K, n)
+        groups, count, windows = columns.shape
         # from the last: S = d + the sum of x x^T over all later weights, whose inverse changes by one x at a time
-        inverse = torch.eye(columns.shape[2], dtype=torch.float64) / self._damping()
-        makes_up = torch.empty_like(columns)  # S^-1 x: by which outputs later weights make up for an error of this one
-        for j in reversed(range(columns.shape[1])):
-            x = columns[:, j]
-            moved = torch.matmul(inverse, x, out=makes_up[:, j])
-            inverse -= moved @ moved.transpose(1, 2) / (1.0 + (x * moved).sum(1, keepdim=True))
-        left = _sorted(real, order, 1)
+        inverse = (torch.eye(windows, dtype=torch.float64) / self._damping()).numpy()
+        makes_up = np.empty_like(columns)  # S^-1 x: by which outputs later weights make up for an error of this one
+        for j in reversed(range(count)):
+            x, moved = columns[:, j], makes_up[:, j]
+            np.matmul(inverse, x[:, :, None], out=moved[:, :, None])
+            inverse -= moved[:, :, None] * (moved / (1.0 + (x * moved).sum(1, keepdims=True)))[:, None]
+        left = _sorted(real, order, 1).numpy()
         rounding = _Rounding.of(order, least, most, step)
-        owed = left.new_zeros(len(left), columns.shape[2], left.shape[2])  # outputs (groups, n, outputs) to make up for
-        error = torch.empty_like(left[:, 0])
-        for j in range(columns.shape[1]):
-            value = left[:, j] + (columns[:, j].transpose(1, 2) @ owed).squeeze(1)
-            rounding.round(j, value.numpy(), error.numpy())
-            owed += makes_up[:, j] * error.unsqueeze(1)
+        owed = np.zeros((groups, windows, left.shape[2]))  # outputs to make up for
+        error = np.empty_like(left[:, 0])
+        for j in range(count):
+            value = left[:, j] + np.matmul(columns[:, j, None], owed)[:, 0]
+            owed += makes_up[:, j, :, None] * rounding.round(j, value, error)[:, None]
         return rounding.integers()
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from products import some
 from torch import Tensor, nn
 
 import hago
-from hago.correction import Corrections
+from hago.correction import LAYERS, Corrections
 from hago.correction.offsets import decode_offsets, encode_offsets
 from hago.errors import HagoError, LogError
 from hago.graph import compute_real
@@ -96,13 +97,13 @@ def test_what_clamps_cut_off_in_any_sample_binds_their_channels(monkeypatch: pyt
 
 
 def test_one_shot_does_not_measure_again_what_was_measured_for_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured, measure = [], Evaluator.measure
+    measured, simulate = [], Evaluator._simulate
 
     def count(self: Evaluator, plan: Plan, enough: Any = None, see: Any = None) -> Any:
         measured.append((plan.key, plan.graph.correction_hash))
-        return measure(self, plan, enough, see)
+        return simulate(self, plan, enough, see)
 
-    monkeypatch.setattr(Evaluator, "measure", count)
+    monkeypatch.setattr(Evaluator, "_simulate", count)
     strategy = hago.quantize(Uneven().eval(), "vta", DATA, corrections=["equalization", "rounding"]).strategy
     kept = [made["names"] for made in strategy.made_by["passes"] if made["kept"]]
     assert ["equalization"] in kept and len(measured) == 3 == len(set(measured))
@@ -193,7 +194,7 @@ def test_a_race_tells_what_helps_on_samples_that_did_not_give_it(monkeypatch: py
     seen: list[Tensor] = []
 
     def watched(plan: Any, real: FloatLayers, **how: Any) -> Any:
-        seen.append(real.inputs[0])
+        seen.append(torch.cat([part[0] for part in real.parts]))
         return correct_layers(plan, real, **how)
 
     monkeypatch.setattr(correcting, "correct_layers", watched)
@@ -225,7 +226,7 @@ def test_layers_give_back_what_those_before_them_lost(monkeypatch: pytest.Monkey
         return 10 * math.log10(float(float_outputs.square().sum() / error.square().sum()))
 
     given = [decibels(seed) for seed in range(4)]
-    monkeypatch.setattr(layer_correction, "_giving_back", lambda weights, *windows: torch.zeros_like(weights))
+    monkeypatch.setattr(layer_correction, "_giving_back", lambda halves, together: 0.0)
     without = [decibels(seed) for seed in range(4)]
     gains = [a - b for a, b in zip(given, without, strict=True)]
     assert min(gains) > -0.5 and sum(gains) / len(gains) > 0.5, gains
@@ -245,9 +246,9 @@ def test_few_windows_round_as_many_do(groups: int, windows: int, weights: int, o
     steps = 0.5 + torch.rand(real.shape, generator=generator, dtype=torch.float64) if has_steps else None
     results = []
     for kind in (layer_correction._Moments, layer_correction._FewWindows):
-        halves = [kind.of(a, b) for a, b in zip(seen.chunk(2, 1), lost.chunk(2, 1), strict=True)]
+        halves = [kind.of(a, b, real) for a, b in zip(seen.chunk(2, 1), lost.chunk(2, 1), strict=True)]
         together = layer_correction._joined(halves)
-        changed = real + layer_correction._giving_back(real, halves, together)
+        changed = real + layer_correction._giving_back(halves, together)
         results.append((changed, together.with_feedback(changed, *ends, steps)))
     (first, rounded), (second, others) = results
     assert torch.allclose(first, second, rtol=1e-6, atol=1e-6)
@@ -275,7 +276,7 @@ def test_clipped_samples_do_not_decide_what_layers_give_back(monkeypatch: pytest
 
     without = decibels(ordinary)
     assert decibels(with_outliers) > without - 1.0
-    monkeypatch.setattr(layer_correction, "_without_outliers", lambda seen, wanted: wanted)
+    monkeypatch.setattr(layer_correction, "_ignore_outliers", lambda lost: None)
     assert decibels(with_outliers) < without - 1.0  # the law bites
 
 
@@ -306,6 +307,45 @@ def test_points_share_what_layers_read_in_the_float_model(kept_bytes: int, monke
     assert reruns == (kept_bytes < 1 << 28)  # the last asks for what the others kept
     kept = sum(layer.bytes for layer in shared._kept.values())
     assert kept <= kept_bytes and (kept > 0) == (kept_bytes == 1 << 28)
+
+
+@pytest.mark.parametrize("name", ["Uneven", "depthwise", "groups"])
+def test_layers_are_corrected_in_parts_of_samples_as_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows and means are those of all samples, whatever the size of a part, but for the order of sums."""
+    torch.manual_seed(0)
+    kernels = {"depthwise": nn.Conv2d(8, 8, 3, 2, 1, groups=8), "groups": nn.Conv2d(8, 6, 3, padding=1, groups=2)}
+    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), kernels.get(name), nn.Flatten(), nn.LazyLinear(5)]
+    model = Uneven() if name == "Uneven" else nn.Sequential(*(layer for layer in layers if layer is not None))
+    x = images(30, 3, 8, 8, seed=5)
+    model(x)
+    prepared = prepare(model.eval(), "x86_vnni", [x])
+    plan = prepared.resolver({key: min(group.choices) for key, group in prepared.space.groups.items()})
+    names = {node.name for node in plan.graph if node.op in LAYERS}
+    found: dict[int, tuple[Tensor, Mapping[str, Tensor]]] = {}
+    for part_bytes in (1, 20_000, 1 << 30):
+        monkeypatch.setattr(float_layers, "PART_BYTES", part_bytes)
+        real = FloatLayers(plan.graph, plan.ops, [x])
+        seen = []
+        for _, layer in real.of(names, windows=True):
+            assert layer.windows is not None
+            seen += [layer.mean, layer_correction._squares(layer.windows)]
+        offsets = correct_layers(plan, real, rounding=True, bias=True)
+        found[len(real.parts)] = torch.cat([t.flatten().double() for t in seen]), offsets
+    assert len(found) == 3 and {1, 30} < found.keys()
+    seen_whole, whole = found.pop(1)
+    for seen_parts, parts in found.values():
+        assert torch.allclose(seen_parts, seen_whole, rtol=1e-4, atol=1e-4)
+        # what is rounded otherwise by roundoff moves later weights
+        assert parts.keys() == whole.keys()
+        assert sum(int((parts[n] != whole[n]).sum()) for n in whole) < 0.2 * sum(t.numel() for t in whole.values())
+
+
+@pytest.mark.parametrize(("groups", "windows", "weights"), [(1, 300, 7), (3, 50, 97), (1, 500, 400), (2, 5, 193)])
+def test_products_of_values_with_themselves_are_symmetric(groups: int, windows: int, weights: int) -> None:
+    values = torch.randn(groups, windows, weights, generator=torch.Generator().manual_seed(weights))
+    squares = layer_correction._squares(values)
+    assert torch.equal(squares, squares.transpose(1, 2))
+    assert torch.allclose(squares, values.double().transpose(1, 2) @ values.double() / windows, atol=1e-5)
 
 
 @pytest.mark.parametrize(

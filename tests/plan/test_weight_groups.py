@@ -518,7 +518,9 @@ def test_values_of_other_integers_are_not_reused(engine: Any) -> None:
     used: list[Plan] = []
     objective = named_objective("sqnr")
     for corrected in (prepared.with_offsets(offsets).resolver(bits), equalized.resolver(bits)):
-        shared, fresh = (Evaluator(prepared.graph, prepared.batches, objective, engine=engine) for _ in range(2))
+        shared, fresh = (
+            Evaluator(prepared.graph, prepared.batches, objective, engine=engine, measurement_bytes=0) for _ in range(2)
+        )
         for _ in range(3):
             shared.score(plan, bits)  # the values of the best plan are kept
         before = shared.measure(plan).contributions["sqnr"]

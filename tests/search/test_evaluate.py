@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ from chips import Chip
 from ops.laws import accumulators
 from plans import fixed_resolver, resolver_of
 
-from hago.data.batches import Batches
+from hago.data.batches import Batch, Batches
 from hago.errors import DataError, HagoWarning, InfeasibleBits
 from hago.graph.execute import run_real
 from hago.hardware.file import load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
-from hago.search.evaluate import Evaluator
+from hago.plan import Plan
+from hago.search.evaluate import Evaluator, Measurement
 from hago.search.objective import named_objective
 from hago.search.preparation import Prepared, prepare
 from hago.search.safe_bits import first_safe_bits, widest_safe_bits
@@ -98,7 +100,7 @@ def test_a_score_says_all_there_is() -> None:
     graph = residual_block()
     resolver = resolver_of(graph, load_hardware("x86_vnni"), [DATA[0][0]])
     batches = Batches(DATA, graph.inputs)
-    evaluator = Evaluator(graph, batches, named_objective("cosine"))
+    evaluator = Evaluator(graph, batches, named_objective("cosine"), measurement_bytes=0)
     bits = resolver.space.widest()
     plan = resolver(bits)
     score = evaluator.score(plan, bits)
@@ -112,6 +114,36 @@ def test_a_score_says_all_there_is() -> None:
     assert score.results["sim_acc"] == float((outputs.argmax(1) == labels).double().mean())
     noise = float((outputs.double() - reference.double()).square().sum())
     assert score.results["sqnr"] == pytest.approx(10 * torch.log10(reference.double().square().sum() / noise).item())
+
+
+def test_measurements_are_kept_within_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point that is measured once more is found, without its Plan, and equal to what a pass gives."""
+    graph, simulated = residual_block(), list[str]()
+    simulate = Evaluator._simulate
+
+    def counted(self: Evaluator, plan: Plan, *more: Any) -> Measurement:
+        simulated.append(plan.key)
+        return simulate(self, plan, *more)
+
+    monkeypatch.setattr(Evaluator, "_simulate", counted)
+    resolver = resolver_of(graph, load_hardware("x86_vnni"), [DATA[0][0]])
+    plans = [resolver(bits) for bits in (resolver.space.widest(), resolver.space.narrowest())]
+    batches, sqnr = Batches(DATA, graph.inputs), named_objective("sqnr")
+    for size, passes in ((1 << 20, 2), (1, 4), (0, 4)):
+        simulated.clear()
+        evaluator = Evaluator(graph, batches, sqnr, measurement_bytes=size)
+        first, again = ([evaluator.measure(plan) for plan in plans] for _ in range(2))
+        assert len(simulated) == passes
+        for one, other in zip(first, again, strict=True):
+            assert one.extremes == other.extremes and one.contributions.keys() == other.contributions.keys()
+            assert all(torch.equal(t, other.contributions[n]) for n, t in one.contributions.items())
+    evaluator = Evaluator(graph, batches, sqnr)
+    seen: list[Batch] = []
+    evaluator.measure(plans[0])
+    evaluator.measure(plans[0], see=lambda batch, outputs: seen.append(batch))  # outputs are not kept
+    assert len(seen) == len(DATA)
+    cosine = evaluator.judging_by(named_objective("cosine"))
+    assert set(cosine.measure(plans[0]).contributions) == {"cosine"}
 
 
 def test_the_float_model_agrees_with_itself() -> None:

@@ -35,7 +35,13 @@ def prepared_at(seed: int) -> Prepared:
 def evaluator_of(prepared: Prepared, cache_bytes: int | None = None, engine: EvaluationEngine = "float") -> Evaluator:
     ops = prepared.hardware.known_ops
     return Evaluator(
-        prepared.graph, prepared.batches, named_objective("sqnr"), ops, cache_bytes=cache_bytes, engine=engine
+        prepared.graph,
+        prepared.batches,
+        named_objective("sqnr"),
+        ops,
+        cache_bytes=cache_bytes,
+        engine=engine,
+        measurement_bytes=0,
     )
 
 
@@ -133,7 +139,7 @@ def test_evicted_observations_are_made_again() -> None:
     prepared = prepare(residual_block(), "int16_accumulator", [seeded(8, 3, 8, 8)])
     bits = prepared.space.widest()
     plan = prepared.resolver(bits)
-    evaluator = Evaluator(prepared.graph, prepared.batches, named_objective("sqnr"))
+    evaluator = evaluator_of(prepared)
     first = evaluator.score(plan, bits)
     assert first.overflows
     assert [evaluator.score(plan, bits), evaluator.score(plan, bits)] == [first, first]
@@ -144,7 +150,7 @@ def test_evicted_observations_are_made_again() -> None:
 def test_values_of_different_resolvers_are_not_shared() -> None:
     graph, data = residual_block(), [seeded(4, 3, 8, 8)]
     ones = [prepare(graph, "x86_vnni", data, QuantizationOptions(estimator=e)) for e in ("max_range", "percentile:90")]
-    shared = Evaluator(graph, ones[0].batches, named_objective("sqnr"))
+    shared = Evaluator(graph, ones[0].batches, named_objective("sqnr"), measurement_bytes=0)
     for _ in range(2):
         for one in ones:
             bits = one.space.widest()
@@ -200,7 +206,9 @@ def test_data_that_is_read_again_is_read_batch_by_batch() -> None:
     prepared = prepare(graph, "x86_vnni", [seeded(2, 3, 8, 8, seed=s) for s in range(4)])
     bits = prepared.space.widest()
     source = Source()
-    streamed = Evaluator(graph, Batches(source, graph.inputs, cache_bytes=100), named_objective("sqnr"))
+    streamed = Evaluator(
+        graph, Batches(source, graph.inputs, cache_bytes=100), named_objective("sqnr"), measurement_bytes=0
+    )
     plan = replace(prepared.resolver(bits), graph=graph)
     whole = Evaluator(graph, prepared.batches, named_objective("sqnr"), cache_bytes=0)
     for _ in range(2):
