@@ -86,6 +86,27 @@ def test_the_command_has_idle_threads_sleep_unless_the_user_says_otherwise(given
     assert done.stdout.splitlines()[-1] == wanted
 
 
+@pytest.mark.parametrize(
+    ("words", "given", "kept"),
+    [
+        (["hardware", "list"], {}, False),
+        (["doctor", "--help"], {}, False),
+        (["doctor"], {}, True),
+        (["doctor"], {"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
+    ],
+)
+def test_the_command_keeps_freed_memory_unless_it_times_or_the_user_says_otherwise(
+    words: list[str], given: dict[str, str], kept: bool
+) -> None:
+    code = "from hago.runtime.native import allocator; allocator.keep_freed_memory = lambda: print('memory is kept')\n"
+    code += COMMAND.format(words=words)
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, env={**own, **given}
+    )
+    assert ("memory is kept" in done.stdout + done.stderr) == kept
+
+
 def test_using_a_public_name_imports_nothing_heavy_beside_torch() -> None:
     # some versions of torch import torch.export themselves
     of_torch = modules_after("import torch")

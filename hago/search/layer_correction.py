@@ -272,8 +272,8 @@ class _Moments:
             weights: (groups, K, outputs), float64.
         """
         if 2 * weights.shape[2] < weights.shape[1]:  # the order of products that takes less
-            return _Moments(_squares(seen), _products(seen, lost @ weights.to(lost.dtype)))
-        return _Moments(_squares(seen), _products(seen, lost) @ weights)
+            return _Moments(_second_moments(seen), _products(seen, lost @ weights.to(lost.dtype)))
+        return _Moments(_second_moments(seen), _products(seen, lost) @ weights)
 
     def _damped(self) -> Tensor:
         damped = self.seen.clone()
@@ -426,7 +426,7 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     return (a.transpose(1, 2) @ b).to(torch.float64) / a.shape[1]
 
 
-def _squares(values: Tensor) -> Tensor:
+def _second_moments(values: Tensor) -> Tensor:
     """The mean products of values (groups, windows, K) with themselves, block by block, since they are symmetric."""
     count = values.shape[2]
     products = values.new_empty(len(values), count, count, dtype=torch.float64)

@@ -328,7 +328,7 @@ def test_layers_are_corrected_in_parts_of_samples_as_whole(name: str, monkeypatc
         seen = []
         for _, layer in real.of(names, windows=True):
             assert layer.windows is not None
-            seen += [layer.mean, layer_correction._squares(layer.windows)]
+            seen += [layer.mean, layer_correction._second_moments(layer.windows)]
         offsets = correct_layers(plan, real, rounding=True, bias=True)
         found[len(real.parts)] = torch.cat([t.flatten().double() for t in seen]), offsets
     assert len(found) == 3 and {1, 30} < found.keys()
@@ -343,9 +343,9 @@ def test_layers_are_corrected_in_parts_of_samples_as_whole(name: str, monkeypatc
 @pytest.mark.parametrize(("groups", "windows", "weights"), [(1, 300, 7), (3, 50, 97), (1, 500, 400), (2, 5, 193)])
 def test_products_of_values_with_themselves_are_symmetric(groups: int, windows: int, weights: int) -> None:
     values = torch.randn(groups, windows, weights, generator=torch.Generator().manual_seed(weights))
-    squares = layer_correction._squares(values)
-    assert torch.equal(squares, squares.transpose(1, 2))
-    assert torch.allclose(squares, values.double().transpose(1, 2) @ values.double() / windows, atol=1e-5)
+    moments = layer_correction._second_moments(values)
+    assert torch.equal(moments, moments.transpose(1, 2))
+    assert torch.allclose(moments, values.double().transpose(1, 2) @ values.double() / windows, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""A setting of the C library's allocator that makes passes over large tensors faster. hago never changes it by itself.
+"""A setting of the C library's allocator that makes passes over large tensors faster.
 
 glibc returns large buffers to the system as soon as they are freed, so every pass pays for fresh pages. With this
 setting, the next pass reuses them. It applies to the whole process, whose memory then stays at its peak, so the owner
-of the process decides.
+of the process decides: the command `hago` sets it for itself, and functions of hago never do.
 """
 
 from __future__ import annotations
