@@ -25,7 +25,7 @@ from hago.plan import Bits
 from hago.plan.feasibility import ChoicePoints, nearest_feasible, plan_or_refusal
 from hago.search.confirmation import Confirmation, Gain, ProposalTest, clipped_share, figures_of, losses_of
 from hago.search.folds import Fold
-from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_FORWARDS, Spectrum
+from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_CHUNK, GRADIENT_FORWARDS, Spectrum
 from hago.search.guidance import make_surrogate
 from hago.search.preparation import Prepared
 from hago.search.proposed_thresholds import (
@@ -55,12 +55,14 @@ def refine_every_choice(
     """
     if confirmation is None:
         return _unconfirmed(task, start_within_limits)
-    folds = [_Proposals.of(task, fold) for fold in confirmation.folds]
+    chunk = confirmation.most_chunk
+    folds = [_Proposals.of(task, fold, most_chunk=chunk) for fold in confirmation.folds]
     # the confirmed proposal of several folds is made again from all samples
-    final = folds[0] if len(folds) == 1 else _Proposals.of(task)
+    final = folds[0] if len(folds) == 1 else _Proposals.of(task, most_chunk=chunk)
+    how = confirmation.record if chunk == CHUNK_SAMPLES else {**confirmation.record, "chunk": chunk}
     bits = final.first_bits(task, start_within_limits)
     if not folds:  # a single sample: none can be kept aside
-        prepared = replace(task.estimated, refinement_record=confirmation.record)
+        prepared = replace(task.estimated, refinement_record=how)
         return StartingPoint(prepared, final.surrogate, bits, GRADIENT_FORWARDS)
     # proposals are compared where they will be used: at the start if costs are limited; otherwise (a front, or a
     # minimized cost) halfway along the range of costs, since results have fewer bits than the start
@@ -68,7 +70,7 @@ def refine_every_choice(
     point = bits if is_limited else final.middle_of_front()
     chosen = _choose(task, confirmation, folds, point)
     shares = [_clipped_share(task, final.thresholds[name], point) for name in (chosen.name, "estimated")]
-    record = {**confirmation.record, "thresholds": chosen.name, **figures_of(chosen.gain, *shares)}
+    record = {**how, "thresholds": chosen.name, **figures_of(chosen.gain, *shares)}
     passes = len(folds) + (final is not folds[0])
     return StartingPoint(
         replace(final.thresholds[chosen.name], refinement_record=record),
@@ -81,7 +83,7 @@ def refine_every_choice(
 
 def _unconfirmed(task: RefinementTask, start_within_limits: bool) -> StartingPoint:
     """The starting point of searches whose logs are of version 1."""
-    proposals = _Proposals.of(task)
+    proposals = _Proposals.of(task, most_chunk=CHUNK_SAMPLES)
     bits = proposals.first_bits(task, start_within_limits)
     if not start_within_limits:
         return StartingPoint(proposals.thresholds["refined"], proposals.surrogate, bits, GRADIENT_FORWARDS)
@@ -111,12 +113,16 @@ class _Proposals:
     of_weights: WeightThresholds
 
     @staticmethod
-    def of(task: RefinementTask, fold: Fold | None = None) -> _Proposals:
-        """Make the proposals from the tuning samples of a fold, or from all samples."""
+    def of(task: RefinementTask, fold: Fold | None = None, *, most_chunk: int = GRADIENT_CHUNK) -> _Proposals:
+        """Make the proposals from the tuning samples of a fold, or from all samples.
+
+        Args:
+            most_chunk: the most samples that are differentiated at once and share a random vector.
+        """
         least_squares, data, objective = task.least_squares, task.estimated.batches, task.goal.objective
         probes, scaled = WeightGradients.of_probes(least_squares), _weights_with_own_thresholds(least_squares)
         samples = data.samples - (0 if fold is None else fold.size)
-        chunk = max(1, min(CHUNK_SAMPLES, samples // probes.count))
+        chunk = max(1, min(most_chunk, samples // probes.count))
         batches = None if fold is None else fold.tuning_batches(data)
         gradients = gradients_of_choices(
             least_squares, objective, task.seed, chunk, batches, known=scaled, on_constant=probes.add

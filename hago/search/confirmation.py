@@ -35,6 +35,7 @@ from hago.plan.feasibility import plan_or_refusal
 from hago.runtime.native import exact_kernels
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.folds import Fold, folds_of
+from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_CHUNK
 from hago.search.objective import OBJECTIVES, Objective
 from hago.search.preparation import Prepared
 from hago.study import Header
@@ -99,6 +100,8 @@ class Confirmation:
         folds: see `folds_of`.
         is_blind: whether thresholds of activations are tested by `UnseenSamples`, too; not for older logs.
         max_forwards: the largest cost of one fold, see MAX_FORWARDS; infinite for older logs.
+        most_chunk: the most samples that share a random vector where thresholds are refined at every choice of bits;
+            CHUNK_SAMPLES for older logs.
         refines_weights: whether thresholds of weights are refined, too.
         takes_one_shot: whether the thresholds of one shot are taken in place of refined ones, so that only the best
             trial is confirmed.
@@ -108,6 +111,7 @@ class Confirmation:
     folds: tuple[Fold, ...]
     is_blind: bool = True
     max_forwards: float = MAX_FORWARDS
+    most_chunk: int = GRADIENT_CHUNK
     refines_weights: bool = True
     takes_one_shot: bool = False
 
@@ -130,6 +134,7 @@ class Confirmation:
             made,
             is_blind=bool(refined.get("blind")),
             max_forwards=limit,
+            most_chunk=int(refined.get("chunk", CHUNK_SAMPLES)),
             refines_weights=bool(refined.get("refines_weights", True)),
             takes_one_shot=bool(refined.get("one_shot")),
         )

@@ -32,7 +32,7 @@ NOT_IN_HEADER: Final = frozenset(
     }
 )
 #: Keys of the record of refined thresholds that say how they are refined; the others are measurements.
-_SETTINGS: Final = ("kept_aside", "turns", "blind", "forwards", "refines_weights", "one_shot")
+_SETTINGS: Final = ("kept_aside", "turns", "blind", "forwards", "chunk", "refines_weights", "one_shot")
 
 
 def description(

@@ -31,7 +31,7 @@ from hago.search.objective import Probe
 
 #: Number of samples that are differentiated at once; all their intermediate values are in memory together.
 GRADIENT_CHUNK: Final = 16
-#: Number of samples that share one random vector where gradients of weights are kept.
+#: Number of samples that share one random vector where gradients of weights are kept, unless there are many samples.
 CHUNK_SAMPLES: Final = 4
 #: Cost of a forward and a backward pass, in forward passes.
 GRADIENT_FORWARDS: Final = 3.0

@@ -23,7 +23,7 @@ import hago
 from hago.calibration import collect
 from hago.cost.cost import METRICS
 from hago.data.batches import Batches
-from hago.search import DEFAULT_CORRECTIONS, choice_refinement, confirmation, searcher_choice
+from hago.search import DEFAULT_CORRECTIONS, choice_refinement, confirmation, searcher_choice, weight_scales
 from hago.search.choice_refinement import _Proposals
 from hago.search.confirmation import (
     Confirmation,
@@ -38,6 +38,7 @@ from hago.search.objective import OBJECTIVES
 from hago.search.point_refinement import _make_refinements, refine_at_point
 from hago.search.preparation import Prepared, prepare
 from hago.search.proposed_thresholds import RefinementTask
+from hago.search.sensitivity import gradients_of_choices
 from hago.search.session import SearchOptions, run_search
 from hago.search.stored_strategy import plan_and_batches
 from hago.study.log import Header, read_log
@@ -403,6 +404,39 @@ def test_logs_that_are_not_blind_are_replayed_and_continued_as_they_were_begun(
     assert hago.replay(residual_block(), "vta", path, DATA).same
     run_search(residual_block(), "vta", DATA, how)
     assert timeless(path.read_bytes()) == timeless(content)
+
+
+@pytest.mark.parametrize("options", [{"budget_cost": "weight_bytes <= 250"}, {"searcher": "pareto:points=4"}])
+def test_as_many_samples_share_a_vector_as_the_log_says(
+    options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few sums of gradients have more samples each; at most 4 shared a random vector before logs said how many."""
+    monkeypatch.setattr(weight_scales, "SKETCHES", 1)
+    chunks: list[int] = []
+
+    def watched(prepared: Any, objective: Any, seed: int, chunk: int, *more: Any, **named: Any) -> Any:
+        chunks.append(chunk)
+        return gradients_of_choices(prepared, objective, seed, chunk, *more, **named)
+
+    monkeypatch.setattr(choice_refinement, "gradients_of_choices", watched)
+    contents = []
+    for most, largest in ((4, 4), (16, 16)):
+        path = tmp_path / f"{most}.jsonl"
+        how = SearchOptions.of(progress=False, log=path, budget=4, **options)
+        with monkeypatch.context() as patch:
+            own = Confirmation((8, 8), folds_of([8, 8]), most_chunk=most)
+            patch.setattr(Confirmation, "of", staticmethod(lambda *_, own=own, **__: own))
+            run_search(residual_block(), "vta", DATA, how)
+        content = path.read_bytes()
+        assert (b'"chunk"' in content) == (most == 16)
+        path.write_bytes(b"".join(content.splitlines(keepends=True)[:2]))
+        assert hago.replay(residual_block(), "vta", path, DATA).same
+        run_search(residual_block(), "vta", DATA, how)
+        assert timeless(path.read_bytes()) == timeless(content)
+        assert max(chunks) == largest
+        chunks.clear()
+        contents.append(timeless(content))
+    assert contents[0] != contents[1]
 
 
 @pytest.mark.parametrize("limit", [3.0, math.inf])

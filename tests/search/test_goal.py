@@ -201,7 +201,7 @@ def test_a_budget_of_bytes_is_kept(tmp_path: Path) -> None:
     assert header is not None
     assert header.settings == {
         "limits": ["weight_bytes <= 280 B"],
-        "refined": {"kept_aside": 16, "turns": 4, "blind": True},
+        "refined": {"kept_aside": 16, "turns": 4, "blind": True, "chunk": 16},
         "channel_bins": CHANNEL_BINS,
         "effort": {"name": "good", "turns": 1},
     }
