@@ -18,8 +18,6 @@ INTERRUPTED = 130
 #: leave them less than a processor each. With fewer than this, small layers are slower on a quiet machine. It is read
 #: once, when PyTorch is imported.
 SPINS = "4000"
-#: Variables by which users set the allocator of the C library themselves.
-ALLOCATOR = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 #: Commands that time what runs in processes of users' own, which seldom keep the memory that they free.
 TIMING = (["bench"], ["hardware"])
 TEXT = "\nhago: interrupted before the command began; nothing was written, and the same command starts again\n"
@@ -33,12 +31,12 @@ def run() -> int:
         signal.signal(signal.SIGINT, _end)
 
     def begin() -> None:
-        from hago.runtime.native.allocator import keep_freed_memory  # imports torch, as all commands do
+        from hago.runtime.native import keep_freed_memory  # imports torch, as all commands do
 
         if listens:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        if sys.argv[1:2] not in TIMING and not any(name in os.environ for name in ALLOCATOR):
-            keep_freed_memory()
+        if sys.argv[1:2] not in TIMING:
+            keep_freed_memory(unless_set=True)
 
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)

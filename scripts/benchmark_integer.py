@@ -34,8 +34,7 @@ from hago.cost import plan_cost
 from hago.errors import InfeasibleBits
 from hago.plan import Plan
 from hago.runtime import IntegerModel, float_bytes, save_plan
-from hago.runtime.native import Executor, NativeIntegerModel, exact_kernels
-from hago.runtime.native.allocator import keep_freed_memory
+from hago.runtime.native import Executor, NativeIntegerModel, exact_kernels, keep_freed_memory
 from hago.runtime.native.self_test import Verdict
 from hago.search import QuantizationOptions, prepare
 

@@ -218,7 +218,7 @@ class Plan(Summarized):
 
     @functools.cached_property
     def key(self) -> str:
-        """A hash that is equal for Plans that compute the same; stable between processes."""
+        """A hash that is equal for Plans of one model that compute the same; stable between processes."""
         digest = hashlib.sha256()
         for name, node in self.nodes.items():
             digest.update(name.encode() + node.digest)

@@ -30,6 +30,12 @@ from hago.search.objective import OBJECTIVES, Objective, check_rows, unfit_label
 from hago.simulation import AccumulatorExtremes, AccumulatorWatch, Carriers, Reuse, Simulator, ValueCache
 from hago.study import Score
 
+#: The most bytes of measurements that one `Evaluator` keeps.
+MEASUREMENT_BYTES: Final = 1 << 26
+#: About the size of a small tensor or dict beside its values, and of an entry of a dict of numbers.
+OBJECT_BYTES: Final = 512
+ENTRY_BYTES: Final = 128
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -40,8 +46,10 @@ class Measurement:
 
     @property
     def bytes(self) -> int:
-        """The size of the contributions."""
-        return sum(t.numel() * t.element_size() for t in self.contributions.values())
+        """About its size in memory."""
+        extremes = len(self.extremes.overflows) + len(self.extremes.peaks) + len(self.extremes.accumulators)
+        tensors = sum(t.numel() * t.element_size() + OBJECT_BYTES for t in self.contributions.values())
+        return OBJECT_BYTES + tensors + ENTRY_BYTES * extremes
 
 
 EvaluationEngine = Literal["auto", "integer", "float"]
@@ -50,9 +58,6 @@ Enough = Callable[[Mapping[str, Tensor], AccumulatorExtremes], bool]
 #: Called with a batch and its outputs.
 See = Callable[[Batch, Sequence[Any]], None]
 
-
-#: The most bytes of measurements that one `Evaluator` keeps.
-MEASUREMENT_BYTES: Final = 1 << 26
 
 #: What `KernelRow.kernel` says of nodes that run on no native kernel.
 _NO_KERNELS: Final = frozenset({"torch in floats", "reference"})
@@ -147,8 +152,9 @@ class Evaluator:
         """
         if enough is not None or see is not None or not self._measured.capacity:
             return self._simulate(plan, enough, see)
-        # float nodes of a corrected graph have other constants, which are not in the key of a Plan
-        return self._measured.get_or_make((plan.key, plan.graph.correction_hash), lambda: self._simulate(plan))
+        # the key of a Plan does not cover constants: training gives other weights, whose scales may be equal
+        constants = plan.graph.correction_hash or plan.graph.model_hash
+        return self._measured.get_or_make((plan.key, constants), lambda: self._simulate(plan))
 
     def _simulate(self, plan: Plan, enough: Enough | None = None, see: See | None = None) -> Measurement:
         begun = time.perf_counter()

@@ -81,22 +81,29 @@ class FloatLayer:
         return sum(t.numel() * t.element_size() for t in tensors)
 
 
+def _parts(samples: int, most: int) -> int:
+    """The number of equal parts of at most `most` samples that leaves the fewest out, and is at most twice the least
+    number."""
+    least = -(-samples // most)
+    return min(range(least, min(samples, 2 * least) + 1), key=lambda count: samples % count)
+
+
 class FloatLayers:
     """The layers of a model in floats, on some samples. The model runs when they are first read, and they are kept. If
     they take more than KEPT_BYTES together, none are kept, and the model runs whenever they are read.
 
     Args:
-        graph, inputs: the model and the samples.
+        graph, inputs: the model and the samples, of which a few are left out where they do not make equal parts.
         multiple: how many times WINDOWS_PER_WEIGHT are seen.
     """
 
     def __init__(self, graph: Graph, ops: Ops, inputs: Sequence[Tensor], multiple: int = 1) -> None:
-        self.graph, self.samples = graph, len(inputs[0])
         largest = max((math.prod(node.shape or ()) for node in graph.computed), default=1)
-        most = max(1, PART_BYTES // (4 * max(1, largest)))
-        size = max(n for n in range(1, min(most, self.samples) + 1) if self.samples % n == 0)
+        count = _parts(len(inputs[0]), max(1, PART_BYTES // (4 * max(1, largest))))
+        size = len(inputs[0]) // count
+        self.graph, self.samples = graph, size * count
         #: Of all inputs, by part.
-        self.parts = tuple(zip(*(torch.split(x, size) for x in inputs), strict=True))
+        self.parts = tuple(zip(*(torch.split(x[: self.samples], size) for x in inputs), strict=True))
         self._ops, self.multiple = ops, multiple
         self._kept: dict[str, FloatLayer] = {}
         self._keeps = True

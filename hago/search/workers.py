@@ -54,6 +54,7 @@ from hago.graph import Graph
 from hago.hardware import Hardware, hardware_from_document, hardware_to_document
 from hago.ops import OPS, OpRule
 from hago.plan import Bits, Plan, Resolver, Space, Topology, estimated_resolver
+from hago.runtime.native import keep_freed_memory
 from hago.search.evaluate import Evaluator
 from hago.search.objective import OBJECTIVES, Objective
 from hago.search.preparation import Prepared
@@ -179,8 +180,10 @@ def _processes(count: int) -> Executor:
 
 
 def initialize_worker() -> None:
-    """Make a worker process ignore Ctrl-C, and end when the process that started it ends, even if that is killed."""
+    """Make a worker process ignore Ctrl-C, keep the memory that it frees, and end when the process that started it
+    ends, even if that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed_memory(unless_set=True)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()

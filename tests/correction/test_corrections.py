@@ -24,6 +24,7 @@ from hago.correction import LAYERS, Corrections
 from hago.correction.offsets import decode_offsets, encode_offsets
 from hago.errors import HagoError, LogError
 from hago.graph import compute_real
+from hago.ops import OPS
 from hago.plan import Plan, Strategy
 from hago.runtime.exactness import compare_plan_exactly
 from hago.search import correct, correcting, float_layers, layer_correction, prepare
@@ -340,11 +341,28 @@ def test_layers_are_corrected_in_parts_of_samples_as_whole(name: str, monkeypatc
         assert sum(int((parts[n] != whole[n]).sum()) for n in whole) < 0.2 * sum(t.numel() for t in whole.values())
 
 
+@pytest.mark.parametrize("samples, part", [(24, 24), (24, 4), (23, 5), (7, 1), (2, 1)])
+def test_halves_of_windows_do_not_share_samples(samples: int, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for those at the middle, since as many windows are in each half."""
+    x = torch.arange(samples, dtype=torch.float32).reshape(-1, 1, 1, 1).expand(-1, 3, 40, 40)
+    model = nn.Conv2d(3, 4, 1).eval()
+    graph = hago.from_torch(model, x[:2])
+    largest = 4 * 4 * 40 * 40
+    monkeypatch.setattr(float_layers, "PART_BYTES", part * largest)
+    real = FloatLayers(graph, OPS, [x])
+    assert all(len(of[0]) <= part for of in real.parts) and real.samples >= samples - max(1, samples // 8)
+    ((_, layer),) = real.of({node.name for node in graph if node.op in LAYERS}, windows=True)
+    assert layer.windows is not None and layer.windows.shape[1] == 512
+    first, second = (half[0, :, 0].long() for half in layer.windows.chunk(2, 1))
+    assert float((first % 2 == 0).double().mean()) > 0.75 and float((second % 2 == 1).double().mean()) > 0.75
+    assert set(layer.windows[0, :, 0].tolist()) == set(range(real.samples))
+
+
 @pytest.mark.parametrize(("groups", "windows", "weights"), [(1, 300, 7), (3, 50, 97), (1, 500, 400), (2, 5, 193)])
 def test_products_of_values_with_themselves_are_symmetric(groups: int, windows: int, weights: int) -> None:
     values = torch.randn(groups, windows, weights, generator=torch.Generator().manual_seed(weights))
     moments = layer_correction._second_moments(values)
-    assert torch.equal(moments, moments.transpose(1, 2))
+    assert torch.allclose(moments, moments.transpose(1, 2), rtol=1e-6)
     assert torch.allclose(moments, values.double().transpose(1, 2) @ values.double() / windows, atol=1e-5)
 
 

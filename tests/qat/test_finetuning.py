@@ -63,6 +63,19 @@ def test_it_recovers_accuracy_at_low_bits() -> None:
     assert compare_plan_exactly(plan, [data()[0]]).same
 
 
+def test_the_score_after_is_that_of_the_trained_weights() -> None:
+    """Where scales are powers of two they seldom change, so that Plans before and after have one key."""
+    model, _ = started()
+    strategy = hago.quantize(model, "vta", data(), fix_bits={"*": 4}, corrections="none").strategy
+    result = hago.finetune(model, "vta", strategy, data(), steps=60, batch_size=16, lr=5e-3, range_lr=0.0)
+    assert result.kept
+    reference = torch.cat([run_real(model, [x])[0] for x in data()]).double()
+    outputs = torch.cat([result.quantizer.simulate()(x) for x in data()]).double()
+    ratio = reference.square().sum() / (outputs - reference).square().sum()
+    assert result.after["sqnr"] == pytest.approx(10 * math.log10(float(ratio)), abs=1e-6)
+    assert result.after["sqnr"] > result.before["sqnr"] + 0.5
+
+
 @pytest.mark.parametrize("objective", ["mse", "kl", lambda o, r, labels: (o[0] - r[0]).abs().mean()])
 def test_any_objective_without_labels(objective: Any) -> None:
     result = tuned(steps=30, lr=2e-3, range_lr=0.0, objective=objective)

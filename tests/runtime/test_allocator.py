@@ -28,6 +28,19 @@ def test_keep_freed_memory_sets_the_allocator(monkeypatch: pytest.MonkeyPatch) -
     assert setting.told == [(-4, 0), (-1, 2**31 - 1)]
 
 
+@pytest.mark.parametrize("variable", allocator.VARIABLES)
+def test_what_the_user_sets_is_left(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=setting))
+    for name in allocator.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert allocator.keep_freed_memory(unless_set=True) and setting.told
+    setting.told.clear()
+    monkeypatch.setenv(variable, "1")
+    assert not allocator.keep_freed_memory(unless_set=True) and not setting.told
+    assert allocator.keep_freed_memory() and setting.told
+
+
 def test_other_c_libraries_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
     assert not allocator.keep_freed_memory()

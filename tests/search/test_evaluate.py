@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,9 +21,9 @@ from hago.hardware.hardware import Hardware, OpDesc
 from hago.plan import Plan
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.objective import named_objective
-from hago.search.preparation import Prepared, prepare
+from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.safe_bits import first_safe_bits, widest_safe_bits
-from hago.simulation.overflow import AccumulatorWatch
+from hago.simulation.overflow import AccumulatorExtremes, AccumulatorWatch
 from hago.simulation.simulator import Simulator
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
@@ -142,8 +143,31 @@ def test_measurements_are_kept_within_their_bound(monkeypatch: pytest.MonkeyPatc
     evaluator.measure(plans[0])
     evaluator.measure(plans[0], see=lambda batch, outputs: seen.append(batch))  # outputs are not kept
     assert len(seen) == len(DATA)
+    partial = evaluator.measure(plans[0], lambda contributions, extremes: True)
+    assert len(partial.contributions["sqnr"]) == len(DATA[0][0])
     cosine = evaluator.judging_by(named_objective("cosine"))
     assert set(cosine.measure(plans[0]).contributions) == {"cosine"}
+
+
+def test_kept_measurements_are_not_those_of_other_weights() -> None:
+    """Training gives a model other weights, and the keys of its Plans may stay, since they cover scales alone."""
+    graph, batches, sqnr = residual_block(), Batches(DATA, ["x"]), named_objective("sqnr")
+    trained = {n: c * 0.998 if c.ndim == 4 else c for n, c in graph.consts.items()}
+    graphs = graph, replace(graph, consts=trained)
+    plans = [prepare(of, "vta", DATA, QuantizationOptions(estimator="power2_range")) for of in graphs]
+    one, other = (prepared.resolver(prepared.space.widest()) for prepared in plans)
+    assert one.key == other.key
+    shared, fresh = (Evaluator(graph, batches, sqnr) for _ in range(2))
+    before = shared.measure(one).contributions["sqnr"]
+    after, wanted = (evaluator.measure(other).contributions["sqnr"] for evaluator in (shared, fresh))
+    assert torch.equal(after, wanted) and not torch.equal(after, before)
+
+
+def test_many_small_measurements_are_bounded() -> None:
+    """What a measurement of one sample takes beside its values counts, too."""
+    extremes = AccumulatorExtremes({"a": 1}, {"a": 2.0, "b": 0.5}, {"a": 3, "b": 3})
+    few, many = (Measurement({"sqnr": torch.zeros(n, 2)}, extremes) for n in (1, 1001))
+    assert few.bytes > 1000 and many.bytes - few.bytes == 8000
 
 
 def test_the_float_model_agrees_with_itself() -> None:

@@ -1,5 +1,6 @@
 """The integer model on the fastest kernels that are exact on this machine: selection, lowering, code and execution."""
 
+from hago.runtime.native.allocator import keep_freed_memory
 from hago.runtime.native.executor import ENGINES, Executor, NativeIntegerModel, named_engine
 from hago.runtime.native.instruction_sets import machine
 from hago.runtime.native.library import cache_folder, find_compiler
@@ -19,6 +20,7 @@ __all__ = [
     "cpu_lines",
     "exact_kernels",
     "find_compiler",
+    "keep_freed_memory",
     "machine",
     "named_engine",
     "processor_flags",
