@@ -152,9 +152,12 @@ class Evaluator:
         """
         if enough is not None or see is not None or not self._measured.capacity:
             return self._simulate(plan, enough, see)
-        # the key of a Plan does not cover constants: training gives other weights, whose scales may be equal
-        constants = plan.graph.correction_hash or plan.graph.model_hash
-        return self._measured.get_or_make((plan.key, constants), lambda: self._simulate(plan))
+        return self._measured.get_or_make(_measured_key(plan), lambda: self._simulate(plan))
+
+    def keep(self, plan: Plan, measured: Measurement) -> None:
+        """Keep a measurement on all batches for when the Plan is measured once more."""
+        if self._measured.capacity:
+            self._measured.put(_measured_key(plan), measured)
 
     def _simulate(self, plan: Plan, enough: Enough | None = None, see: See | None = None) -> Measurement:
         begun = time.perf_counter()
@@ -271,6 +274,12 @@ class Evaluator:
             plan_key=plan.key,
             thresholds_sha256=thresholds_sha256(plan),
         )
+
+
+def _measured_key(plan: Plan) -> tuple[str, str]:
+    """Equal for Plans that measure the same. The key of a Plan does not cover constants: training gives other weights,
+    whose scales may be equal."""
+    return plan.key, plan.graph.correction_hash or plan.graph.model_hash
 
 
 def held_out_figures(

@@ -81,7 +81,12 @@ class FloatLayer:
         return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _parts(samples: int, most: int) -> int:
+def largest_value_bytes(graph: Graph) -> int:
+    """The size of the largest float32 value that a network computes for one sample."""
+    return 4 * max([1, *(math.prod(node.shape or ()) for node in graph.computed)])
+
+
+def _part_count(samples: int, most: int) -> int:
     """The number of equal parts of at most `most` samples that leaves the fewest out, and is at most twice the least
     number."""
     least = -(-samples // most)
@@ -98,8 +103,7 @@ class FloatLayers:
     """
 
     def __init__(self, graph: Graph, ops: Ops, inputs: Sequence[Tensor], multiple: int = 1) -> None:
-        largest = max((math.prod(node.shape or ()) for node in graph.computed), default=1)
-        count = _parts(len(inputs[0]), max(1, PART_BYTES // (4 * max(1, largest))))
+        count = _part_count(len(inputs[0]), max(1, PART_BYTES // largest_value_bytes(graph)))
         size = len(inputs[0]) // count
         self.graph, self.samples = graph, size * count
         #: Of all inputs, by part.

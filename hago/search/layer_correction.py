@@ -40,7 +40,7 @@ from hago.graph import Graph, Node
 from hago.graph.schedule import Step, make_schedule, run_schedule
 from hago.ops import Attrs
 from hago.plan import Plan
-from hago.search.float_layers import MOST_TOGETHER, FloatLayer, FloatLayers, Parts, in_parts
+from hago.search.float_layers import MOST_TOGETHER, FloatLayer, FloatLayers, Parts, in_parts, largest_value_bytes
 from hago.simulation import Simulator, carrier_to_real
 
 #: The most samples that corrections are found on.
@@ -60,8 +60,9 @@ OUTLIER_QUANTILE: Final = 0.9
 TINY: Final = 1e-300
 #: Weights that are rounded between two changes of all later ones.
 BLOCK: Final = 32
-#: The least columns of a block of products.
+#: Second moments are computed in at most MOST_BLOCKS blocks of columns, each of at least LEAST_COLUMNS.
 LEAST_COLUMNS: Final = 96
+MOST_BLOCKS: Final = 8
 
 #: Of float64.
 Array = npt.NDArray[np.float64]
@@ -84,8 +85,7 @@ def most_samples(graph: Graph, multiple: int = 1) -> int:
     Args:
         multiple: how many times CORRECTION_SAMPLES, if their values are not too large.
     """
-    largest = max((math.prod(node.shape or ()) for node in graph.computed), default=1)
-    return max(1, min(multiple * CORRECTION_SAMPLES, VALUE_BYTES // (4 * max(1, largest))))
+    return max(1, min(multiple * CORRECTION_SAMPLES, VALUE_BYTES // largest_value_bytes(graph)))
 
 
 class _Correcting:
@@ -430,7 +430,7 @@ def _second_moments(values: Tensor) -> Tensor:
     """The mean products of values (groups, windows, K) with themselves, block by block, since they are symmetric."""
     count = values.shape[2]
     products = values.new_empty(len(values), count, count, dtype=torch.float64)
-    size = max(LEAST_COLUMNS, count // 8)
+    size = max(LEAST_COLUMNS, -(-count // MOST_BLOCKS))
     for start in range(0, count, size):
         end = start + size
         products[:, start:end, start:] = _products(values[:, :, start:end], values[:, :, start:])

@@ -30,7 +30,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from hago.caching import LRU
 from hago.data import Batch, Batches
 from hago.errors import DataError, HagoError
 from hago.graph import Graph
@@ -43,8 +42,6 @@ from hago.study import Score
 
 #: The largest lambda * (largest loss + mu). At 1, one sample could make K zero for ever.
 LARGEST_STAKE: Final = 0.75
-#: Number of points whose contributions on all samples are cached.
-CACHED_POINTS: Final = 64
 
 
 # ---------------------------------------------------------------- the test
@@ -183,7 +180,6 @@ class RacingEvaluator(Evaluator):
         super().__init__(graph, batches, objective, ops, also=also, cache_bytes=cache_bytes, quiet=quiet)
         self.race, self._loss = race, objective.loss
         self._looks = looks((b.size for b in self.batches), race.first)
-        self._by_plan: LRU[str, Tensor] = LRU(CACHED_POINTS)
 
     def score(self, plan: Plan, bits: Bits, rival: Plan | None = None) -> Score:
         """The Score of a point; its `dropped` tells after how many samples and why, if it was dropped.
@@ -192,9 +188,10 @@ class RacingEvaluator(Evaluator):
             rival: the best so far, which overflowed nowhere; None if there is none.
         """
         if rival is None or rival.key == plan.key:
-            return self._complete(plan, bits)
-        of_rival = self._contributions_of(rival)
+            return super().score(plan, bits)
         name, look = self.objective.name, iter(self._looks)
+        # measured again if another session or worker measured it
+        of_rival = self.measure(rival).contributions[name]
         because = ""
 
         def enough(contributions: Mapping[str, Tensor], extremes: AccumulatorExtremes) -> bool:
@@ -206,22 +203,9 @@ class RacingEvaluator(Evaluator):
 
         measured = self.measure(plan, enough)
         if not because:
-            self._by_plan.put(plan.key, measured.contributions[name])
+            self.keep(plan, measured)
             return self.concluded(plan, bits, measured)
         return self._dropped(plan, bits, measured, of_rival, because)
-
-    def _complete(self, plan: Plan, bits: Bits) -> Score:
-        measured = self.measure(plan)
-        self._by_plan.put(plan.key, measured.contributions[self.objective.name])
-        return self.concluded(plan, bits, measured)
-
-    def _contributions_of(self, rival: Plan) -> Tensor:
-        """The contributions of a rival, measured again if another session or worker measured them."""
-        contributions = self._by_plan.get(rival.key)
-        if contributions is None:
-            contributions = self.measure(rival).contributions[self.objective.name]
-            self._by_plan.put(rival.key, contributions)
-        return contributions
 
     def _dropped(self, plan: Plan, bits: Bits, measured: Measurement, theirs: Tensor, because: str) -> Score:
         objective = self.objective

@@ -19,6 +19,8 @@ from toys import timeless
 from hago import search_quantize_strategy
 from hago.data.batches import Batches
 from hago.errors import DataError, HagoError
+from hago.plan import Plan
+from hago.search.evaluate import Evaluator, Measurement
 from hago.search.intervals import jackknife_interval
 from hago.search.objective import named_objective
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
@@ -124,6 +126,26 @@ def test_a_survivor_is_whole_and_what_is_given_up_says_so() -> None:
         assert abs(given_up.value - plain.score(worst).value) < 1.5
     fresh = scorer_of(prepared, race=RaceOptions(), seed=1)
     assert fresh.score(worst, best) == given_up  # whoever measured the rival before
+
+
+def test_what_a_race_measured_on_all_samples_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best is measured once more before its layers are corrected, and as the rival of others."""
+    prepared = prepare(residual_block(), "x86_vnni", DATA, QuantizationOptions(estimator="max_range"))
+    evaluator = scorer_of(prepared, race=RaceOptions(), seed=1).evaluator
+    best, worst = (prepared.resolver(bits) for bits in (prepared.space.widest(), prepared.space.narrowest()))
+    simulated: list[str] = []
+    simulate = Evaluator._simulate
+
+    def counted(self: Evaluator, plan: Plan, *more: Any) -> Measurement:
+        simulated.append(plan.key)
+        return simulate(self, plan, *more)
+
+    monkeypatch.setattr(Evaluator, "_simulate", counted)
+    assert not evaluator.score(best, prepared.space.widest(), worst).dropped
+    whole = len(evaluator.measure(best).contributions["sqnr"])
+    assert evaluator.score(worst, prepared.space.narrowest(), best).dropped
+    assert simulated == [worst.key, best.key, worst.key]  # as a rival on all samples, and on those until it was dropped
+    assert len(evaluator.measure(worst).contributions["sqnr"]) == whole
 
 
 def test_an_overflow_ends_a_race_and_is_a_lower_bound() -> None:
