@@ -23,6 +23,7 @@ from hago.api import explain, inspect_graph_statistic, search_quantize_strategy
 from hago.data import Batches
 from hago.errors import HagoError, as_strings
 from hago.hardware import Hardware, load_hardware
+from hago.runtime.native import exact_kernels
 from hago.search import Evaluator, prepare
 from hago.search.objective import named_objective
 from hago.serialization.text_table import counted, table
@@ -239,6 +240,9 @@ def run_demo(
         f"{len(digits.test[0])} for testing"
     )
     _save(out, model, digits)
+    started = time.monotonic()
+    exact_kernels()
+    say(f"loaded kernels in {time.monotonic() - started:.1f} s; a first run builds them")
     return Demo(
         tuple(_run_on(name, model, digits, out, say, budget, seed) for name in as_strings(hardware, "hardware"))
     )
