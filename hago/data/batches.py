@@ -114,7 +114,8 @@ class Batches:
         samples: the number of all samples.
         labelled: whether every batch has labels.
         classed: whether all labels are classes: whole numbers of any dtype.
-        sha256: the hash of all inputs and labels.
+        sha256: the hash of all inputs and labels of the data set.
+        read_sha256: of those that are iterated, which are fewer if the batches are thinned.
         example: the arguments of the first batch, nested as the model takes them.
         example_labels: the labels of the first batch; None if it has none.
 
@@ -179,7 +180,8 @@ class Batches:
                 f"{self.title} is empty; "
                 + ("an iterator is read only once: pass a new one, or a list" if is_read else "pass at least one batch")
             )
-        self.sizes, self.sha256 = tuple(sizes), digest.hexdigest()
+        self.sizes = tuple(sizes)
+        self.sha256 = self.read_sha256 = digest.hexdigest()
 
     def __iter__(self) -> Iterator[Batch]:
         done = 0
@@ -214,6 +216,28 @@ class Batches:
             count -= batch.size
             if count <= 0:
                 return
+
+    def thinned(self, count: int | None) -> Batches:
+        """At most `count` samples, evenly spread over all of them and kept in memory, in batches as large as the first;
+        the same batches if there are no more samples, or for None. They keep the hash of all."""
+        if count is None or count >= self.samples:
+            return self
+        wanted, parts, start = torch.tensor(spread_indices(self.samples, count)), list[Batch](), 0
+        for batch in self:
+            rows = wanted[(wanted >= start) & (wanted < start + batch.size)] - start
+            parts.append(
+                Batch(tuple(x[rows] for x in batch.inputs), None if batch.labels is None else batch.labels[rows])
+            )
+            start += batch.size
+        chosen, size = Batch.joined(parts), self.sizes[0]
+        batches = [chosen.rows(at, at + size).copy() for at in range(0, count, size)]
+        digest = hashlib.sha256()
+        for batch in batches:
+            _digest(digest, batch)
+        made = self.observed(self._on_batch)
+        made._cache, made.samples, made.sizes = batches, count, tuple(batch.size for batch in batches)
+        made.example_labels, made.read_sha256 = batches[0].labels, digest.hexdigest()
+        return made
 
     @property
     def kept(self) -> list[Batch] | None:
@@ -257,6 +281,12 @@ class Batches:
             # what is compared is kept without its values, which may be large
             first = first or Batch(tuple(x[:1].clone() for x in batch.inputs), None)
             yield batch
+
+
+def spread_indices(count: int, wanted: int | None) -> list[int]:
+    """At most `wanted` evenly spread indices below `count`; all of them if `wanted` is None."""
+    number = count if wanted is None else min(count, wanted)
+    return [i * count // number for i in range(number)]
 
 
 def data_title(dataset: Any, role: str) -> str:

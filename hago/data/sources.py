@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hago.data.batches import BATCH_SIZE, NamedData, check_data_set, native, split_samples
+from hago.data.batches import BATCH_SIZE, NamedData, check_data_set, native, split_samples, spread_indices
 from hago.data.named_objects import call_named, import_object, one_line
 from hago.errors import DataError, HagoError
 from hago.serialization.text_table import counted
@@ -95,12 +95,6 @@ def load_data(
         + (f"neither {_FILES} nor a folder" if exists else "no such file or folder")
         + f"; expected {_FILES}, {_FOLDERS}, or 'package.module:callable'"
     )
-
-
-def spread_indices(count: int, wanted: int | None) -> list[int]:
-    """At most `wanted` evenly spread indices below `count`; all of them if `wanted` is None."""
-    number = count if wanted is None else min(count, wanted)
-    return [i * count // number for i in range(number)]
 
 
 # ---------------------------------------------------------------- .npz

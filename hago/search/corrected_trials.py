@@ -52,7 +52,8 @@ Correct = Callable[[MeasuredPoint], MeasuredPoint]
 class CorrectedTrials:
     """Corrects the layers of trials. `search.session` makes one when the trials are over.
 
-    Which corrections go together is tried at the first trial with few bits, and kept for all others with few. What
+    Which corrections go together is tried at the first trial with few bits, and kept for all others with few, unless
+    the effort says that all do. What
     layers read in the float model is kept for all trials, see `FloatLayers`.
 
     Args:
@@ -68,7 +69,7 @@ class CorrectedTrials:
         self._journal = journal
         self._searched, self._asked = scorer.goal, scorer.goal.asked
         self._scorer, self._effort, self._report = scorer.with_goal(self._asked), effort, report
-        self._together: tuple[str, ...] | None = None
+        self._together: tuple[str, ...] | None = None if effort.tries_apart else OF_LAYERS
 
     @cached_property
     def _float_layers(self) -> FloatLayers:

@@ -44,6 +44,9 @@ class Effort:
         searcher, limited_searcher: what the searcher `auto` stands for: where the most bits are allowed, and where the
             goal asks for fewer.
         turns: how often layers are corrected at most, see `correct_in_turns`.
+        samples: the most samples that a search looks at, see `Batches.thinned`; None for all.
+        refines: whether a search refines thresholds before its first trial.
+        tries_apart: whether rounding and biases are also tried apart, where both may be corrected.
     """
 
     name: str
@@ -51,6 +54,9 @@ class Effort:
     searcher: str
     limited_searcher: str
     turns: int = 1
+    samples: int | None = None
+    refines: bool = True
+    tries_apart: bool = True
 
     def corrections_of(self, given: str | Sequence[str] | None) -> tuple[str, ...]:
         """The names of the corrections that may be made: those that the user names, or else the effort's.
@@ -100,7 +106,11 @@ class Effort:
 
     def to_json(self) -> dict[str, Any]:
         """What the header of a log records, beside the corrections and the searcher."""
-        return {"name": self.name, "turns": self.turns}
+        record: dict[str, Any] = {"name": self.name, "turns": self.turns}
+        if self.samples is not None:
+            record["samples"] = self.samples
+        # logs of before do not say what was always so
+        return record | {key: False for key in ("refines", "tries_apart") if not getattr(self, key)}
 
 
 #: The efforts by name, from the least.
@@ -111,6 +121,20 @@ EFFORTS: Final[Mapping[str, Effort]] = MappingProxyType(
             Effort("fast", ("splitting", "equalization", "bias"), "default", "sensitivity:rounds=1,moves=0"),
             Effort("good", DEFAULT_CORRECTIONS, "gradient", "limited"),
             Effort("best", CORRECTIONS, "gradient:moves=400", "limited:rounds=12,points=12,moves=400", turns=4),
+        )
+    }
+)
+
+#: What an effort stands for instead where a cost is limited, minimized or has a front, so that points have few bits:
+#: there, rounding gains most, and what few samples say of many points is enough for a first look.
+WITH_COSTS: Final[Mapping[str, Effort]] = MappingProxyType(
+    {
+        "fast": replace(
+            EFFORTS["fast"],
+            corrections=("splitting", "equalization", "rounding", "bias"),
+            samples=64,
+            refines=False,
+            tries_apart=False,
         )
     }
 )
@@ -127,13 +151,47 @@ def named_effort(name: str | None) -> Effort:
     return EFFORTS[chosen]
 
 
+def effort_with_costs(name: str | None, *, has_measure_limits: bool) -> Effort:
+    """The effort of a name for a search in which costs are in use.
+
+    Args:
+        has_measure_limits: whether a measure is limited, e.g. the agreement of classes. Few samples do not tell whether
+            such a limit holds, so all are looked at.
+
+    Raises:
+        HagoError: there is no such effort.
+    """
+    effort = named_effort(name)
+    effort = WITH_COSTS.get(effort.name, effort)
+    return replace(effort, samples=None) if has_measure_limits else effort
+
+
 def logged_effort(header: Header) -> Effort:
     """The effort of the search that a log is of; of logs without a record, the default."""
     record = header.settings.get("effort")
     if record is None:
         return EFFORTS[DEFAULT_EFFORT]
     known = EFFORTS.get(str(record["name"]), EFFORTS[DEFAULT_EFFORT])
-    return replace(known, name=str(record["name"]), turns=int(record["turns"]))
+    if "refines" in record:
+        known = WITH_COSTS.get(known.name, known)
+    return replace(
+        known,
+        name=str(record["name"]),
+        turns=int(record["turns"]),
+        samples=samples_of(record),
+        refines=bool(record.get("refines", True)),
+        tries_apart=bool(record.get("tries_apart", True)),
+    )
+
+
+def samples_of(record: Any) -> int | None:
+    """The most samples that a search looked at, by the record of its effort; None for all.
+
+    Raises:
+        TypeError, ValueError: it is no number.
+    """
+    samples = record.get("samples") if isinstance(record, Mapping) else None
+    return None if samples is None else int(samples)
 
 
 def effort_of(strategy: Strategy) -> Effort:

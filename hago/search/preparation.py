@@ -64,6 +64,7 @@ class QuantizationOptions:
             logs have more.
         softmax_span: how far below the largest of a row inputs of a softmax count in statistics; None, as in earlier
             logs, for all as they are.
+        samples: the most samples of the data that are looked at, see `Batches.thinned`; None for all.
     """
 
     estimator: str | Estimator | None = None
@@ -76,6 +77,7 @@ class QuantizationOptions:
     effort: str | None = None
     channel_bins: int = CHANNEL_BINS
     softmax_span: float | None = SOFTMAX_SPAN
+    samples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,7 @@ def prepare(
         on_batch=None if steps is None else steps.on_batch,
         role=CALIBRATION_DATA,
     )
+    batches = batches.thinned(options.samples)
     given = make_given_ranges(options.thresholds, options.modes, chip).at(graph)
     kept = (*as_strings(options.keep_float, "keep_float"), *given.float_patterns())
     warn_of_unknown(graph, chip)

@@ -17,6 +17,7 @@ from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.search.confirmation import Confirmation
 from hago.search.continuation import logged_channel_bins, logged_gains, logged_softmax_span
 from hago.search.correcting import correct, logged_corrections
+from hago.search.effort import samples_of
 from hago.search.goal import FRONT_COST, Goal, limits_on_costs, parse_limits
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, named_objective
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
@@ -118,8 +119,12 @@ def replay_strategy(
         # training measured all samples in their order, without the measures that the search had limits on
         of_search = {} if "finetuned" in made_by else {**made_by.get("goal", {}), "race": made_by.get("race")}
         goal, race = _goal_and_race(of_search, measure)
-        seed = _integer(made_by.get("seed", 0))
-    evaluator = make_evaluator(plan.graph, batches, measure, plan.ops, race=race, seed=seed, also=goal.measures)
+        seed, samples = (
+            _integer(made_by.get("seed", 0)),
+            samples_of(None if "finetuned" in made_by else made_by.get("effort")),
+        )
+    looked_at = batches.thinned(samples)
+    evaluator = make_evaluator(plan.graph, looked_at, measure, plan.ops, race=race, seed=seed, also=goal.measures)
     score = evaluator.score(plan, chosen.bits)
     return Replay(1, tuple(_compare(0, made_by.get("results", {}), score.results)))
 
@@ -290,6 +295,7 @@ def quantization_of(header: Header) -> QuantizationOptions:
         search_topology=header.settings.get("topology") == "searched",
         channel_bins=logged_channel_bins(header),
         softmax_span=logged_softmax_span(header),
+        samples=samples_of(header.settings.get("effort")),
     )
 
 

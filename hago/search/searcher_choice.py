@@ -61,7 +61,8 @@ def choose_searcher(
     searcher: str | Searcher | Any, scorer: GoalScorer, quantization: QuantizationOptions, effort: Effort
 ) -> tuple[Any, Refines]:
     """The searcher, `auto` being decided by the effort and the goal, and which thresholds are refined before it begins:
-    none where the user chose them, or chose how they are estimated, or the program fixes the size of a batch.
+    none where the user chose them, or chose how they are estimated, or the program fixes the size of a batch, or the
+    effort does without.
 
     Raises:
         HagoError: no searcher has this name.
@@ -80,7 +81,11 @@ def choose_searcher(
         )
     chosen = quantization.estimator is not None or prepared.calibration.given.gives_ranges
     # refinement cuts and joins batches; what may be corrected takes any
-    refines = not chosen and (prepared.correction_names or takes_any_batch(prepared.graph, prepared.hardware.known_ops))
+    refines = (
+        effort.refines
+        and not chosen
+        and (prepared.correction_names or takes_any_batch(prepared.graph, prepared.hardware.known_ops))
+    )
     return searcher, entry.refines if refines else ""
 
 

@@ -40,10 +40,10 @@ from hago.search.correcting import (
 )
 from hago.search.description import description, header_of, passes_record
 from hago.search.earlier_logs import LogPath, hashes_of, known_scores
-from hago.search.effort import Effort, logged_effort, named_effort
+from hago.search.effort import Effort, effort_with_costs, logged_effort, named_effort
 from hago.search.evaluate import Evaluator, held_out_figures
 from hago.search.expected_gains import corrects_within_limits, start_within_limits
-from hago.search.goal import GoalOptions, make_goal
+from hago.search.goal import Goal, GoalOptions, make_goal
 from hago.search.output_thresholds import chooses_thresholds
 from hago.search.pareto_front import FrontWriter, ParetoFront, front_point
 from hago.search.preparation import (
@@ -314,10 +314,10 @@ def run_search(
     started = time.monotonic()
     chip = as_hardware(hardware)
     options, logged = continued(options, chip)
-    effort = named_effort(options.quantization.effort) if logged is None else logged_effort(logged)
     goal = make_goal(options.goal)
     costs = costs_in_use(options.searcher, goal)
-    quantization = with_search_topology(options.quantization, costs)
+    effort = _effort_of(options.quantization.effort, goal, costs) if logged is None else logged_effort(logged)
+    quantization = replace(with_search_topology(options.quantization, costs), samples=effort.samples)
     with interruptible_job("search", options.run.progress) as steps:
         made_for = [*hashes_of(options.run.reuse), *([] if logged is None else [logged.model_hash])]
         graph, batches, held_out = import_with_held_out(
@@ -389,6 +389,17 @@ def run_search(
     )
     before_trials()
     return search.run()
+
+
+def _effort_of(name: str | None, goal: Goal, costs: Sequence[str]) -> Effort:
+    """What an effort stands for in a new search.
+
+    Args:
+        costs: those in use.
+    """
+    if not costs:
+        return named_effort(name)
+    return effort_with_costs(name, has_measure_limits=any(not limit.is_cost for limit in goal.limits))
 
 
 def _corrected(

@@ -322,7 +322,7 @@ def worker_spec_of(
         hardware=hardware_to_document(hardware),
         added={name: rule for name, rule in hardware.known_ops.items() if OPS.get(name) is not rule},
         data=prepared.batches.source,
-        data_hash=prepared.batches.sha256,
+        data_hash=prepared.batches.read_sha256,
         topology=prepared.topology,
         space=prepared.space,
         calibration=prepared.calibration,
