@@ -102,7 +102,8 @@ class DataAnswer:
 
     Args:
         data: which data it is, in words.
-        samples: number of samples.
+        samples: number of samples that were measured.
+        given: number of samples of the data, more where the search looked at a part of them.
         figures: the measures of every model, as `Evaluator.summary` gives them.
         differences: of the last strategy and each model before it.
         overflows: by node, the number of accumulators of the last model that left their register.
@@ -110,6 +111,7 @@ class DataAnswer:
 
     data: str
     samples: int
+    given: int
     figures: Mapping[Row, Mapping[str, Any]]
     differences: tuple[PairedDifference, ...]
     overflows: Mapping[str, int]
@@ -186,7 +188,9 @@ class Answer:
         """The tables, and the differences of the last strategy."""
         lines: list[str] = []
         for part in self.parts:
-            lines += [*([""] if lines else []), f"{part.data}, {counted(part.samples, 'sample')}", *self._table(part)]
+            of = f" of {part.given}" if part.given > part.samples else ""
+            title = f"{part.data}, {counted(part.samples, 'sample')}{of}"
+            lines += [*([""] if lines else []), title, *self._table(part)]
             if part.differences:
                 lines.append("  sample by sample, with 95 % intervals:")
                 lines += [line for d in part.differences for line in wrapped(f"    {d}", " " * 6)]
@@ -358,7 +362,7 @@ def _answer_on(
     contributions |= {row: m.contributions for row, m in measured.items()}
     differences = tuple(_differences(contributions, last))
     figures = {row: evaluator.summary(c) for row, c in contributions.items()}
-    return DataAnswer(name, batches.samples, figures, differences, measured[last].extremes.overflows)
+    return DataAnswer(name, batches.samples, batches.given, figures, differences, measured[last].extremes.overflows)
 
 
 def _differences(contributions: dict[Row, Mapping[str, Tensor]], of: Row) -> Iterable[PairedDifference]:

@@ -112,6 +112,7 @@ class Batches:
         statistics: what is known of the values of all inputs.
         sizes: the numbers of samples of the batches.
         samples: the number of all samples.
+        given: the number of samples of the data set, which are more if the batches are thinned.
         labelled: whether every batch has labels.
         classed: whether all labels are classes: whole numbers of any dtype.
         sha256: the hash of all inputs and labels of the data set.
@@ -180,7 +181,7 @@ class Batches:
                 f"{self.title} is empty; "
                 + ("an iterator is read only once: pass a new one, or a list" if is_read else "pass at least one batch")
             )
-        self.sizes = tuple(sizes)
+        self.sizes, self.given = tuple(sizes), self.samples
         self.sha256 = self.read_sha256 = digest.hexdigest()
 
     def __iter__(self) -> Iterator[Batch]:

@@ -15,6 +15,7 @@ from hago.report.goals import allowances, asked_goal, kept_by, misses
 from hago.search import logged_front_cost
 from hago.search.objective import OBJECTIVES, Objective
 from hago.serialization.summary import measure_name
+from hago.serialization.text_table import counted
 from hago.study import Header, Trial, TrialFront, best_trial
 
 #: The most digits of bits that a report holds; of longer logs, only trials of the front keep their bits.
@@ -192,6 +193,12 @@ def _why_taken(best: Trial, goal: AskedGoal | None, kept: bool | None) -> str:
     return f"{text}; taken all the same{'' if kept is None else how[kept]}"
 
 
+def _effort_in_words(record: Mapping[str, Any]) -> str:
+    """The name of an effort, and how many samples it looked at where these are not all."""
+    samples = record.get("samples")
+    return str(record.get("name", "")) + ("" if samples is None else f", on at most {counted(samples, 'sample')}")
+
+
 def _settings(header: Header, goal: AskedGoal | None) -> dict[str, str]:
     """What the header says of the search, in words."""
     options = ", ".join(f"{k}={v}" for k, v in header.searcher.get("options", {}).items() if v not in ("", None))
@@ -204,7 +211,7 @@ def _settings(header: Header, goal: AskedGoal | None) -> dict[str, str]:
         "limits": ", ".join(map(str, limits)),
         "before corrections": ", ".join(allowances(goal)),
         "estimator": str(header.estimator),
-        "effort": str(effort.get("name", "")) if isinstance(effort, Mapping) else "",
+        "effort": _effort_in_words(effort) if isinstance(effort, Mapping) else "",
         "kept float": ", ".join(header.keep_float),
         "fixed bits": ", ".join(f"{pattern}={bits}" for pattern, bits in header.fix_bits.items()),
         "choices": f"{header.space['groups']} groups of edges, {_size(header.space['choices'])} points",

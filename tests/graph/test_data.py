@@ -12,7 +12,7 @@ from building import seeded
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from hago.data.batches import Batch, Batches
+from hago.data.batches import Batch, Batches, spread_indices
 from hago.errors import DataError
 
 X, Y = seeded(10, 3), torch.arange(10) % 4
@@ -228,3 +228,24 @@ NAN = torch.where(torch.arange(30).reshape(10, 3) == 13, torch.tensor(float("nan
 def test_what_is_no_data_set(make: Callable[[], Any], names: list[str], says: str) -> None:
     with pytest.raises(DataError, match=says):
         Batches(make(), names)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("count", [1, 3, 6, 9])
+def test_thinned_batches_hold_samples_spread_over_all(count: int, cache_bytes: int) -> None:
+    batches = Batches([(X[:4], Y[:4]), (X[4:7], Y[4:7]), (X[7:], Y[7:])], ["x"], cache_bytes=cache_bytes)
+    made, rows = batches.thinned(count), spread_indices(10, count)
+    assert made.sizes == tuple(min(4, count - at) for at in range(0, count, 4))  # batches as large as the first
+    (inputs,), labels = whole(made)
+    assert inputs.equal(X[rows]) and labels is not None and labels.equal(Y[rows])
+    assert made.example_labels is not None and made.example_labels.equal(Y[rows][:4])
+    assert (made.samples, made.given, batches.samples) == (count, 10, 10)
+    # the data set is the same, what is read is not
+    assert made.sha256 == batches.sha256 != made.read_sha256 == Batches(made.source, ["x"]).sha256
+    assert Batches(made, ["x"]).read_sha256 == made.read_sha256
+
+
+@pytest.mark.parametrize("count", [None, 10, 11])
+def test_batches_of_few_samples_are_not_thinned(count: int | None) -> None:
+    batches = Batches([X[:4], X[4:]], ["x"])
+    assert batches.thinned(count) is batches and batches.read_sha256 == batches.sha256 and batches.given == 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,12 +20,13 @@ from toys import timeless
 
 import hago
 from hago.data import JobProgress
+from hago.data.batches import spread_indices
 from hago.errors import HagoError, LogError
 from hago.search import correct, correcting, prepare, session, sqnr_evaluator
 from hago.search import effort as efforts
 from hago.search.confirmation import Gain
 from hago.search.correcting import CORRECTIONS
-from hago.search.effort import EFFORTS, logged_effort
+from hago.search.effort import EFFORTS, WITH_COSTS, logged_effort
 from hago.search.float_layers import FloatLayers
 from hago.search.intervals import paired_interval
 from hago.search.measured_point import first_point
@@ -259,3 +261,83 @@ def test_limits_on_costs_are_kept_with_every_effort(effort: str, tmp_path: Path)
     assert header.searcher["name"] == parse_searcher(EFFORTS[effort].limited_searcher)[0]
     again = hago.search_quantize_strategy(model, "x86_vnni", data, **goal)[0]
     assert again.to_json() == strategy.to_json()
+
+
+# ---------------------------------------------------------------- a fast search where costs are in use
+FEW = WITH_COSTS["fast"]
+SIZE: dict[str, Any] = {"budget_cost": "weight_bytes <= 70 %"}
+FRONT: dict[str, Any] = {"searcher": "pareto:points=4,rounds=1"}
+
+
+@pytest.mark.parametrize("goal", [SIZE, FRONT])
+def test_a_fast_search_with_costs_looks_at_few_samples_and_rounds(goal: dict[str, Any], tmp_path: Path) -> None:
+    model, log = Uneven().eval(), tmp_path / "log.jsonl"
+    how: dict[str, Any] = {"effort": "fast", "log": log, "progress": False, **goal}
+    strategy, _ = hago.search_quantize_strategy(model, "x86_vnni", DATA, **how)
+    header = read_log(log).header
+    assert header is not None and header.settings["effort"] == FEW.to_json() == strategy.made_by["effort"]
+    assert header.settings["corrections"]["names"] == list(FEW.corrections) and "refined" not in header.settings
+    assert header.data_hash == prepare(model, "x86_vnni", DATA).batches.sha256  # of all samples
+    # both figures are those of the samples that were looked at
+    assert hago.replay(model, "x86_vnni", log, DATA).same and hago.replay(model, "x86_vnni", strategy, DATA).same
+    seen = list(torch.cat(DATA)[spread_indices(96, 64)].split(16))
+    own = hago.evaluate_strategy(model, "x86_vnni", strategy, seen)
+    assert own.value == strategy.made_by["results"]["sqnr"]
+    assert hago.evaluate_strategy(model, "x86_vnni", strategy, DATA).value != own.value
+
+
+def test_a_fast_search_with_costs_is_continued_as_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, log = Uneven().eval(), tmp_path / "log.jsonl"
+    how: dict[str, Any] = {"log": log, "progress": False, **FRONT}
+    first = hago.search_quantize_strategy(model, "x86_vnni", DATA, effort="fast", **how)[0]
+    content = log.read_bytes()
+    monkeypatch.setattr(efforts, "WITH_COSTS", MappingProxyType({"fast": replace(FEW, samples=32, tries_apart=True)}))
+    log.write_bytes(b"".join(content.splitlines(keepends=True)[:3]))
+    again = hago.search_quantize_strategy(model, "x86_vnni", DATA, **how)[0]
+    assert again.to_json() == first.to_json() and timeless(log.read_bytes()) == timeless(content)
+
+
+def test_workers_look_at_the_same_samples(tmp_path: Path) -> None:
+    model, logs = Uneven().eval(), [tmp_path / "alone", tmp_path / "workers"]
+    for log, executor in zip(logs, (None, ThreadPoolExecutor(2)), strict=True):
+        how: dict[str, Any] = {"log": log, "executor": executor, "progress": False, **FRONT}
+        hago.search_quantize_strategy(model, "x86_vnni", DATA, effort="fast", **how)
+    assert timeless(logs[0].read_bytes()) == timeless(logs[1].read_bytes())
+
+
+def test_all_samples_tell_whether_a_limit_on_a_measure_holds(tmp_path: Path) -> None:
+    model, log = Uneven().eval(), tmp_path / "log.jsonl"
+    how: dict[str, Any] = {"effort": "fast", "log": log, "progress": False, "keep": "sqnr >= 12", **SIZE}
+    strategy, _ = hago.search_quantize_strategy(model, "x86_vnni", DATA, **how)
+    header = read_log(log).header
+    assert header is not None and logged_effort(header) == replace(FEW, samples=None)
+    results = strategy.made_by["results"]
+    assert hago.evaluate_strategy(model, "x86_vnni", strategy, DATA).value == results["sqnr"]
+
+
+def test_logs_of_fast_searches_of_before_are_continued_with_all_samples(tmp_path: Path) -> None:
+    model, log = Uneven().eval(), tmp_path / "log.jsonl"
+    before = replace(EFFORTS["fast"], name="fast")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(efforts, "WITH_COSTS", MappingProxyType({}))
+        how: dict[str, Any] = {"log": log, "progress": False, **FRONT}
+        first = hago.search_quantize_strategy(model, "x86_vnni", DATA, effort="fast", **how)[0]
+    header, content = read_log(log).header, log.read_bytes()
+    assert header is not None and header.settings["effort"] == {"name": "fast", "turns": 1}
+    assert logged_effort(header) == before and "refined" in header.settings
+    log.write_bytes(b"".join(content.splitlines(keepends=True)[:2]))
+    again = hago.search_quantize_strategy(model, "x86_vnni", DATA, effort="fast", **how)[0]
+    assert again.to_json() == first.to_json() and timeless(log.read_bytes()) == timeless(content)
+
+
+def test_layers_are_corrected_once_a_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[bool, bool]] = []
+    once = correcting.correct_layers
+
+    def counted(*args: Any, rounding: bool, bias: bool) -> Any:
+        made.append((rounding, bias))
+        return once(*args, rounding=rounding, bias=bias)
+
+    monkeypatch.setattr(correcting, "correct_layers", counted)
+    hago.search_quantize_strategy(Uneven().eval(), "x86_vnni", DATA, effort="fast", progress=False, **FRONT)
+    assert made and set(made) == {(True, True)}
