@@ -159,7 +159,8 @@ def search_quantize_strategy(
         effort: how much is done where you say no more; what you give of `searcher`, `corrections` and `budget` counts
             in any case. By default good, or that of the log that is continued:
 
-            - fast: one shot with the corrections of about ten forwards; with limits on costs, a few points near them;
+            - fast: one shot with the corrections of about ten forwards; with a cost that is limited, minimized or has a
+              front, a search that looks at 64 samples at most and refines no thresholds;
             - good: the default searcher with the corrections of docs/corrections.md, a few dozen forwards;
             - best: all corrections, reconstruction included, which takes minutes; rounding on more samples and moves
               until these stop to help.

@@ -20,7 +20,7 @@ from hago.study import Trial
 
 def main() -> None:
     """Search, and hand over every model that was on the front, with the time at which it was."""
-    task, (hardware, searcher) = Task(), sys.argv[5:7]
+    task, (hardware, searcher, effort) = Task(), sys.argv[5:8]
     data = [(x,) for x in task.batches()]
     network = task.network()
     fronts: list[tuple[float, ParetoFront]] = []
@@ -39,7 +39,8 @@ def main() -> None:
     FrontWriter.replace = watched  # type: ignore[method-assign]
     task.start()
     # peers, too, may leave layers float
-    how = SearchOptions.of(searcher=searcher, progress=False, search_topology=True, callbacks=[on_trial])
+    given = {"progress": False, "search_topology": True, "callbacks": [on_trial]}
+    how = SearchOptions.of(searcher=searcher, effort=effort, **given)
     found = run_search(network, hardware, data, how)
     seconds = task.seconds()
     graph, _ = import_with_data(network, data)

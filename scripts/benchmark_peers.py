@@ -5,7 +5,7 @@ It runs there in a process of its own, with the same threads and the same calibr
 engine computes the outputs that are compared. hago runs in a process of its own, too. The processes run one after the
 other. Installing, importing and measuring on held-out images do not count as time. For each peer the table also says
 after how many seconds the front of hago had as much hypervolume as the peer's, and no point of the peer lay above it.
-Each of --searchers is compared with all peers.
+Each of --searchers, with each of --efforts, is compared with all peers.
 
 Bytes of weights are counted alike: elements times their bits, and 4 bytes for every bias. hago runs on the hardware
 file --hardware; peers may choose 8 bits for activations and fewer for weights; layers may stay float on both sides.
@@ -16,6 +16,7 @@ file --hardware; peers may choose 8 bits for activations and fewer for weights; 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--net", default="cifar_resnet20")
     parser.add_argument("--hardware", default="x86_vnni")
     parser.add_argument("--searchers", nargs="+", default=["pareto", "pareto:points=16,rounds=1"], help="of hago")
+    parser.add_argument("--efforts", nargs="+", default=["good"], help="of hago")
     parser.add_argument("--images", type=int, default=256, help="to calibrate and search on")
     parser.add_argument("--held-out", type=int, default=2000, help="to compare on")
     parser.add_argument("--peers", default=",".join(p.name for p in PEERS), help="which, with commas between")
@@ -56,8 +58,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     contest = Contest(options)
-    for searcher in options.searchers:
-        contest.mine(searcher)
+    for searcher, effort in itertools.product(options.searchers, options.efforts):
+        contest.mine(searcher, effort)
     skipped = options.skip.split(",")
     for peer in PEERS:
         if peer.name in options.peers.split(","):
@@ -86,12 +88,12 @@ class Contest:
         right = None if labels is None else (found.argmax(1) == labels).double()
         return Point(cost, reference.square().sum(1), noise, right, label, seconds)
 
-    def mine(self, searcher: str) -> None:
+    def mine(self, searcher: str, effort: str) -> None:
         """Search with hago, in a process of its own."""
-        name, runs = f"hago {searcher}", []
+        name, runs = f"hago {searcher} {effort}", []
         for _ in range(self.options.runs):
             with tempfile.TemporaryDirectory() as folder:
-                told = (self.options.hardware, searcher)
+                told = (self.options.hardware, searcher, effort)
                 data = (Path(folder), self.asset, self.options.assets, self.options.threads)
                 said = run_script(sys.executable, "_peer_hago.py", *data, told)
                 if said:
@@ -128,7 +130,7 @@ class Contest:
             f"{options.net} on {options.hardware}, {options.images} images to search on, {self.asset.samples} held out"
         )
         print(f"\n{head}, {options.threads} threads; volumes up to {widest:.0f} B of weights")
-        tables = [self._beside(f"hago {searcher}", widest) for searcher in options.searchers]
+        tables = [self._beside(name, widest) for name in self.fronts if name.startswith("hago ")]
         for rows in tables:
             print(table(rows))
             for row in rows:

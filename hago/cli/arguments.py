@@ -565,8 +565,8 @@ def _quantization(
     group.add_argument(
         "--effort",
         choices=EFFORTS,
-        help="how much is done where other options do not say: fast, corrections of about ten forward passes; good, "
-        "the default; best, until nothing improves",
+        help="how much is done where other options do not say: fast, corrections of about ten forward passes, or with "
+        "costs a search on 64 samples at most; good, the default; best, until nothing improves",
     )
     group.add_argument("--save", metavar="FILE", help=saves)
 
