@@ -43,7 +43,8 @@ def main() -> None:
         return run_search(network, hardware, data, how)
 
     # what is loaded at its first use is not in the times
-    search(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)), [(torch.rand(4, 3, 8, 8),)])
+    tiny = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).eval()
+    search(tiny, [(torch.rand(4, 3, 8, 8),)])
     FrontWriter.replace = watched  # type: ignore[method-assign]
     task.start()
     found = search(network, data, callbacks=[on_trial])
