@@ -11,7 +11,7 @@ import pytest
 from toys import TOY, make_space
 
 from hago.errors import InfeasibleBits
-from hago.plan.space import FLOAT, Bits, Space
+from hago.plan.space import FLOAT, INTEGER, Bits, Space
 from hago.searchers.knapsack import AccumulatorLimit, Knapsack
 from hago.searchers.pareto import area_added
 from hago.searchers.registry import make_searcher
@@ -64,6 +64,34 @@ def test_the_program_finds_the_best_of_all_points(seed: int) -> None:
         assert picked.loss == pytest.approx(best, rel=1e-4)
         assert (picked.loss, picked.cost) == (surrogate.loss(picked.bits), surrogate.cost(picked.bits))
     assert program.solve(costs[0] * 0.9) is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_float_nodes_do_not_lose(seed: int) -> None:
+    """Nodes that may be float lose nothing then; float weights cost more, and operations of float operands most."""
+    rng = random.Random(seed)
+    space, plain = random_surrogate(seed)
+    kinds = {f"k{i}:0": (INTEGER, FLOAT) if rng.random() < 0.8 else (INTEGER,) for i in range(3)}
+    space = make_space({**{key: group.choices for key, group in space.groups.items()}, **kinds})
+    terms = list[Term]()
+    for i in range(3):
+        kind, read, weight = f"k{i}:0", f"n{i}:0", f"n{i}:1"
+        size, count = rng.randint(1, 50), rng.randint(1, 9)
+        pairs = itertools.product(space.groups[weight].choices, kinds[kind])
+        terms.append(Term((weight, kind), {(b, k): float(size * (40 if k == FLOAT else b)) for b, k in pairs}))
+        rows = itertools.product(*(space.groups[key].choices for key in (kind, read, weight)))
+        terms.append(
+            Term((kind, read, weight), {(k, *b): float(count * (99 if k == FLOAT else sum(b))) for k, *b in rows})
+        )
+    gates = {f"k{i}:0": (f"n{i}:0", f"n{i}:1") for i in range(3)}
+    surrogate = replace(plain, terms=terms, gates=gates)
+    every, program = points(space), Knapsack(space, surrogate)
+    costs = sorted(map(surrogate.cost, every))
+    for limit in (costs[0], costs[len(costs) // 3], costs[len(costs) // 2], costs[-1]):
+        picked = program.solve(limit)
+        best = min(surrogate.loss(p) for p in every if surrogate.cost(p) <= limit)
+        assert picked is not None and picked.cost <= limit * (1 + 1e-5)
+        assert picked.loss == pytest.approx(best, rel=1e-4, abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(8))
