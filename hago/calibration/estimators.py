@@ -77,6 +77,18 @@ def headroom(grid: Grid) -> float:
     return max(1.0, float((hi - lo) / (scale * steps)))  # an asymmetric grid may reach further on one side
 
 
+@functools.cache
+def steps_above_zero(grid: Grid, one_sided: bool) -> tuple[int, int]:
+    """The number of steps from 0 to the threshold, and the highest quantum value.
+
+    Args:
+        one_sided: whether the lower threshold is 0, instead of as far from 0 as the upper one.
+    """
+    one = torch.ones(1, dtype=torch.float64)
+    scale, _, count = levels(grid, torch.zeros_like(one) if one_sided else -one, one)
+    return round(1 / float(scale)), count if one_sided else count // 2
+
+
 def around_zero(
     statistics: TensorStatistics, grid: Grid, threshold: Tensor, most: float = 1.0
 ) -> tuple[Tensor, Tensor]:
@@ -97,8 +109,8 @@ def around_zero(
 
 
 def magnitudes(statistics: TensorStatistics, grid: Grid) -> Tensor:
-    """The histogram of |x| over [0, limit], or of positive x for an unsigned grid: float64 (C, BINS / 2)."""
-    negative, positive = statistics.histogram.tensor_split(2, dim=1)
+    """The histogram of |x| over [0, limit], or of positive x for an unsigned grid: (C, bins / 2), as the counts are."""
+    negative, positive = statistics.counts.tensor_split(2, dim=1)
     return positive + negative.flip(1) if grid.signed else positive
 
 
@@ -218,7 +230,7 @@ class Percentile:
         """The range inside the percentile; see Estimator."""
         width = statistics.bin_width
         if not two_sided(grid):
-            threshold = quantile(magnitudes(statistics, grid), self.percent / 100) * width
+            threshold = quantile(magnitudes(statistics, grid).to(torch.float64), self.percent / 100) * width
             return around_zero(statistics, grid, threshold)
         lo, hi = observed(statistics)
         kept = 1 - (100 - self.percent) / 200
@@ -241,8 +253,15 @@ _MIDPOINTS: Final = 256
 #: A candidate is skipped for a channel if its clipping error alone exceeds the error of the first candidate by this
 #: part of the sum of squares.
 _SLACK: Final = 1e-9
-#: Bins of the channels that are processed at a time; their tables take a few megabytes.
-_BINS_AT_ONCE: Final = 1 << 18
+#: Bins of the channels that are processed at a time; their tables take 8 MiB, those of affine grids 16 MiB.
+_BINS_AT_ONCE: Final = 1 << 19
+
+
+@functools.cache
+def _mean_powers(bins: int, origin: int) -> Tensor:
+    """The means of 1, x and x**2 in each bin, in units of bins from the value 0: float64 (bins, 3)."""
+    centre = torch.arange(bins, dtype=torch.float64) - origin + 0.5
+    return torch.stack([torch.ones_like(centre), centre, centre * centre + 1 / 12], 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -253,8 +272,9 @@ class Distribution:
 
     Args:
         origin: the bin whose left edge is the value 0.
-        mass, below, first, second: float64 (C, N + 1), at each bin's left edge: the mass of the bin, the mass
-            below, F (see the comment above), and the integral of F.
+        mass, below, first, second: (C, N + 1), at each bin's left edge: the mass of the bin, the mass below, F (see the
+            comment above), and the integral of F. Float64; the first two are float32 if the counts were int16, which is
+            exact.
         moments: float64 (C, 3): sums of 1, x and x**2.
     """
 
@@ -267,41 +287,45 @@ class Distribution:
 
     @staticmethod
     def of(histogram: Tensor, origin: int) -> Distribution:
-        """The distribution of a histogram (C, N) of counts."""
+        """The distribution of a histogram (C, N) of counts, float64 or of an integer dtype."""
         channels, bins = histogram.shape
-        mass, below, first, second = torch.empty(4, channels, bins + 1, dtype=torch.float64)
+        mass, below, first, second = (torch.empty(channels, bins + 1, dtype=torch.float64) for _ in range(4))
         mass[:, :-1], mass[:, -1] = histogram, 0.0
         below[:, 0] = first[:, 0] = second[:, 0] = 0.0
-        torch.cumsum(histogram, 1, out=below[:, 1:])
-        inside = torch.add(below[:, :-1], histogram, alpha=1 / 2)
+        counts = mass[:, :-1]
+        torch.cumsum(counts, 1, out=below[:, 1:])
+        inside = torch.add(below[:, :-1], counts, alpha=1 / 2)
         torch.cumsum(inside, 1, out=first[:, 1:])
-        torch.add(first[:, :-1], below[:, :-1], alpha=1 / 2, out=inside).add_(histogram / 6)
+        torch.add(first[:, :-1], below[:, :-1], alpha=1 / 2, out=inside).add_(counts / 6)
         torch.cumsum(inside, 1, out=second[:, 1:])
-        centre = torch.arange(bins, dtype=torch.float64) - origin + 0.5
-        powers = torch.stack([torch.ones_like(centre), centre, centre * centre + 1 / 12], 1)
-        return Distribution(origin, mass, below, first, second, histogram @ powers)
+        moments = counts @ _mean_powers(bins, origin)
+        if histogram.dtype == torch.int16:
+            mass, below = mass.to(torch.float32), below.to(torch.float32)
+        return Distribution(origin, mass, below, first, second, moments)
 
     def _place(self, points: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The table indices of points (R, M), and their distances from the edges at these indices."""
-        points = points + self.origin
+        """The table indices of points (R, M), int32 (R * M,), and the distances of points from the edges at these
+        indices, float64 (R, M)."""
         channels, edges = self.mass.shape
+        points = points + self.origin if self.origin else points
         left = points.floor().clamp_(0, edges - 1)
-        beyond = points.sub_(left).clamp_min_(0.0)
+        beyond = (points - left).clamp_min_(0.0)
         starts = (torch.arange(channels) if rows is None else rows) * edges
-        return left.to(torch.int64).add_(starts.unsqueeze(1)), beyond
+        return left.add_(starts.unsqueeze(1)).to(torch.int32).view(-1), beyond
 
     def antiderivative(self, points: Tensor, rows: Tensor | None = None) -> Tensor:
         """F at points (R, M)."""
         at, f = self._place(points, rows)
-        return self.first.take(at) + f * (self.below.take(at) + f / 2 * self.mass.take(at))
+        mass, below, first = (_entries(t, at, f) for t in (self.mass, self.below, self.first))
+        return (f * 0.5).mul_(mass).add_(below).mul_(f).add_(first)
 
     def between(self, lo: Tensor, hi: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The integral of F from lo to hi (R, K), and the mass there."""
 
         def up_to(points: Tensor) -> tuple[Tensor, Tensor]:
             at, f = self._place(points, rows)
-            mass, below, first = self.mass.take(at), self.below.take(at), self.first.take(at)
-            return self.second.take(at) + f * (first + f / 2 * (below + f / 3 * mass)), below + f * mass
+            mass, below, first, second = (_entries(t, at, f) for t in (self.mass, self.below, self.first, self.second))
+            return second + f * (first + f / 2 * (below + f / 3 * mass)), below + f * mass
 
         area, above = up_to(hi)
         if self.origin == 0 and not lo.any():  # there is nothing below 0
@@ -318,11 +342,11 @@ class Distribution:
 
         Args:
             scale: float64 (R, K), in bins per step.
-            lowest: float64 (R, K), the lowest centered integer.
+            lowest: float64 (R, K) or (1, 1), the lowest centered integer.
         """
-        lo, hi = lowest * scale, (lowest + count) * scale
+        hi = (lowest + count) * scale
         if count > _MIDPOINTS:
-            area, mass = self.between(lo, hi, rows)
+            area, mass = self.between(lowest * scale, hi, rows)
             return self._beyond(hi, rows) - 2 * area + scale * scale / 12 * mass
         steps = torch.arange(count, dtype=torch.float64) + 0.5
         midpoints = (lowest.unsqueeze(2) + steps) * scale.unsqueeze(2)
@@ -331,32 +355,37 @@ class Distribution:
 
     def _beyond(self, hi: Tensor, rows: Tensor | None = None) -> Tensor:
         """The sum of (x - hi)**2."""
-        moments = self.moments if rows is None else self.moments[rows]
+        moments = self.moments if rows is None else self.moments.index_select(0, rows)
         m0, m1, m2 = moments.unsqueeze(2).unbind(1)
         return m2 - 2 * hi * m1 + hi * hi * m0
 
 
-def _least(values: Distribution, grid: Grid, lo: Tensor, hi: Tensor, folded: bool) -> Tensor:
-    """The index of the candidate range (C, K), in bins, with the least error, the first of equals: int64 (C, 1).
+def _entries(table: Tensor, at: Tensor, like: Tensor) -> Tensor:
+    """The entries of a table at indices (R * M,), in the shape (R, M) of `like`."""
+    return table.view(-1).index_select(0, at).view_as(like)
+
+
+def _least(
+    values: Distribution, clipped: Tensor, first: Tensor, errors_of: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The index of the candidate with the least error, the first of equals, and its error: int64 and float64 (C, 1).
 
     Args:
-        folded: whether `values` is the distribution of magnitudes, so that only the upper half of a signed grid counts.
+        clipped: float64 (C, K), the clipping errors of candidates, which are lower bounds of their errors.
+        first: float64 (C, 1), the errors of the first candidates.
+        errors_of: computes the errors of R other candidates, float64 (R, 1), from the mask (C, K) that selects them and
+            from their channels, int64 (R,).
     """
-    scale, lowest, count = levels(grid, lo, hi)
-    if folded and grid.signed:
-        lowest, count = torch.zeros_like(lowest), count // 2
-    first = values.squared_error(scale[:, :1], lowest[:, :1], count)
-    clipped = values.clipped(lowest * scale, (lowest + count) * scale)
     promising = clipped <= first + _SLACK * values.moments[:, 2:]
     promising[:, 0] = False  # computed already
-    rows, columns = promising.nonzero(as_tuple=True)
     errors = torch.full_like(clipped, torch.inf)
     errors[:, :1] = first
-    scale, lowest = (t.expand_as(clipped)[rows, columns].unsqueeze(1) for t in (scale, lowest))
-    errors[rows, columns] = values.squared_error(scale, lowest, count, rows).squeeze(1)
-    return errors.argmin(1, keepdim=True)
+    errors.masked_scatter_(promising, errors_of(promising, promising.nonzero()[:, 0]))
+    index = errors.argmin(1, keepdim=True)
+    return index, errors.gather(1, index)
 
 
+@functools.cache
 def _factors(low: int, high: int, per_octave: int) -> Tensor:
     """The factors 2**(j / per_octave) for j from `high` down to `low`; 1 comes first."""
     exponents = [0, *(j for j in range(high, low - 1, -1) if j)]
@@ -373,44 +402,64 @@ _POWERS: Final = (-10, 0, 1)
 
 def _symmetric(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
     """The best range of a symmetric or unsigned grid."""
-    values: Distribution = statistics.derive(
-        ("magnitudes", grid.signed), lambda: Distribution.of(without_zeros(magnitudes(statistics, grid), 0), 0)
-    )
     most = headroom(grid)
-    width, largest = statistics.bin_width.unsqueeze(1), peak(statistics, grid).unsqueeze(1) * most
-    if grid.power_of_two:
-        largest = power_of_two_at_least(largest)
-    best = largest
+    steps, top = steps_above_zero(grid, one_sided=not grid.signed)
+    zero, width = torch.zeros(1, 1, dtype=torch.float64), statistics.bin_width.unsqueeze(1)
+    largest = peak(statistics, grid).unsqueeze(1)
+
+    def tables() -> tuple[Distribution, Tensor]:
+        """The distribution of magnitudes, and the clipping errors of coarse candidates: the part of the largest
+        magnitude that a candidate represents does not depend on the bits."""
+        values = Distribution.of(without_zeros(magnitudes(statistics, grid), 0), 0)
+        return values, values.clipped(zero, largest * _factors(*_COARSE) / width)
+
+    made: tuple[Distribution, Tensor] = statistics.derive(("magnitudes", grid.signed), tables)
+    values, clipped = made
+
+    def errors_of(candidates: Tensor, chosen: Tensor, rows: Tensor) -> Tensor:
+        scale = candidates.masked_select(chosen).unsqueeze(1) / width.index_select(0, rows) / steps
+        return values.squared_error(scale, zero, top, rows)
+
+    largest = power_of_two_at_least(largest * most) if grid.power_of_two else largest * most
+    best, least = largest, values.squared_error(largest / width / steps, zero, top)
     for reach in (_POWERS,) if grid.power_of_two else (_COARSE, _FINE):
         candidates = torch.minimum(best * _factors(*reach), largest)
-        hi = candidates / width
-        lo = -hi if grid.signed else torch.zeros_like(hi)
-        best = candidates.gather(1, _least(values, grid, lo, hi, folded=True))
+        if reach != _COARSE:
+            clipped = values.clipped(zero, candidates / width * (top / steps))
+        index, least = _least(values, clipped, least, functools.partial(errors_of, candidates))
+        best = candidates.gather(1, index)
     return around_zero(statistics, grid, best.squeeze(1), most)
 
 
 def _affine(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
     """The best range of an affine grid: among ranges that are symmetric around zero first, then each end by itself."""
-    origin = statistics.histogram.shape[1] // 2
-    values: Distribution = statistics.derive(
-        "values", lambda: Distribution.of(without_zeros(statistics.histogram, origin), origin)
-    )
+    origin = statistics.counts.shape[1] // 2
+    values = Distribution.of(without_zeros(statistics.histogram, origin), origin)
     width = statistics.bin_width.unsqueeze(1)
     lowest, highest = (end.unsqueeze(1) for end in observed(statistics))
     highest = highest + (highest - lowest) * (headroom(grid) - 1.0)
     coarse, fine = _factors(*_COARSE_EACH), _factors(*_FINE)
 
-    def best(lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+    def best(lo: Tensor, hi: Tensor, first: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The best candidate and its error; `first` is the error of the first candidate, if it is known."""
         shape = (lo + hi).shape
         lo, hi = torch.maximum(lo, lowest).expand(shape), torch.minimum(hi, highest).expand(shape)
-        index = _least(values, grid, lo / width, hi / width, folded=False)
-        return lo.gather(1, index), hi.gather(1, index)
+        scale, low, count = levels(grid, lo / width, hi / width)
+        if first is None:
+            first = values.squared_error(scale[:, :1], low[:, :1], count)
+
+        def errors_of(chosen: Tensor, rows: Tensor) -> Tensor:
+            scales, lows = (t.masked_select(chosen).unsqueeze(1) for t in (scale, low))
+            return values.squared_error(scales, lows, count, rows)
+
+        index, least = _least(values, values.clipped(low * scale, (low + count) * scale), first, errors_of)
+        return lo.gather(1, index), hi.gather(1, index), least
 
     even = torch.maximum(-lowest, highest) * coarse
-    lo, hi = best(-even, even)
+    lo, hi, least = best(-even, even)
     for factors in (coarse, fine):
-        lo, hi = best(lo, hi * factors)
-        lo, hi = best(lo * factors, hi)
+        lo, hi, least = best(lo, hi * factors, least)
+        lo, hi, least = best(lo * factors, hi, least)
     return lo.squeeze(1), hi.squeeze(1)
 
 
@@ -433,7 +482,7 @@ class Mse:
     def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
         """The range of least error; see Estimator."""
         search = _affine if two_sided(grid) else _symmetric
-        size = max(1, _BINS_AT_ONCE // statistics.histogram.shape[1])
+        size = max(1, _BINS_AT_ONCE // statistics.counts.shape[1])
         starts = range(0, statistics.channels, size)
         blocks = statistics.derive("blocks", lambda: [statistics.channel_slice(i, i + size) for i in starts])
         lo, hi = zip(*(search(block, grid) for block in blocks), strict=True)
@@ -495,13 +544,6 @@ def kl_divergence(histogram: Tensor, ends: Tensor, steps: int, top: int) -> Tens
     return torch.where(inside > 0, divergence, torch.inf)
 
 
-def _steps(grid: Grid, one_sided: bool) -> tuple[int, int]:
-    """The number of steps from 0 to the threshold, and the highest quantum value."""
-    one = torch.ones(1, dtype=torch.float64)
-    scale, lowest, count = levels(grid, torch.zeros_like(one) if one_sided else -one, one)
-    return round(1 / float(scale)), round(float(lowest)) + count
-
-
 def _candidates(statistics: TensorStatistics, grid: Grid, steps: int) -> Tensor:
     """The candidate thresholds in bins, ascending, with at least one bin per step; none if the grid is too fine."""
     largest = peak(statistics, grid)
@@ -537,11 +579,11 @@ class KlEstimate:
         if statistics.channels > 1:
             return MaxRange()(statistics, grid)
         one_sided = not grid.signed or (two_sided(grid) and float(statistics.minimum) >= 0)
-        steps, top = _steps(grid, one_sided)
+        steps, top = steps_above_zero(grid, one_sided)
         ends = _candidates(statistics, grid, steps)
         if not len(ends):
             return MaxRange()(statistics, grid)
-        histogram = without_zeros(magnitudes(statistics, grid), 0)[0]
+        histogram = without_zeros(magnitudes(statistics, grid), 0)[0].to(torch.float64)
         rows = max(1, _TABLE // top)
         pieces = (ends[i : i + rows] for i in range(0, len(ends), rows))
         divergences = torch.cat([kl_divergence(histogram, piece, steps, top) for piece in pieces])

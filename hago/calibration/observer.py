@@ -228,7 +228,7 @@ class Observer:
             maximum=self._maximum,
             mean_minimum=self._sum_minimum / self._batches,
             mean_maximum=self._sum_maximum / self._batches,
-            histogram=histogram,
+            counts=histogram,
             limit=self._limit,
         )
 

@@ -28,11 +28,11 @@ class TensorStatistics:
         count: the number of observed values per channel.
         minimum, maximum: float64 (C,).
         mean_minimum, mean_maximum: float64 (C,), the batch minima and maxima averaged over batches.
-        histogram: float64 (C, bins), counts of values over [-limit, limit]; a positive value on an
-            edge belongs to the bin below it, a negative one to the bin above, zero to bin bins / 2. There are BINS
-            bins, or fewer where channels have few values.
+        counts: (C, bins), counts of values over [-limit, limit], float64, or an integer dtype if they are `packed`; a
+            positive value on an edge belongs to the bin below it, a negative one to the bin above, zero to bin
+            bins / 2. There are BINS bins, or fewer where channels have few values.
         limit: float64 (C,), a power of two at least max(|minimum|, |maximum|).
-        derived: values that estimators derive from the statistics and keep for further grids; see `derive`.
+        derived: what estimators derive from the statistics and keep for further grids; see `derive`.
     """
 
     count: int
@@ -40,19 +40,32 @@ class TensorStatistics:
     maximum: Tensor
     mean_minimum: Tensor
     mean_maximum: Tensor
-    histogram: Tensor
+    counts: Tensor
     limit: Tensor
     derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def derive(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The derived value of a key; `make` makes it when it is first asked for."""
+        """The derived value of a key. `make` makes it, and it is kept until a value of another key is asked for."""
         if key not in self.derived:
+            self.derived.clear()
             self.derived[key] = make()
         return self.derived[key]
 
+    def packed(self) -> TensorStatistics:
+        """The same statistics with counts, whole numbers, in the narrowest dtype that holds those of a channel."""
+        dtype = next(d for d in (torch.int16, torch.int32, torch.int64) if self.count <= torch.iinfo(d).max)
+        return replace(self, counts=self.counts.to(dtype))
+
     def bytes_at_most(self) -> int:
-        """An upper bound on the bytes of the histogram and the values derived from it: 4 * BINS numbers per channel."""
-        return 5 * self.histogram.numel() * self.histogram.element_size()
+        """An upper bound on the bytes of packed counts and of what estimators derive from them: for each channel, 12
+        bytes for each bin if counts are int16, else 16, and 1 KiB."""
+        size = self.counts.element_size()
+        return self.counts.numel() * (size + (12 if size == 2 else 16)) + 1024 * self.channels
+
+    @property
+    def histogram(self) -> Tensor:
+        """The counts, float64 (C, bins)."""
+        return self.counts.to(torch.float64)
 
     @property
     def channels(self) -> int:
@@ -61,7 +74,7 @@ class TensorStatistics:
     @property
     def bin_width(self) -> Tensor:
         """float64 (C,), a power of two."""
-        return self.limit * (2.0 / self.histogram.shape[-1])
+        return self.limit * (2.0 / self.counts.shape[-1])
 
     def channel_slice(self, start: int, stop: int) -> TensorStatistics:
         """Views of the statistics of channels `start:stop`."""
@@ -71,7 +84,7 @@ class TensorStatistics:
             maximum=self.maximum[start:stop],
             mean_minimum=self.mean_minimum[start:stop],
             mean_maximum=self.mean_maximum[start:stop],
-            histogram=self.histogram[start:stop],
+            counts=self.counts[start:stop],
             limit=self.limit[start:stop],
         )
 
@@ -84,7 +97,7 @@ def stack(parts: Sequence[TensorStatistics]) -> TensorStatistics:
         maximum=torch.cat([p.maximum for p in parts]),
         mean_minimum=torch.cat([p.mean_minimum for p in parts]),
         mean_maximum=torch.cat([p.mean_maximum for p in parts]),
-        histogram=torch.cat([p.histogram for p in parts]),
+        counts=torch.cat([p.histogram for p in parts]),
         limit=torch.cat([p.limit for p in parts]),
     )
 

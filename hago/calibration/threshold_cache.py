@@ -3,39 +3,64 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
-from hago.caching import LRU
 from hago.calibration.observer import constant_statistics
 from hago.calibration.statistics import CHANNEL_BINS, Estimator, TensorStatistics, stack
 from hago.errors import DataError, HagoError, did_you_mean
 
-#: The number of channels of a constant that are estimated at a time: their histograms take 2 MiB.
-_BLOCK = 256
+#: The number of channels of a constant that are estimated at a time: their histograms take 4 MiB.
+_BLOCK = 512
 #: The number of groups of a constant that are estimated at a time, and the bins of their histograms: a group has few
 #: values, and a constant many groups.
 _GROUPS, _GROUP_BINS = 2048, 512
 #: The number of observed nodes that are estimated at a time.
 _TOGETHER = 64
-#: The bytes of statistics of constants' channels that are kept, since a search asks for one grid after another.
+#: The bytes of statistics of constants' channels that are kept; see `_Blocks`.
 _BYTES = 1 << 28
 
 RangeOfNode = tuple[Tensor, Tensor]
 #: A node, a grid, a channel axis, and the id of the statistics (of None for a constant).
 _Key = tuple[str, Grid, int | None, int]
+#: A constant, the axis of its channels, the size of groups or 0, and the first row of a block.
+_BlockKey = tuple[str, int, int, int]
+
+
+class _Blocks:
+    """The statistics of blocks of constants' channels, with packed counts; a `ThresholdCache` makes one.
+
+    The first blocks that fit in _BYTES are kept. A search asks for all blocks for one grid after another, and a cache
+    that evicts what was not used for longest would evict each of them just before it is asked for again.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[_BlockKey, TensorStatistics] = {}
+        self._bytes = 0
+
+    def get_or_make(self, key: _BlockKey, make: Callable[[], TensorStatistics]) -> TensorStatistics:
+        """The statistics of a block; `make()` makes them if they are not kept."""
+        if key in self._kept:
+            return self._kept[key]
+        statistics = make()
+        size = statistics.bytes_at_most()
+        if self._bytes + size <= _BYTES:
+            self._kept[key] = statistics
+            self._bytes += size
+        return statistics
 
 
 class ThresholdCache:
     """The thresholds that an estimator gives, each computed when it is first asked for.
 
     Made by `plan.threshold_sources.EstimatedThresholds`, which calls it whenever a Plan is resolved. The statistics
-    of a constant are computed when they are first needed. Those of whole tensors are kept. Those per channel (8 *
-    channel_bins bytes each, more than the weight itself) are computed in blocks, of which the most recently used are
-    kept. So are those per group, each of which is estimated as a channel with coarser bins.
+    of a constant are computed when they are first needed. Those of whole tensors are kept. Those per channel (15 KiB
+    each with 1,024 bins, with what `Mse` derives from them, more than the weight itself) are computed in blocks, of
+    which those that fit in 256 MiB are kept. So are those per group, each of which is estimated as a channel with
+    coarser bins.
 
     Args:
         statistics: statistics of the observed nodes, by name.
@@ -56,7 +81,7 @@ class ThresholdCache:
         self._constants = constants
         self._whole: dict[str, TensorStatistics] = {}  # of constants
         self._stacked: dict[str, tuple[tuple[str, ...], TensorStatistics]] = {}
-        self._blocks: LRU[tuple[str, int, int, int], TensorStatistics] = LRU(_BYTES, TensorStatistics.bytes_at_most)
+        self._blocks = _Blocks()
         self._ranges: dict[_Key, tuple[RangeOfNode, TensorStatistics | None]] = {}
 
     def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> ThresholdCache:
@@ -140,7 +165,7 @@ class ThresholdCache:
         at_once, bins = (_BLOCK, self.channel_bins) if grid.group is None else (_GROUPS, _GROUP_BINS)
 
         def statistics(start: int) -> TensorStatistics:
-            return constant_statistics(rows[start : start + at_once], 0, node, bins)
+            return constant_statistics(rows[start : start + at_once], 0, node, bins).packed()
 
         ranges = [
             self._checked(node, self._blocks.get_or_make((*key, start), functools.partial(statistics, start)), grid)

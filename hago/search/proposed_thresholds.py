@@ -149,4 +149,4 @@ def _weighted(plain: TensorStatistics, spectra: Sequence[Spectrum]) -> TensorSta
         return plain
     by_gradient = torch.from_numpy(mass / mass.sum()).unsqueeze(0)
     by_count = plain.histogram / plain.histogram.sum()
-    return replace(plain, histogram=by_gradient * (1.0 - COUNT_SHARE) + by_count * COUNT_SHARE)
+    return replace(plain, counts=by_gradient * (1.0 - COUNT_SHARE) + by_count * COUNT_SHARE)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hago.arithmetic.schemes import Grid
+from hago.arithmetic.schemes import SCHEMES, Grid
 from hago.calibration import estimators as mse
 from hago.calibration.estimators import Distribution, MaxRange, Mse, _least, levels, observed
 from hago.calibration.observer import constant_statistics
@@ -57,6 +57,11 @@ def test_the_error_of_a_grid_is_at_least_its_clipping_error(
     assert float(values.clipped(lo, hi)) <= error_of(counts, origin, scale, lowest, count) + 1e-9
 
 
+ALL_SCHEMES = [
+    Grid(bits, scheme, signed) for bits in (2, 4, 8, 10) for scheme in sorted(SCHEMES) for signed in (True, False)
+]
+
+
 def test_skipped_candidates_would_not_have_been_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [[Mse()(constant_statistics(x), grid) for x in samples().values()] for grid in GRIDS]
     monkeypatch.setattr(mse, "_SLACK", float("inf"))
@@ -73,6 +78,49 @@ def test_the_integral_approximates_many_steps(lowest: int, count: int) -> None:
         exact = float(squared_error_by_pieces(counts, origin, scale, lowest, count))
         found = error_of(counts, origin, scale, lowest, count)
         assert found == pytest.approx(exact, rel=2e-2, abs=1e-9)
+
+
+def channels() -> Tensor:
+    """Channels of weights of all kinds, beside each other: (C, 40)."""
+    torch.manual_seed(3)
+    normal = torch.randn(80, 40)
+    pruned = normal * (torch.rand(80, 40) < 0.1)
+    return torch.cat([normal, pruned, normal.abs(), -normal.exp(), torch.randint(-7, 8, (80, 40)), torch.zeros(3, 40)])
+
+
+@pytest.mark.parametrize("grid", [*ALL_SCHEMES, Grid(8, power_of_two=True), Grid(3, power_of_two=True)], ids=str)
+def test_grids_that_share_tables_have_the_thresholds_of_grids_alone(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of channels whose tables were made for other grids, from packed counts, without skipping candidates and with."""
+    seen = constant_statistics(channels(), 0, bins=1024)
+    packed = seen.packed()
+    assert packed.counts.dtype == torch.int16 and torch.equal(packed.histogram, seen.histogram)
+    for other in (Grid(16), Grid(3, "symmetric"), Grid(5, signed=False), Grid(4, "affine")):
+        Mse()(packed, other)
+    found = Mse()(packed, grid)
+    monkeypatch.setattr(mse, "_SLACK", float("inf"))
+    for got, want in zip(found, Mse()(seen, grid), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("count", [40, 40_000])
+def test_what_is_kept_has_no_more_bytes_than_are_counted(count: int) -> None:
+    """Whatever grids the thresholds were for."""
+    packed = constant_statistics(torch.randn(3, count), 0, bins=1024).packed()
+    for grid in (Grid(8), Grid(4), Grid(8, signed=False), Grid(8, "affine"), Grid(4, power_of_two=True)):
+        Mse()(packed, grid)
+        (blocks,) = packed.derived.values()
+        tables = [
+            t for block in blocks for values, clipped in block.derived.values() for t in (*fields_of(values), clipped)
+        ]
+        kept = [packed.counts, *tables]
+        assert len(tables) == 6
+        assert sum(t.untyped_storage().nbytes() for t in kept) <= packed.bytes_at_most()
+
+
+def fields_of(values: Distribution) -> list[Tensor]:
+    return [values.mass, values.below, values.first, values.second, values.moments]
 
 
 GRIDS = [
@@ -178,8 +226,27 @@ def test_skipped_candidates_are_never_the_best(seed: int, bits: int, folded: boo
     if folded:
         lowest, count = torch.zeros_like(lowest), count // 2
     errors = values.squared_error(scale, lowest, count)
-    chosen = errors.gather(1, _least(values, grid, -hi, hi, folded))
-    assert torch.equal(chosen, errors.amin(1, keepdim=True))
+
+    def errors_of(chosen: Tensor, rows: Tensor) -> Tensor:
+        return values.squared_error(scale[chosen].unsqueeze(1), lowest[chosen].unsqueeze(1), count, rows)
+
+    clipped = values.clipped(lowest * scale, (lowest + count) * scale)
+    index, least = _least(values, clipped, errors[:, :1], errors_of)
+    assert torch.equal(least, errors.amin(1, keepdim=True))
+    assert torch.equal(index, errors.argmin(1, keepdim=True))
+
+
+def test_narrow_tables_give_the_same_errors() -> None:
+    """The tables of int16 counts, of which two are float32."""
+    counts = torch.randint(0, 60, (5, 512)).to(torch.int16)
+    counts[0] = 0
+    counts[1, 0] = 32_767
+    wide, narrow = Distribution.of(counts.to(torch.float64), 0), Distribution.of(counts, 0)
+    assert narrow.below.dtype == torch.float32 and wide.below.dtype == torch.float64
+    scale = torch.rand(5, 7, dtype=torch.float64) * 8
+    for count in (1, 7, 127, 300):
+        errors = [values.squared_error(scale, torch.zeros(1, 1), count) for values in (wide, narrow)]
+        assert torch.equal(*errors)
 
 
 def test_blocks_of_channels_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:

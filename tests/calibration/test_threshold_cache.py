@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,33 @@ def test_blocks_of_channels_do_not_matter(axis: int, monkeypatch: pytest.MonkeyP
     ):
         assert got.shape == (weight.shape[axis],)
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_blocks_that_fit_are_computed_once(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that do not fit are computed again for each grid, and give the same thresholds."""
+    torch.manual_seed(1)
+    weight, made = torch.randn(16, 8, 9), list[int]()
+
+    def counted(rows: Tensor, *of: Any) -> TensorStatistics:
+        made.append(len(rows))
+        return constant_statistics(rows, *of)
+
+    monkeypatch.setattr(threshold_cache, "constant_statistics", counted)
+    monkeypatch.setattr(threshold_cache, "_BLOCK", 4)
+    grids, blocks = [Grid(8), Grid(6), Grid(4)], weight.shape[axis] // 4
+    all_fit = ThresholdCache({}, {"w": weight}, named_estimator("mse"))
+    expected = [all_fit("w", grid, axis) for grid in grids]
+    assert len(made) == blocks
+
+    made.clear()
+    size = constant_statistics(weight[:4], 0, bins=CHANNEL_BINS).packed().bytes_at_most()
+    monkeypatch.setattr(threshold_cache, "_BYTES", size * 3 // 2)  # of one block
+    one_fits = ThresholdCache({}, {"w": weight}, named_estimator("mse"))
+    found = [one_fits("w", grid, axis) for grid in grids]
+    assert len(made) == 1 + (blocks - 1) * len(grids)
+    for got, want in zip(found, expected, strict=True):
+        assert torch.equal(torch.stack(got), torch.stack(want))
 
 
 def test_ranges() -> None:
