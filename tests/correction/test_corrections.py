@@ -363,7 +363,7 @@ def test_products_of_values_with_themselves_are_symmetric(groups: int, windows: 
     values = torch.randn(groups, windows, weights, generator=torch.Generator().manual_seed(weights))
     moments = layer_correction._second_moments(values)
     assert torch.allclose(moments, moments.transpose(1, 2), rtol=1e-6)
-    assert torch.allclose(moments, values.double().transpose(1, 2) @ values.double() / windows, atol=1e-5)
+    assert torch.allclose(moments, values.transpose(1, 2) @ values / windows, atol=1e-5)
 
 
 @pytest.mark.parametrize(
