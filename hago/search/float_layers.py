@@ -21,7 +21,7 @@ from torch import Tensor
 from hago.correction import LAYERS
 from hago.graph import Graph, Node, compute_real, over_samples
 from hago.graph.schedule import run_schedule
-from hago.ops import Ops
+from hago.ops import Ops, WindowsOf
 
 #: The most bytes of a part of the largest value; glibc keeps buffers of up to 32 MiB.
 PART_BYTES: Final = 1 << 24
@@ -109,6 +109,7 @@ class FloatLayers:
         #: Of all inputs, by part.
         self.parts = tuple(zip(*(torch.split(x[: self.samples], size) for x in inputs), strict=True))
         self._ops, self.multiple = ops, multiple
+        self._taken: dict[str, list[tuple[int, WindowsOf]]] = {}
         self._kept: dict[str, FloatLayer] = {}
         self._keeps = True
 
@@ -120,6 +121,12 @@ class FloatLayers:
                 places.
         """
         parts = Parts.of(value)
+        if node.name not in self._taken:
+            self._taken[node.name] = self._windows_of(node, parts)
+        return torch.cat([taken(parts[number]) for number, taken in self._taken[node.name]], 1).to(torch.float32)
+
+    def _windows_of(self, node: Node, parts: Parts) -> list[tuple[int, WindowsOf]]:
+        """What takes the windows of a layer, with the numbers of the parts that it takes them of."""
         weight, rule, attrs = self.graph.consts[node.inputs[1]], self._ops[node.op], node.attrs
         assert rule.integer is not None and rule.integer.addends is not None
         windows_at, groups = rule.integer.addends.windows_at, attrs.get("groups", 1)
@@ -136,11 +143,10 @@ class FloatLayers:
         half, part = chosen // (of_part // len(parts[0])) % 2, chosen // of_part
         chosen = chosen[torch.sort(half * len(parts) + part, stable=True).indices]
         numbers, sizes = torch.unique_consecutive(chosen // of_part, return_counts=True)
-        taken = [
-            windows_at(attrs, parts[number], weight, torch.unravel_index(of % of_part, shape))
+        return [
+            (number, windows_at(attrs, parts[number].shape, weight, torch.unravel_index(of % of_part, shape)))
             for number, of in zip(numbers.tolist(), torch.split(chosen, sizes.tolist()), strict=True)
         ]
-        return torch.cat(taken, 1).to(torch.float32)
 
     def of(self, layers: Collection[str], *, windows: bool) -> Iterator[tuple[str, FloatLayer]]:
         """These layers with their names, in the order in which they run: as they were kept, or else from a run of the

@@ -243,10 +243,11 @@ def _rounded(
 def _ignore_outliers(lost: Tensor) -> None:
     """Make 0 what windows (groups, places, K) lack that are far from the float model's, since values before were
     clipped: no weights of this layer bring it back, and a few such windows would decide the least squares of all."""
-    norms = torch.linalg.vector_norm(lost, dim=2)
-    rank = math.ceil(OUTLIER_QUANTILE * lost.shape[1])
-    is_outlier = norms > math.sqrt(OUTLIER_FACTOR) * norms.kthvalue(rank, 1, keepdim=True).values
-    lost.flatten(0, 1).index_fill_(0, is_outlier.flatten().nonzero()[:, 0], 0.0)
+    norms = torch.linalg.vector_norm(lost, dim=2).numpy()
+    rank = math.ceil(OUTLIER_QUANTILE * lost.shape[1]) - 1
+    ordinary = np.partition(norms, rank, 1)[:, rank, None]  # NumPy selects several times as fast as torch
+    outliers = np.flatnonzero(norms > math.sqrt(OUTLIER_FACTOR) * ordinary)
+    lost.view(-1, lost.shape[2]).index_fill_(0, torch.from_numpy(outliers), 0.0)
 
 
 def _giving_back(halves: Sequence[_Moments | _FewWindows], together: _Moments | _FewWindows) -> Tensor | float:
