@@ -30,7 +30,6 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -133,7 +132,9 @@ class _Correcting:
         simulator = self.simulator
         begun = [simulator.begin(part) for part in self.real.parts]
         values = {**begun[0], **{n: Parts(of[n] for of in begun) for n in self.graph.inputs}}
-        run_schedule(make_schedule(simulator.steps(), simulator.ends), values, compute)
+        steps = simulator.steps()
+        last = max((i for i, step in enumerate(steps) if step.name in self.layers), default=-1)
+        run_schedule(make_schedule(steps[: last + 1], ()), values, compute)
         offsets = {}
         for node in (n for n in self.graph if n.name in self.layers):
             for slot, (integers, nearest) in self._changed(node).items():
@@ -234,8 +235,8 @@ def _rounded(
         units = values / scale
         halves = [of_half.of(*half, units) for half in zip(read.chunk(2, 1), lacking.chunk(2, 1), strict=True)]
         together = _joined(halves) if kind is of_half else kind.of(read, lacking, units)
-        values = values + _giving_back(halves, together)
-        parts.append(together.with_feedback(values, low, high, None if target.group is None else step))
+        rounded = together.with_feedback(values, _given_back(halves), low, high, None if target.group is None else step)
+        parts.append(rounded)
     integers = torch.cat(parts, 1).transpose(1, 2).reshape(weight.movedim(1, -1).shape).movedim(-1, 1)
     return integers.contiguous().to(nearest.dtype)
 
@@ -250,22 +251,17 @@ def _ignore_outliers(lost: Tensor) -> None:
     lost.view(-1, lost.shape[2]).index_fill_(0, torch.from_numpy(outliers), 0.0)
 
 
-def _giving_back(halves: Sequence[_Moments | _FewWindows], together: _Moments | _FewWindows) -> Tensor | float:
-    """The change of weights (groups, K, outputs) that gives back what layers before have lost, as far as a change by
-    one half of the windows does so on the other half; none where there is one window.
-
-    Args:
-        together: the halves joined.
-    """
+def _given_back(halves: Sequence[_Moments | _FewWindows]) -> Tensor | float:
+    """The part of what layers before have lost that weights give back: as far as a change by one half of the windows
+    does so on the other half; none where there is one window."""
     if len(halves) < 2:
         return 0.0
     first, second = halves
     gain, curvature = second.gain(first.change())
-    part = (gain / curvature.clamp_min(TINY)).clamp(0.0, 1.0)
-    return part * together.change()
+    return (gain / curvature.clamp_min(TINY)).clamp(0.0, 1.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Moments:
     """The second moments of windows: float32, which is exact enough with what is added to their diagonal.
 
@@ -288,48 +284,40 @@ class _Moments:
             return _Moments(_second_moments(seen), _products(seen, lost @ weights))
         return _Moments(_second_moments(seen), _products(seen, lost) @ weights)
 
-    @cached_property
-    def order(self) -> Tensor:
-        """Of `_least_read_first`."""
-        return _least_read_first(self.seen.diagonal(dim1=1, dim2=2))
-
-    @cached_property
-    def factor(self) -> Tensor:
-        """The lower Cholesky factor of the moments in this order, with what is added to their diagonal."""
-        damped = _sorted(_sorted(self.seen, self.order).transpose(1, 2), self.order)
-        diagonal = damped.diagonal(dim1=1, dim2=2)
-        diagonal += DAMPING * diagonal.mean(1, keepdim=True) + LEAST_DAMPING
-        lower: Tensor = torch.linalg.cholesky(damped)
-        return lower
-
     def change(self) -> Tensor:
         """The least squares H^-1 X^T (X_float - X) w."""
-        return _unsorted(torch.cholesky_solve(_sorted(self.lost, self.order), self.factor), self.order)
+        return torch.cholesky_solve(self.lost, _damped_factor(self.seen.clone()))
 
     def gain(self, change: Tensor) -> tuple[Tensor, Tensor]:
         """How much of what is lost a change of weights gives back, and its square: their ratio is the best part."""
         return (change * self.lost).sum(), (change * (self.seen @ change)).sum()
 
-    def with_feedback(self, real: Tensor, least: Tensor, most: Tensor, step: Tensor | None) -> Tensor:
-        """Integers near real weights (groups, K, outputs); see the module's text.
+    def with_feedback(
+        self, real: Tensor, part: Tensor | float, least: Tensor, most: Tensor, step: Tensor | None
+    ) -> Tensor:
+        """Integers near real weights (groups, K, outputs) and a part of their change; see the module's text.
 
         Args:
             real, least, most: the weights in units that are equal along K, and the ends of their integers.
             step: the scale of every weight in these units; None where it is 1.
         """
-        rounding, wanted = _Rounding.of(self.order, least, most, step), _sorted(real, self.order)
+        order = _least_read_first(self.seen.diagonal(dim1=1, dim2=2))
+        factor = _damped_factor(_sorted(_sorted(self.seen, order).transpose(1, 2), order))
+        diagonal = factor.diagonal(dim1=1, dim2=2)
+        wanted, rounding = _sorted(real, order), _Rounding.of(order, least, most, step)
+        # L^T times the change is L^-1 X^T (X_float - X) w
+        given_back = torch.linalg.solve_triangular(factor, _sorted(self.lost, order), upper=False)
+        values = given_back.mul_(part).div_(diagonal.unsqueeze(2)).add_(wanted)
         errors = torch.empty_like(wanted)
         each_wanted, each_error = wanted.numpy(), errors.numpy()
         for end in range(wanted.shape[1], 0, -BLOCK):
             start = max(0, end - BLOCK)
-            columns = self.factor[:, start:, start:end]
-            shares = (columns / columns.diagonal(dim1=1, dim2=2).unsqueeze(1)).transpose(1, 2)
-            values = wanted[:, start:end] + shares[:, :, end - start :] @ errors[:, end:]
-            each_value, each_share = values.numpy(), shares[:, :, : end - start].contiguous().numpy()
+            shares = (factor[:, start:, start:end] / diagonal[:, None, start:end]).transpose(1, 2)
+            each_share = shares[:, :, : end - start].contiguous().numpy()  # that of a weight in itself is 1
+            errors[:, start:end] = values[:, start:end] + shares[:, :, end - start :] @ errors[:, end:]
             for j in reversed(range(start, end)):
-                row = j - start
-                added = np.matmul(each_share[:, row, None, row + 1 :], each_error[:, j + 1 : end])[:, 0]
-                np.subtract(each_wanted[:, j], rounding.round(j, each_value[:, row] + added), out=each_error[:, j])
+                value = np.matmul(each_share[:, j - start, None, j - start :], each_error[:, j:end])[:, 0]
+                np.subtract(each_wanted[:, j], rounding.round(j, value), out=each_error[:, j])
         return rounding.integers()
 
 
@@ -364,7 +352,9 @@ class _FewWindows:
         given = self.seen @ change
         return (given * self.lost).sum(), given.square().sum()
 
-    def with_feedback(self, real: Tensor, least: Tensor, most: Tensor, step: Tensor | None) -> Tensor:
+    def with_feedback(
+        self, real: Tensor, part: Tensor | float, least: Tensor, most: Tensor, step: Tensor | None
+    ) -> Tensor:
         order = _least_read_first(self.seen.square().sum(1))
         columns = _sorted(self.seen.transpose(1, 2), order).to(torch.float64).numpy()  # (groups, K, n)
         groups, count, windows = columns.shape
@@ -375,7 +365,7 @@ class _FewWindows:
             x, moved = columns[:, j], makes_up[:, j]
             np.matmul(inverse, x[:, :, None], out=moved[:, :, None])
             inverse -= moved[:, :, None] * (moved / (1.0 + (x * moved).sum(1, keepdims=True)))[:, None]
-        wanted = _sorted(real, order).numpy()
+        wanted = _sorted(real + part * self.change(), order).numpy()
         rounding = _Rounding.of(order, least, most, step)
         owed = np.zeros((groups, windows, wanted.shape[2]))  # outputs to make up for
         for j in reversed(range(count)):
@@ -449,6 +439,14 @@ def _second_moments(values: Tensor) -> Tensor:
         products[:, start:end, start:] = _products(values[:, :, start:end], values[:, :, start:])
         products[:, end:, start:end] = products[:, start:end, end:].transpose(1, 2)
     return products
+
+
+def _damped_factor(moments: Tensor) -> Tensor:
+    """The lower Cholesky factor of second moments (groups, K, K), to whose diagonal something is added in place."""
+    diagonal = moments.diagonal(dim1=1, dim2=2)
+    diagonal += DAMPING * diagonal.mean(1, keepdim=True) + LEAST_DAMPING
+    lower: Tensor = torch.linalg.cholesky(moments)
+    return lower
 
 
 def _least_read_first(moments: Tensor) -> Tensor:

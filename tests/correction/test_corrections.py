@@ -227,7 +227,7 @@ def test_layers_give_back_what_those_before_them_lost(monkeypatch: pytest.Monkey
         return 10 * math.log10(float(float_outputs.square().sum() / error.square().sum()))
 
     given = [decibels(seed) for seed in range(4)]
-    monkeypatch.setattr(layer_correction, "_giving_back", lambda halves, together: 0.0)
+    monkeypatch.setattr(layer_correction, "_given_back", lambda halves: 0.0)
     without = [decibels(seed) for seed in range(4)]
     gains = [a - b for a, b in zip(given, without, strict=True)]
     assert min(gains) > -0.5 and sum(gains) / len(gains) > 0.5, gains
@@ -248,9 +248,8 @@ def test_few_windows_round_as_many_do(groups: int, windows: int, weights: int, o
     results = []
     for kind in (layer_correction._Moments, layer_correction._FewWindows):
         halves = [kind.of(a, b, real) for a, b in zip(seen.chunk(2, 1), lost.chunk(2, 1), strict=True)]
-        together = layer_correction._joined(halves)
-        changed = real + layer_correction._giving_back(halves, together)
-        results.append((changed, together.with_feedback(changed, *ends, steps)))
+        together, part = layer_correction._joined(halves), layer_correction._given_back(halves)
+        results.append((real + part * together.change(), together.with_feedback(real, part, *ends, steps)))
     (first, rounded), (second, others) = results
     assert torch.allclose(first, second, rtol=1e-6, atol=1e-6)
     assert float((rounded != others).double().mean()) < 0.01
