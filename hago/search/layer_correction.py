@@ -40,7 +40,7 @@ from torch import Tensor
 from hago.arithmetic.types import QParams
 from hago.correction import LAYERS, channel_axis
 from hago.graph import Graph, Node
-from hago.graph.schedule import Step, make_schedule, run_schedule
+from hago.graph.schedule import Step, make_schedule
 from hago.ops import Attrs
 from hago.plan import Plan
 from hago.search.float_layers import MOST_TOGETHER, FloatLayer, FloatLayers, Parts, in_parts, largest_value_bytes
@@ -119,6 +119,10 @@ class _Correcting:
             *range(1, len(node.inputs))
         }
 
+    def _is_float(self, step: Step) -> bool:
+        """Whether a step is a node in float."""
+        return step.name in self.graph.by_name and step.name not in self.plans
+
     def run(self) -> dict[str, Tensor]:
         layers = self.real.of(self.layers, windows=self.rounding)
 
@@ -132,9 +136,12 @@ class _Correcting:
         simulator = self.simulator
         begun = [simulator.begin(part) for part in self.real.parts]
         values = {**begun[0], **{n: Parts(of[n] for of in begun) for n in self.graph.inputs}}
-        steps = simulator.steps()
-        last = max((i for i, step in enumerate(steps) if step.name in self.layers), default=-1)
-        run_schedule(make_schedule(steps[: last + 1], ()), values, compute)
+        schedule = make_schedule(simulator.steps(), ())
+        of_layers = [i for i, entry in enumerate(schedule) if entry.step.name in self.layers]
+        if of_layers:  # what comes after the last changes nothing
+            schedule = schedule[: of_layers[-1] + 1]
+            floats = next(i for i, entry in enumerate(schedule) if i == of_layers[0] or not self._is_float(entry.step))
+            self.real.run(schedule, floats, values, compute)
         offsets = {}
         for node in (n for n in self.graph if n.name in self.layers):
             for slot, (integers, nearest) in self._changed(node).items():
@@ -185,8 +192,8 @@ class _Correcting:
                 self.grouped[node.name], consts[1] = rounded, replace(groups, integers=rounded).joined()
         if self.bias and 2 in consts:
             # a layer is linear, so its mean is that of the mean of what it reads
-            integers = [Parts.of(x).mean(), consts[1].to(torch.float64), consts[2]]
-            of_mean = [c * q.scale for c, q in zip(integers, targets, strict=True)]
+            integers = [Parts.of(x).mean(), consts[1], consts[2]]
+            of_mean = [(c * q.scale).to(torch.float32) for c, q in zip(integers, targets, strict=True)]
             lacking = _channel_means(node, real.mean) - _channel_means(node, rule.compute(node.attrs, *of_mean))
             moved = consts[2] + torch.round(lacking / targets[2].scale.flatten()).to(torch.int64)
             consts[2] = moved.clamp(targets[2].qmin, targets[2].qmax)
