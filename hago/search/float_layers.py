@@ -157,7 +157,8 @@ class FloatLayers:
         parts = Parts.of(value)
         if node.name not in self._taken:
             self._taken[node.name] = self._windows_of(node, parts)
-        return torch.cat([taken(parts[number]) for number, taken in self._taken[node.name]], 1).to(torch.float32)
+        taken = [take(parts[number]) for number, take in self._taken[node.name]]
+        return (torch.cat(taken, 1) if len(taken) > 1 else taken[0]).to(torch.float32)
 
     def _windows_of(self, node: Node, parts: Parts) -> list[tuple[int, WindowsOf]]:
         """What takes the windows of a layer, with the numbers of the parts that it takes them of."""

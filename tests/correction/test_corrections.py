@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 import re
@@ -26,6 +27,7 @@ from hago.errors import HagoError, LogError
 from hago.graph import compute_real
 from hago.ops import OPS
 from hago.plan import Plan, Strategy
+from hago.plan.space import FLOAT
 from hago.runtime.exactness import compare_plan_exactly
 from hago.search import correct, correcting, float_layers, layer_correction, prepare
 from hago.search.equalize import find_equalization
@@ -257,6 +259,52 @@ def test_few_windows_round_as_many_do(groups: int, windows: int, weights: int, o
     assert windows == 1 or not torch.equal(rounded, nearest)
 
 
+@pytest.mark.parametrize("has_steps", [False, True])
+@pytest.mark.parametrize(("groups", "windows", "weights"), [(1, 400, 150), (3, 40, 9), (2, 30, 65)])
+def test_weights_make_up_for_those_that_are_rounded_before(
+    groups: int, windows: int, weights: int, has_steps: bool
+) -> None:
+    """Each is rounded to what is best for the damped moments, when those before it are fixed and others can change."""
+    generator = torch.Generator().manual_seed(weights)
+    seen = torch.randn(groups, windows, weights, generator=generator) + 1.0
+    lost = 0.3 * torch.randn(groups, windows, weights, generator=generator)
+    real = 9.0 * torch.randn(groups, weights, 4, generator=generator)
+    ends = torch.full_like(real, -20.0), torch.full_like(real, 20.0)
+    steps = 0.5 + torch.rand(real.shape, generator=generator) if has_steps else None
+    moments, part = layer_correction._Moments.of(seen, lost, real), torch.tensor(0.6, dtype=torch.float64)
+    rounded = moments.with_feedback(real, part, *ends, steps)
+    sizes = torch.ones_like(real) if steps is None else steps
+    other = 0
+    for group in range(groups):
+        wanted = (real + part * moments.change())[group].double()
+        curvature = moments.seen[group].double()
+        diagonal = curvature.diagonal()
+        diagonal += layer_correction.DAMPING * diagonal.mean()
+        order = diagonal.argsort(descending=True)
+        given = torch.empty_like(wanted)
+        for j in range(weights):
+            fixed, free = order[:j], order[j:]
+            error = curvature[free][:, fixed] @ (wanted - given)[fixed]
+            best = wanted[order[j]] + torch.linalg.solve(curvature[free][:, free], error)[0]
+            size = sizes[group, order[j]].double()
+            given[order[j]] = (best / size).round().clamp(-20.0, 20.0) * size
+        other += int((rounded[group] != (given / sizes[group]).round()).sum())
+    assert other < 0.01 * rounded.numel()  # ties that roundoff decides, and what follows from them
+    assert float((rounded != (real / sizes).round().clamp(*ends)).double().mean()) > 0.1
+
+
+@pytest.mark.parametrize("kind", [layer_correction._Moments, layer_correction._FewWindows])
+def test_halves_of_windows_are_joined_as_their_whole(kind: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    seen, lost = torch.randn(2, 2, 30, 20, generator=generator, dtype=torch.float64)
+    weights = torch.randn(2, 20, 5, generator=generator, dtype=torch.float64)
+    joined = layer_correction._joined(
+        [kind.of(*half, weights) for half in zip(seen.chunk(2, 1), lost.chunk(2, 1), strict=True)]
+    )
+    whole = kind.of(seen, lost, weights)
+    assert torch.allclose(joined.seen, whole.seen) and torch.allclose(joined.lost, whole.lost)
+
+
 def test_clipped_samples_do_not_decide_what_layers_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of 64 samples are far larger than the thresholds, which were found without them."""
     model, fresh = randomized(Uneven(), seed=3).eval(), images(256, 3, 8, 8, seed=77)
@@ -307,6 +355,40 @@ def test_points_share_what_layers_read_in_the_float_model(kept_bytes: int, monke
     assert reruns == (kept_bytes < 1 << 28)  # the last asks for what the others kept
     kept = sum(layer.bytes for layer in shared._kept.values())
     assert kept <= kept_bytes and (kept > 0) == (kept_bytes == 1 << 28)
+
+
+@pytest.mark.parametrize("left_bytes", [0, 1 << 26])
+def test_simulations_share_what_their_first_float_steps_leave(left_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And end with the last layer that is corrected."""
+    monkeypatch.setattr(float_layers, "LEFT_BYTES", left_bytes)
+    ran: list[str] = []
+
+    def counted(compute: Any, read: Any) -> Any:
+        ran.append(compute.__self__.name)
+        return float_layers.in_parts(compute, read)
+
+    x = images(32, 3, 8, 8, seed=1)
+    prepared = prepare(Uneven().eval(), "x86_vnni", [x], QuantizationOptions(search_topology=True))
+    widest, few = prepared.space.widest(), {key: min(group.choices) for key, group in prepared.space.groups.items()}
+    plans = []
+    for bits, kept in itertools.product((widest, few), (("expand",), ("expand", "depthwise"), ("head",))):
+        changed = {key: max(of.choices) for key, of in prepared.space.groups.items() if key.endswith(":kind")}
+        plans.append(prepared.resolver({**bits, **changed, **{f"{name}:kind": FLOAT for name in kept}}))
+    shared = FloatLayers(prepared.graph, plans[0].ops, [x])
+    runs = []
+    for plan in plans:
+        expected = correct_layers(plan, FloatLayers(plan.graph, plan.ops, [x]), rounding=True, bias=True)
+        ran.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(layer_correction, "in_parts", counted)
+            found = correct_layers(plan, shared, rounding=True, bias=True)
+        assert expected and found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in found)
+        runs.append(list(ran))
+    again = [{"expand", "depthwise"} & set(names) for names in runs]
+    assert again[0] == {"expand", "depthwise"} and again[2] == {"expand", "depthwise"}
+    assert (again[3] == {"depthwise"} and not again[4]) == (left_bytes > 0)
+    assert [names[-1] for names in runs] == ["head", "head", "project"] * 2
 
 
 @pytest.mark.parametrize("name", ["Uneven", "depthwise", "groups"])
