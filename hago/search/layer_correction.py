@@ -54,7 +54,8 @@ VALUE_BYTES: Final = 1 << 28
 DAMPING: Final = 0.01
 #: The least that is added.
 LEAST_DAMPING: Final = 1e-9
-#: Where a window has more than this many times as many weights as there are windows, matrices of windows are smaller.
+#: Where a window has more than this many times as many weights as there are windows, rounding by matrices of windows
+#: takes less.
 FEW_WINDOWS: Final = 8
 #: Windows that differ by this many times more from the float model's than such a part of all do are taken as they are.
 OUTLIER_FACTOR: Final = 4.0
@@ -235,10 +236,9 @@ def _rounded(
     windows = (torch.split(w, MOST_TOGETHER, 2) for w in (seen, lost))
     parts = []
     for read, lacking, values, low, high, step in zip(*windows, *columns, strict=True):
-        # matrices of n by n or of K by K, by which takes less
-        kind, of_half = (
-            _FewWindows if many * read.shape[1] < read.shape[2] else _Moments for many in (FEW_WINDOWS, 0.5)
-        )
+        # matrices of n by n or of K by K, by what takes less: a least squares for a half, or also rounding for all
+        of_half = _FewWindows if read.shape[1] < 2 * read.shape[2] else _Moments
+        kind = _FewWindows if FEW_WINDOWS * read.shape[1] < read.shape[2] else _Moments
         units = values / scale
         halves = [of_half.of(*half, units) for half in zip(read.chunk(2, 1), lacking.chunk(2, 1), strict=True)]
         together = _joined(halves) if kind is of_half else kind.of(read, lacking, units)
