@@ -105,8 +105,8 @@ def _part_count(samples: int, most: int) -> int:
 
 class FloatLayers:
     """The layers of a model in floats, on some samples. The model runs when they are first read, and they are kept. If
-    they take more than KEPT_BYTES together, none are kept, and the model runs whenever they are read. The indices of the
-    windows that are taken, and what the first steps of simulations leave, are kept, too.
+    they take more than KEPT_BYTES together, none are kept, and the model runs whenever they are read. Kept are also the
+    indices of the windows that are taken, and what the first steps of simulations leave.
 
     Args:
         graph, inputs: the model and the samples, of which a few are left out where they do not make equal parts.
