@@ -30,6 +30,7 @@ from hago.ops._rule import (
     Site,
     TermsAt,
     Weight,
+    WindowsOf,
 )
 from hago.ops._shared import (
     arguments,
@@ -65,6 +66,7 @@ __all__ = [
     "Site",
     "TermsAt",
     "Weight",
+    "WindowsOf",
     "aliases",
     "arguments",
     "binary",

@@ -15,7 +15,19 @@ from torch import Tensor
 
 from hago.arithmetic.convolution import without_stride
 from hago.arithmetic.numerics import Order
-from hago.ops._rule import Addends, Attrs, IntegerForm, MatrixProduct, Operand, OpRule, Refusal, Sample, TermsAt, Weight
+from hago.ops._rule import (
+    Addends,
+    Attrs,
+    IntegerForm,
+    MatrixProduct,
+    Operand,
+    OpRule,
+    Refusal,
+    Sample,
+    TermsAt,
+    Weight,
+    WindowsOf,
+)
 from hago.ops._shared import arguments, mac_bound, split_k
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -114,23 +126,26 @@ def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
     return at
 
 
-def _windows_at(attrs: Attrs, x: Tensor, w: Tensor, index: tuple[Tensor, ...]) -> Tensor:
+def _windows_at(attrs: Attrs, shape: Sequence[int], w: Tensor, index: tuple[Tensor, ...]) -> WindowsOf:
     sample, *places = index
     kernel, groups, count = w.shape[2:], attrs["groups"], len(index[0])
     row, inside = sample.unsqueeze(1), torch.ones(count, 1, dtype=torch.bool)
-    along = zip(places, kernel, _pads(attrs, kernel), attrs["stride"], attrs["dilation"], x.shape[2:], strict=True)
+    along = zip(places, kernel, _pads(attrs, kernel), attrs["stride"], attrs["dilation"], shape[2:], strict=True)
     for place, k, (before, _), step, gap, size in along:
         entries = (place * step - before).unsqueeze(1) + torch.arange(k) * gap
         is_inside = (entries >= 0) & (entries < size)
         inside = (inside.unsqueeze(2) & is_inside.unsqueeze(1)).flatten(1)
         row = ((row * size).unsqueeze(2) + entries.clamp(0, size - 1).unsqueeze(1)).flatten(1)
-    # where the layout is channels-last, rows of channels are a view
-    seen = x.movedim(1, -1).flatten(0, -2).index_select(0, row.flatten()).view(count, row.shape[1], -1)
-    if not bool(inside.all()):
-        seen.masked_fill_(~inside.unsqueeze(2), 0)
-    if groups == seen.shape[2]:  # torch copies the transpose of a matrix much faster than that of other tensors
-        return seen.flatten(0, 1).t().contiguous().view(groups, count, -1)
-    return seen.reshape(count, row.shape[1], groups, -1).permute(2, 0, 1, 3).contiguous().flatten(2)
+    rows, padding = row.flatten(), inside.logical_not().flatten().nonzero()[:, 0]
+
+    def of(x: Tensor) -> Tensor:
+        # where the layout is channels-last, rows of channels are a view
+        seen = x.movedim(1, -1).flatten(0, -2).index_select(0, rows).index_fill_(0, padding, 0)
+        if groups == shape[1]:  # torch copies the transpose of a matrix much faster than that of other tensors
+            return seen.t().contiguous().view(groups, count, -1)
+        return seen.view(count, -1, groups, w.shape[1]).permute(2, 0, 1, 3).contiguous().flatten(2)
+
+    return of
 
 
 def _reshape_product(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:

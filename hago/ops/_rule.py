@@ -78,6 +78,8 @@ class MatrixProduct:
 
 #: From n positions in an output (a tensor of indices for each axis) to the terms that are added up there: (n, K).
 TermsAt = Callable[[tuple[Tensor, ...]], Tensor]
+#: From what a layer reads to windows of it.
+WindowsOf = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +93,15 @@ class Addends:
             (`numerics.Order`), without the bias; padding is 0. None for an op with one addition (add, sub) or none
             (mul, neg).
         bias_axis: the axis of the output along which a bias, the third operand, lies.
-        windows_at: from `(attrs, x, w, index)` to what the weights of a layer are multiplied with at n places of its
-            output, (groups, n, K), along K as weights (output, *kernel, channels) have it; `index` is that of `terms`
-            without the channel. None for other ops, and where outputs read windows of several shapes.
+        windows_at: from `(attrs, shape, w, index)` to a function that takes out of any value x of this shape what the
+            weights of a layer are multiplied with at n places of its output, (groups, n, K), along K as weights
+            (output, *kernel, channels) have it; `index` is that of `terms` without the channel. None for other ops,
+            and where outputs read windows of several shapes.
     """
 
     terms: Callable[[Attrs, Sequence[Tensor], Order], TermsAt] | None = None
     bias_axis: int = 1
-    windows_at: Callable[[Attrs, Tensor, Tensor, tuple[Tensor, ...]], Tensor] | None = None
+    windows_at: Callable[[Attrs, Sequence[int], Tensor, tuple[Tensor, ...]], WindowsOf] | None = None
 
 
 #: The addends of an op that adds two values at most.

@@ -7,7 +7,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hago.arithmetic.numerics import Order
-from hago.ops._rule import Addends, Attrs, IntegerForm, MatrixProduct, Operand, OpRule, Refusal, Sample, TermsAt, Weight
+from hago.ops._rule import (
+    Addends,
+    Attrs,
+    IntegerForm,
+    MatrixProduct,
+    Operand,
+    OpRule,
+    Refusal,
+    Sample,
+    TermsAt,
+    Weight,
+    WindowsOf,
+)
 from hago.ops._shared import arguments, mac_bound, split_k
 
 _WEIGHT = Weight(slot=1, axis=0, sums_channels=True)
@@ -34,8 +46,8 @@ def _reshape_product(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Ten
     return product.reshape(*x.shape[:-1], -1)
 
 
-def _windows_at(attrs: Attrs, x: Tensor, w: Tensor, index: tuple[Tensor, ...]) -> Tensor:
-    return x[index].unsqueeze(0)
+def _windows_at(attrs: Attrs, shape: Sequence[int], w: Tensor, index: tuple[Tensor, ...]) -> WindowsOf:
+    return lambda x: x[index].unsqueeze(0)
 
 
 def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:

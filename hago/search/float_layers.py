@@ -1,7 +1,8 @@
 """What layers read and give in the float model on the samples that they are corrected on: `FloatLayers`.
 
 The points of a search differ in bits, and so do attempts to correct one point; what the float model does is the same
-for all. `hago.search.layer_correction` compares a simulation with it.
+for all. `hago.search.layer_correction` compares a simulation with it, which runs as the float model does as long as no
+node before is an integer one.
 
 Passes over the samples hold each value in `Parts` of some samples. The C library returns larger buffers to the system
 as soon as they are freed, and convolutions on fresh pages take up to four times as long.
@@ -11,22 +12,25 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from hago.caching import LRU
 from hago.correction import LAYERS
 from hago.graph import Graph, Node, compute_real, over_samples
-from hago.graph.schedule import run_schedule
-from hago.ops import Ops
+from hago.graph.schedule import Schedule, Step, run_schedule
+from hago.ops import Ops, WindowsOf
 
 #: The most bytes of a part of the largest value; glibc keeps buffers of up to 32 MiB.
 PART_BYTES: Final = 1 << 24
 #: The most bytes that are kept of the float model, for points that are corrected later.
 KEPT_BYTES: Final = 1 << 28
+#: The most bytes that are kept of what the first steps of simulations leave.
+LEFT_BYTES: Final = 1 << 26
 #: Windows that are seen of a layer: at least this many, and WINDOWS_PER_WEIGHT for every weight of a window.
 LEAST_WINDOWS: Final = 512
 WINDOWS_PER_WEIGHT: Final = 8
@@ -77,8 +81,14 @@ class FloatLayer:
     @property
     def bytes(self) -> int:
         """The size of what is kept of it."""
-        tensors = [self.mean] if self.windows is None else [self.windows, self.mean]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return _bytes((self.windows, self.mean))
+
+
+def _bytes(value: Any) -> int:
+    """The size of the tensors of a value, or of values."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_bytes, value)) if isinstance(value, (tuple, list)) else 0
 
 
 def largest_value_bytes(graph: Graph) -> int:
@@ -95,7 +105,8 @@ def _part_count(samples: int, most: int) -> int:
 
 class FloatLayers:
     """The layers of a model in floats, on some samples. The model runs when they are first read, and they are kept. If
-    they take more than KEPT_BYTES together, none are kept, and the model runs whenever they are read.
+    they take more than KEPT_BYTES together, none are kept, and the model runs whenever they are read. Kept are also the
+    indices of the windows that are taken, and what the first steps of simulations leave.
 
     Args:
         graph, inputs: the model and the samples, of which a few are left out where they do not make equal parts.
@@ -109,8 +120,33 @@ class FloatLayers:
         #: Of all inputs, by part.
         self.parts = tuple(zip(*(torch.split(x[: self.samples], size) for x in inputs), strict=True))
         self._ops, self.multiple = ops, multiple
+        self._taken: dict[str, list[tuple[int, WindowsOf]]] = {}
         self._kept: dict[str, FloatLayer] = {}
         self._keeps = True
+        self._left: LRU[tuple[object, ...], Mapping[str, Any]] = LRU(LEFT_BYTES, lambda left: _bytes([*left.values()]))
+
+    def run(
+        self,
+        schedule: Schedule[Step],
+        floats: int,
+        values: MutableMapping[str, Any],
+        compute: Callable[[Step, list[Any]], Sequence[Any]],
+    ) -> None:
+        """Run a simulation. What its first steps leave to the others is kept, and they are not run again.
+
+        Args:
+            schedule, values, compute: of `run_schedule`.
+            floats: the number of first steps that are nodes in float and are not corrected.
+        """
+        begun = tuple((entry.step.digest, entry.inputs) for entry in schedule[:floats])
+        known = next((count for count in range(floats, 0, -1) if self._left.get(begun[:count]) is not None), 0)
+        values.update(self._left.get(begun[:known]) or {})
+        run_schedule(schedule[known:floats], values, compute)
+        names = {name for entry in schedule[:floats] for name in entry.outputs}
+        left = {name: value for name, value in values.items() if name in names}
+        if _bytes([*left.values()]) <= LEFT_BYTES:
+            self._left.put(begun, left)
+        run_schedule(schedule[floats:], values, compute)
 
     def windows(self, node: Node, value: Any) -> Tensor:
         """Some windows (groups, places, K) of what a layer reads, from samples and places all over the data; float32.
@@ -120,6 +156,13 @@ class FloatLayers:
                 places.
         """
         parts = Parts.of(value)
+        if node.name not in self._taken:
+            self._taken[node.name] = self._windows_of(node, parts)
+        taken = [take(parts[number]) for number, take in self._taken[node.name]]
+        return (torch.cat(taken, 1) if len(taken) > 1 else taken[0]).to(torch.float32)
+
+    def _windows_of(self, node: Node, parts: Parts) -> list[tuple[int, WindowsOf]]:
+        """What takes the windows of a layer, with the numbers of the parts that it takes them of."""
         weight, rule, attrs = self.graph.consts[node.inputs[1]], self._ops[node.op], node.attrs
         assert rule.integer is not None and rule.integer.addends is not None
         windows_at, groups = rule.integer.addends.windows_at, attrs.get("groups", 1)
@@ -136,11 +179,10 @@ class FloatLayers:
         half, part = chosen // (of_part // len(parts[0])) % 2, chosen // of_part
         chosen = chosen[torch.sort(half * len(parts) + part, stable=True).indices]
         numbers, sizes = torch.unique_consecutive(chosen // of_part, return_counts=True)
-        taken = [
-            windows_at(attrs, parts[number], weight, torch.unravel_index(of % of_part, shape))
+        return [
+            (number, windows_at(attrs, parts[number].shape, weight, torch.unravel_index(of % of_part, shape)))
             for number, of in zip(numbers.tolist(), torch.split(chosen, sizes.tolist()), strict=True)
         ]
-        return torch.cat(taken, 1).to(torch.float32)
 
     def of(self, layers: Collection[str], *, windows: bool) -> Iterator[tuple[str, FloatLayer]]:
         """These layers with their names, in the order in which they run: as they were kept, or else from a run of the

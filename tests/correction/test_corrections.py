@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 import re
@@ -26,6 +27,7 @@ from hago.errors import HagoError, LogError
 from hago.graph import compute_real
 from hago.ops import OPS
 from hago.plan import Plan, Strategy
+from hago.plan.space import FLOAT
 from hago.runtime.exactness import compare_plan_exactly
 from hago.search import correct, correcting, float_layers, layer_correction, prepare
 from hago.search.equalize import find_equalization
@@ -227,7 +229,7 @@ def test_layers_give_back_what_those_before_them_lost(monkeypatch: pytest.Monkey
         return 10 * math.log10(float(float_outputs.square().sum() / error.square().sum()))
 
     given = [decibels(seed) for seed in range(4)]
-    monkeypatch.setattr(layer_correction, "_giving_back", lambda halves, together: 0.0)
+    monkeypatch.setattr(layer_correction, "_given_back", lambda halves: 0.0)
     without = [decibels(seed) for seed in range(4)]
     gains = [a - b for a, b in zip(given, without, strict=True)]
     assert min(gains) > -0.5 and sum(gains) / len(gains) > 0.5, gains
@@ -248,14 +250,59 @@ def test_few_windows_round_as_many_do(groups: int, windows: int, weights: int, o
     results = []
     for kind in (layer_correction._Moments, layer_correction._FewWindows):
         halves = [kind.of(a, b, real) for a, b in zip(seen.chunk(2, 1), lost.chunk(2, 1), strict=True)]
-        together = layer_correction._joined(halves)
-        changed = real + layer_correction._giving_back(halves, together)
-        results.append((changed, together.with_feedback(changed, *ends, steps)))
+        together, part = layer_correction._joined(halves), layer_correction._given_back(halves)
+        results.append((real + part * together.change(), together.with_feedback(real, part, *ends, steps)))
     (first, rounded), (second, others) = results
     assert torch.allclose(first, second, rtol=1e-6, atol=1e-6)
     assert float((rounded != others).double().mean()) < 0.01
     nearest = (first if steps is None else first / steps).round().clamp(*ends)
     assert windows == 1 or not torch.equal(rounded, nearest)
+
+
+@pytest.mark.parametrize("has_steps", [False, True])
+@pytest.mark.parametrize(("groups", "windows", "weights"), [(1, 400, 150), (3, 40, 9), (2, 30, 65)])
+def test_weights_make_up_for_those_that_are_rounded_before(
+    groups: int, windows: int, weights: int, has_steps: bool
+) -> None:
+    """Each is rounded to what is best for the damped moments, when those before it are fixed and others can change."""
+    generator = torch.Generator().manual_seed(weights)
+    seen = torch.randn(groups, windows, weights, generator=generator) + 1.0
+    lost = 0.3 * torch.randn(groups, windows, weights, generator=generator)
+    real = 9.0 * torch.randn(groups, weights, 4, generator=generator)
+    ends = torch.full_like(real, -20.0), torch.full_like(real, 20.0)
+    steps = 0.5 + torch.rand(real.shape, generator=generator) if has_steps else None
+    moments, part = layer_correction._Moments.of(seen, lost, real), torch.tensor(0.6, dtype=torch.float64)
+    rounded = moments.with_feedback(real, part, *ends, steps)
+    sizes = torch.ones_like(real) if steps is None else steps
+    other = 0
+    for group in range(groups):
+        wanted = (real + part * moments.change())[group].double()
+        curvature = moments.seen[group].double()
+        diagonal = curvature.diagonal()
+        diagonal += layer_correction.DAMPING * diagonal.mean()
+        order = diagonal.argsort(descending=True)
+        given = torch.empty_like(wanted)
+        for j in range(weights):
+            fixed, free = order[:j], order[j:]
+            error = curvature[free][:, fixed] @ (wanted - given)[fixed]
+            best = wanted[order[j]] + torch.linalg.solve(curvature[free][:, free], error)[0]
+            size = sizes[group, order[j]].double()
+            given[order[j]] = (best / size).round().clamp(-20.0, 20.0) * size
+        other += int((rounded[group] != (given / sizes[group]).round()).sum())
+    assert other < 0.01 * rounded.numel()  # ties that roundoff decides, and what follows from them
+    assert float((rounded != (real / sizes).round().clamp(*ends)).double().mean()) > 0.1
+
+
+@pytest.mark.parametrize("kind", [layer_correction._Moments, layer_correction._FewWindows])
+def test_halves_of_windows_are_joined_as_their_whole(kind: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    seen, lost = torch.randn(2, 2, 30, 20, generator=generator, dtype=torch.float64)
+    weights = torch.randn(2, 20, 5, generator=generator, dtype=torch.float64)
+    joined = layer_correction._joined(
+        [kind.of(*half, weights) for half in zip(seen.chunk(2, 1), lost.chunk(2, 1), strict=True)]
+    )
+    whole = kind.of(seen, lost, weights)
+    assert torch.allclose(joined.seen, whole.seen) and torch.allclose(joined.lost, whole.lost)
 
 
 def test_clipped_samples_do_not_decide_what_layers_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,6 +355,40 @@ def test_points_share_what_layers_read_in_the_float_model(kept_bytes: int, monke
     assert reruns == (kept_bytes < 1 << 28)  # the last asks for what the others kept
     kept = sum(layer.bytes for layer in shared._kept.values())
     assert kept <= kept_bytes and (kept > 0) == (kept_bytes == 1 << 28)
+
+
+@pytest.mark.parametrize("left_bytes", [0, 1 << 26])
+def test_simulations_share_what_their_first_float_steps_leave(left_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And end with the last layer that is corrected."""
+    monkeypatch.setattr(float_layers, "LEFT_BYTES", left_bytes)
+    ran: list[str] = []
+
+    def counted(compute: Any, read: Any) -> Any:
+        ran.append(compute.__self__.name)
+        return float_layers.in_parts(compute, read)
+
+    x = images(32, 3, 8, 8, seed=1)
+    prepared = prepare(Uneven().eval(), "x86_vnni", [x], QuantizationOptions(search_topology=True))
+    widest, few = prepared.space.widest(), {key: min(group.choices) for key, group in prepared.space.groups.items()}
+    plans = []
+    for bits, kept in itertools.product((widest, few), (("expand",), ("expand", "depthwise"), ("head",))):
+        changed = {key: max(of.choices) for key, of in prepared.space.groups.items() if key.endswith(":kind")}
+        plans.append(prepared.resolver({**bits, **changed, **{f"{name}:kind": FLOAT for name in kept}}))
+    shared = FloatLayers(prepared.graph, plans[0].ops, [x])
+    runs = []
+    for plan in plans:
+        expected = correct_layers(plan, FloatLayers(plan.graph, plan.ops, [x]), rounding=True, bias=True)
+        ran.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(layer_correction, "in_parts", counted)
+            found = correct_layers(plan, shared, rounding=True, bias=True)
+        assert expected and found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in found)
+        runs.append(list(ran))
+    again = [{"expand", "depthwise"} & set(names) for names in runs]
+    assert again[0] == {"expand", "depthwise"} and again[2] == {"expand", "depthwise"}
+    assert (again[3] == {"depthwise"} and not again[4]) == (left_bytes > 0)
+    assert [names[-1] for names in runs] == ["head", "head", "project"] * 2
 
 
 @pytest.mark.parametrize("name", ["Uneven", "depthwise", "groups"])
@@ -363,7 +444,7 @@ def test_products_of_values_with_themselves_are_symmetric(groups: int, windows: 
     values = torch.randn(groups, windows, weights, generator=torch.Generator().manual_seed(weights))
     moments = layer_correction._second_moments(values)
     assert torch.allclose(moments, moments.transpose(1, 2), rtol=1e-6)
-    assert torch.allclose(moments, values.double().transpose(1, 2) @ values.double() / windows, atol=1e-5)
+    assert torch.allclose(moments, values.transpose(1, 2) @ values / windows, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,9 @@ def check_windows(case: Case) -> None:
     expected = case.rule.compute_int(case.attrs, x, w, *(torch.zeros_like(v) for v in values[2:]))
     by_channel = expected.movedim(addends.bias_axis, -1)
     index = torch.nonzero(torch.ones(by_channel.shape[:-1])).unbind(1)
-    windows = addends.windows_at(case.attrs, x, w, index)
+    of = addends.windows_at(case.attrs, x.shape, w, index)
+    windows = of(x)
+    assert of(3 * x).equal(3 * windows)  # of any value of this shape
     weights = w.movedim(1, -1).reshape(len(windows), -1, windows.shape[2])
     products = (windows.unsqueeze(2) * weights.unsqueeze(1)).sum(3)  # (groups, places, outputs of a group)
     assert products.transpose(0, 1).reshape(by_channel.shape).equal(by_channel)

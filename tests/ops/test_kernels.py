@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hago.arithmetic.numerics import Order
 from hago.ops import OPS
-from hago.ops._rule import Addends, Attrs, Operand, TermsAt
+from hago.ops._rule import Addends, Attrs, Operand, TermsAt, WindowsOf
 
 from .kernel_laws import (
     check_addends,
@@ -164,9 +164,9 @@ def _a_term_short(attrs: Attrs, values: Sequence[Tensor], order: Order) -> Terms
     return lambda index: whole(index)[:, 1:]
 
 
-def _shifted_windows(attrs: Attrs, x: Tensor, w: Tensor, index: tuple[Tensor, ...]) -> Tensor:
-    whole = OPS["conv2d"].integer.addends.windows_at(attrs, x, w, index)  # type: ignore[union-attr,misc]
-    return whole.roll(1, 2)
+def _shifted_windows(attrs: Attrs, shape: Sequence[int], w: Tensor, index: tuple[Tensor, ...]) -> WindowsOf:
+    whole = OPS["conv2d"].integer.addends.windows_at(attrs, shape, w, index)  # type: ignore[union-attr,misc]
+    return lambda x: whole(x).roll(1, 2)
 
 
 def _negated_on_int64(attrs: Attrs, c: Tensor) -> Tensor:
