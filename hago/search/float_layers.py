@@ -31,6 +31,8 @@ PART_BYTES: Final = 1 << 24
 KEPT_BYTES: Final = 1 << 28
 #: The most bytes that are kept of what the first steps of simulations leave.
 LEFT_BYTES: Final = 1 << 26
+#: The most bytes of indices of windows that are kept.
+INDEX_BYTES: Final = 1 << 26
 #: Windows that are seen of a layer: at least this many, and WINDOWS_PER_WEIGHT for every weight of a window.
 LEAST_WINDOWS: Final = 512
 WINDOWS_PER_WEIGHT: Final = 8
@@ -91,6 +93,19 @@ def _bytes(value: Any) -> int:
     return sum(map(_bytes, value)) if isinstance(value, (tuple, list)) else 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What takes the windows of a layer.
+
+    Args:
+        of_parts: the numbers of the parts that windows are taken of, and what takes them.
+        bytes: of its indices, int64 for each place and place of the kernel.
+    """
+
+    of_parts: Sequence[tuple[int, WindowsOf]]
+    bytes: int
+
+
 def largest_value_bytes(graph: Graph) -> int:
     """The size of the largest float32 value that a network computes for one sample."""
     return 4 * max([1, *(math.prod(node.shape or ()) for node in graph.computed)])
@@ -120,7 +135,7 @@ class FloatLayers:
         #: Of all inputs, by part.
         self.parts = tuple(zip(*(torch.split(x[: self.samples], size) for x in inputs), strict=True))
         self._ops, self.multiple = ops, multiple
-        self._taken: dict[str, list[tuple[int, WindowsOf]]] = {}
+        self._taken: LRU[str, _Taken] = LRU(INDEX_BYTES, lambda taken: taken.bytes)
         self._kept: dict[str, FloatLayer] = {}
         self._keeps = True
         self._left: LRU[tuple[object, ...], Mapping[str, Any]] = LRU(LEFT_BYTES, lambda left: _bytes([*left.values()]))
@@ -156,13 +171,11 @@ class FloatLayers:
                 places.
         """
         parts = Parts.of(value)
-        if node.name not in self._taken:
-            self._taken[node.name] = self._windows_of(node, parts)
-        taken = [take(parts[number]) for number, take in self._taken[node.name]]
-        return (torch.cat(taken, 1) if len(taken) > 1 else taken[0]).to(torch.float32)
+        taken = self._taken.get_or_make(node.name, lambda: self._windows_of(node, parts))
+        windows = [take(parts[number]) for number, take in taken.of_parts]
+        return (torch.cat(windows, 1) if len(windows) > 1 else windows[0]).to(torch.float32)
 
-    def _windows_of(self, node: Node, parts: Parts) -> list[tuple[int, WindowsOf]]:
-        """What takes the windows of a layer, with the numbers of the parts that it takes them of."""
+    def _windows_of(self, node: Node, parts: Parts) -> _Taken:
         weight, rule, attrs = self.graph.consts[node.inputs[1]], self._ops[node.op], node.attrs
         assert rule.integer is not None and rule.integer.addends is not None
         windows_at, groups = rule.integer.addends.windows_at, attrs.get("groups", 1)
@@ -179,10 +192,11 @@ class FloatLayers:
         half, part = chosen // (of_part // len(parts[0])) % 2, chosen // of_part
         chosen = chosen[torch.sort(half * len(parts) + part, stable=True).indices]
         numbers, sizes = torch.unique_consecutive(chosen // of_part, return_counts=True)
-        return [
+        of_parts = [
             (number, windows_at(attrs, parts[number].shape, weight, torch.unravel_index(of % of_part, shape)))
             for number, of in zip(numbers.tolist(), torch.split(chosen, sizes.tolist()), strict=True)
         ]
+        return _Taken(of_parts, 8 * count * weight[0, 0].numel())
 
     def of(self, layers: Collection[str], *, windows: bool) -> Iterator[tuple[str, FloatLayer]]:
         """These layers with their names, in the order in which they run: as they were kept, or else from a run of the
