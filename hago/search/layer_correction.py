@@ -60,6 +60,9 @@ FEW_WINDOWS: Final = 8
 #: Windows that differ by this many times more from the float model's than such a part of all do are taken as they are.
 OUTLIER_FACTOR: Final = 4.0
 OUTLIER_QUANTILE: Final = 0.9
+#: Weights of larger integers keep the nearest ones: float32 has no two bits after their point, and they lose next to
+#: nothing.
+LARGEST_INTEGER: Final = 1 << 22
 #: A divisor in place of 0.
 TINY: Final = 1e-30
 #: Weights for which the errors of all that are rounded before them are summed at once.
@@ -218,6 +221,8 @@ def _rounded(
         wanted: the same windows of real values in the float model.
         scale: of what is seen.
     """
+    if max(-target.qmin, target.qmax) > LARGEST_INTEGER:
+        return nearest
     lost = torch.sub(wanted, seen, alpha=scale)
     _ignore_outliers(lost)
     of_entries = target.spread_over(weight.shape)

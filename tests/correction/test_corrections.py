@@ -21,6 +21,8 @@ from products import some
 from torch import Tensor, nn
 
 import hago
+from hago.arithmetic.schemes import make_qparams
+from hago.arithmetic.types import DTYPES
 from hago.correction import LAYERS, Corrections
 from hago.correction.offsets import decode_offsets, encode_offsets
 from hago.errors import HagoError, LogError
@@ -291,6 +293,19 @@ def test_weights_make_up_for_those_that_are_rounded_before(
         other += int((rounded[group] != (given / sizes[group]).round()).sum())
     assert other < 0.01 * rounded.numel()  # ties that roundoff decides, and what follows from them
     assert float((rounded != (real / sizes).round().clamp(*ends)).double().mean()) > 0.1
+
+
+@pytest.mark.parametrize(("bits", "stays"), [(16, False), (32, True)])
+def test_integers_that_float32_does_not_hold_stay_the_nearest(bits: int, stays: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, seen = torch.randn(4, 20, generator=generator), torch.randn(1, 50, 20, generator=generator)
+    wanted = seen + 0.5 * torch.randn(seen.shape, generator=generator)
+    high = weight.double().abs().amax(1, keepdim=True)
+    target = make_qparams("hago", -high, high, bits, DTYPES[f"int{bits}"])
+    nearest = (weight / target.scale).round().clamp(target.qmin, target.qmax).to(torch.int32)
+    rounded = layer_correction._rounded(weight, target, nearest, {}, seen, wanted)
+    assert torch.equal(rounded, nearest) == stays
+    assert target.qmin <= int(rounded.min()) and int(rounded.max()) <= target.qmax
 
 
 @pytest.mark.parametrize("kind", [layer_correction._Moments, layer_correction._FewWindows])
