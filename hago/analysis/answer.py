@@ -362,7 +362,9 @@ def _answer_on(
     contributions |= {row: m.contributions for row, m in measured.items()}
     differences = tuple(_differences(contributions, last))
     figures = {row: evaluator.summary(c) for row, c in contributions.items()}
-    return DataAnswer(name, batches.samples, batches.given, figures, differences, measured[last].extremes.overflows)
+    return DataAnswer(
+        name, batches.samples, batches.whole.samples, figures, differences, measured[last].extremes.overflows
+    )
 
 
 def _differences(contributions: dict[Row, Mapping[str, Tensor]], of: Row) -> Iterable[PairedDifference]:

@@ -26,8 +26,8 @@ _BYTES = 1 << 28
 RangeOfNode = tuple[Tensor, Tensor]
 #: A node, a grid, a channel axis, and the id of the statistics (of None for a constant).
 _Key = tuple[str, Grid, int | None, int]
-#: A constant, the axis of its channels, the size of groups or 0, and the first row of a block.
-_BlockKey = tuple[str, int, int, int]
+#: A constant, the axis of its channels, the size of groups or 0, the number of rows, and the first row of a block.
+_BlockKey = tuple[str, int, int, int, int]
 
 
 class _Blocks:
@@ -159,8 +159,8 @@ class ThresholdCache:
         """The thresholds of every row of a constant, (rows, ...), in blocks.
 
         Args:
-            key: of the cached statistics, equal for equal rows: the node, the axis of its channels, and the size of
-                groups or 0.
+            key: of the cached statistics, equal for equal rows if their number is, too: the node, the axis of its
+                channels, and the size of groups or 0. Short last groups may be as long as the groups of another grid.
         """
         at_once, bins = (_BLOCK, self.channel_bins) if grid.group is None else (_GROUPS, _GROUP_BINS)
 
@@ -168,7 +168,9 @@ class ThresholdCache:
             return constant_statistics(rows[start : start + at_once], 0, node, bins).packed()
 
         ranges = [
-            self._checked(node, self._blocks.get_or_make((*key, start), functools.partial(statistics, start)), grid)
+            self._checked(
+                node, self._blocks.get_or_make((*key, len(rows), start), functools.partial(statistics, start)), grid
+            )
             for start in range(0, max(1, len(rows)), at_once)
         ]
         return torch.cat([lo for lo, _ in ranges]), torch.cat([hi for _, hi in ranges])

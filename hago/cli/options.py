@@ -63,7 +63,7 @@ def quantization_command(
         tables: the files of TPU-MLIR by option; None where the user gave none.
     """
     if name == "search" and options.effort == EFFORTS[0]:
-        options = replace(options, effort=None)  # a search of the least effort is one shot
+        options = replace(options, effort=None)  # a search of the least effort, without costs, is one shot
     if data != args.data:
         args = Namespace(**{**vars(args), "samples": None})  # how many were used of other data is not known
     words = [name, args.model, "--hardware", hardware, "--data", data]

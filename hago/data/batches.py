@@ -112,7 +112,6 @@ class Batches:
         statistics: what is known of the values of all inputs.
         sizes: the numbers of samples of the batches.
         samples: the number of all samples.
-        given: the number of samples of the data set, which are more if the batches are thinned.
         labelled: whether every batch has labels.
         classed: whether all labels are classes: whole numbers of any dtype.
         sha256: the hash of all inputs and labels of the data set.
@@ -181,7 +180,8 @@ class Batches:
                 f"{self.title} is empty; "
                 + ("an iterator is read only once: pass a new one, or a list" if is_read else "pass at least one batch")
             )
-        self.sizes, self.given = tuple(sizes), self.samples
+        self.sizes = tuple(sizes)
+        self._whole: Batches | None = None  # where these are thinned
         self.sha256 = self.read_sha256 = digest.hexdigest()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -219,26 +219,31 @@ class Batches:
                 return
 
     def thinned(self, count: int | None) -> Batches:
-        """At most `count` samples, evenly spread over all of them and kept in memory, in batches as large as the first;
-        the same batches if there are no more samples, or for None. They keep the hash of all."""
+        """At most `count` samples, evenly spread over all of them and kept in memory, in batches as large as the
+        largest; the same batches if there are no more samples, or for None. They keep the hash of all. Labels are kept
+        where all batches have them."""
         if count is None or count >= self.samples:
             return self
         wanted, parts, start = torch.tensor(spread_indices(self.samples, count)), list[Batch](), 0
         for batch in self:
             rows = wanted[(wanted >= start) & (wanted < start + batch.size)] - start
-            parts.append(
-                Batch(tuple(x[rows] for x in batch.inputs), None if batch.labels is None else batch.labels[rows])
-            )
+            labels = batch.labels[rows] if self.labelled and batch.labels is not None else None
+            parts.append(Batch(tuple(x[rows] for x in batch.inputs), labels))
             start += batch.size
-        chosen, size = Batch.joined(parts), self.sizes[0]
+        chosen, size = Batch.joined(parts), max(self.sizes)
         batches = [chosen.rows(at, at + size).copy() for at in range(0, count, size)]
         digest = hashlib.sha256()
         for batch in batches:
             _digest(digest, batch)
         made = self.observed(self._on_batch)
         made._cache, made.samples, made.sizes = batches, count, tuple(batch.size for batch in batches)
-        made.example_labels, made.read_sha256 = batches[0].labels, digest.hexdigest()
+        made._whole, made.read_sha256 = self, digest.hexdigest()
         return made
+
+    @property
+    def whole(self) -> Batches:
+        """The batches of the whole data set, which are others if these are thinned."""
+        return self if self._whole is None else self._whole.observed(self._on_batch)
 
     @property
     def kept(self) -> list[Batch] | None:

@@ -393,7 +393,7 @@ def finetune_after_search(
             simulation.
     """
     module, weights = _module_and_destination(model, save_weights)
-    batches, held_out = outcome.prepared.batches, outcome.held_out
+    batches, held_out = outcome.prepared.batches.whole, outcome.held_out
     run = finetune_with(model, hardware, outcome.strategy, batches, options)
     metric = "sim_acc" if "sim_acc" in run.after else "sqnr"
     if not run.kept or run.after[metric] < run.before[metric]:

@@ -53,8 +53,7 @@ class CorrectedTrials:
     """Corrects the layers of trials. `search.session` makes one when the trials are over.
 
     Which corrections go together is tried at the first trial with few bits, and kept for all others with few, unless
-    the effort says that all do. What
-    layers read in the float model is kept for all trials, see `FloatLayers`.
+    the effort says that all do. What layers read in the float model is kept for all trials, see `FloatLayers`.
 
     Args:
         scorer: of the search.

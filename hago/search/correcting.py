@@ -313,7 +313,8 @@ def correct_point(
     Args:
         evaluator: what measured the point.
         real: what `float_layers` gives, which several points of one model share; by default one for this point.
-        together: which of rounding and biases are corrected, together; by default, which go together is tried.
+        together: which of rounding and biases are corrected, together, of those that may be; by default, which go
+            together is tried.
     """
     real = float_layers(point.prepared, evaluator) if real is None else real
     return _correct_affinely(_round_and_move(point, evaluator, together, real), evaluator)
@@ -324,9 +325,8 @@ def _round_and_move(
 ) -> MeasuredPoint:
     """Round the weights of a point with error feedback, and move its biases; see `correct_point`."""
     names = point.prepared.correction_names
-    attempts = _attempts([n for n in names if n != "bias" or point.plan.nodes])  # biases of float layers are floats
-    if together is not None:
-        attempts = [("rounding" in together, "bias" in together)]
+    wanted = [n for n in names if n != "bias" or point.plan.nodes]  # biases of float layers are floats
+    attempts = _attempts(wanted) if together is None else _attempts([n for n in wanted if n in together])[:1]
     if not attempts:
         return point
     used = real.samples

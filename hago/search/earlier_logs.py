@@ -76,6 +76,8 @@ def _scores(path: Path, prepared: Prepared, goal: Goal) -> Iterable[Score]:
     needed = {o.figure for o in (goal.objective, *goal.measures)}
     for trial in log.trials:
         score = trial.score
-        if trial.same_as is None and not score.infeasible and not score.dropped and needed <= score.results.keys():
+        samples = prepared.batches.samples
+        is_whole = not score.dropped and score.results.get("samples", samples) == samples
+        if trial.same_as is None and not score.infeasible and is_whole and needed <= score.results.keys():
             value = float(score.results[goal.objective.figure])
             yield replace(score, value=value, forwards=0.0, shortfall=0.0, tie=0.0, costs={})

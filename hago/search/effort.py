@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from hago.data import duration
-from hago.errors import check_choice
+from hago.errors import check_choice, shortened
 from hago.plan import Strategy
 from hago.search.correcting import CORRECTIONS, DEFAULT_CORRECTIONS, MORE_A_TURN, wanted_corrections
 from hago.searchers import parse_searcher
@@ -151,19 +151,14 @@ def named_effort(name: str | None) -> Effort:
     return EFFORTS[chosen]
 
 
-def effort_with_costs(name: str | None, *, has_measure_limits: bool) -> Effort:
+def effort_with_costs(name: str | None) -> Effort:
     """The effort of a name for a search in which costs are in use.
-
-    Args:
-        has_measure_limits: whether a measure is limited, e.g. the agreement of classes. Few samples do not tell whether
-            such a limit holds, so all are looked at.
 
     Raises:
         HagoError: there is no such effort.
     """
     effort = named_effort(name)
-    effort = WITH_COSTS.get(effort.name, effort)
-    return replace(effort, samples=None) if has_measure_limits else effort
+    return WITH_COSTS.get(effort.name, effort)
 
 
 def logged_effort(header: Header) -> Effort:
@@ -188,10 +183,14 @@ def samples_of(record: Any) -> int | None:
     """The most samples that a search looked at, by the record of its effort; None for all.
 
     Raises:
-        TypeError, ValueError: it is no number.
+        ValueError: it is no whole number above 0.
     """
     samples = record.get("samples") if isinstance(record, Mapping) else None
-    return None if samples is None else int(samples)
+    if samples is None:
+        return None
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"{shortened(samples)} samples; expected a whole number above 0")
+    return samples
 
 
 def effort_of(strategy: Strategy) -> Effort:

@@ -64,7 +64,6 @@ class QuantizationOptions:
             logs have more.
         softmax_span: how far below the largest of a row inputs of a softmax count in statistics; None, as in earlier
             logs, for all as they are.
-        samples: the most samples of the data that are looked at, see `Batches.thinned`; None for all.
     """
 
     estimator: str | Estimator | None = None
@@ -77,7 +76,6 @@ class QuantizationOptions:
     effort: str | None = None
     channel_bins: int = CHANNEL_BINS
     softmax_span: float | None = SOFTMAX_SPAN
-    samples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +185,7 @@ def prepare(
     *,
     made_for: Collection[str] = (),
     steps: JobProgress | None = None,
+    samples: int | None = None,
 ) -> Prepared:
     """Import the model, analyze its topology, build the space of bits, calibrate, and drop the choices of bits that fit
     no signature of the hardware.
@@ -194,6 +193,7 @@ def prepare(
     Args:
         made_for: of from_torch.
         steps: shows the progress, also of later passes over the batches (see `Prepared.unobserved`); None for none.
+        samples: the most samples that are looked at, see `Batches.thinned`; None for all.
 
     Raises:
         HagoError: whatever is wrong with the model, the hardware, the data, the patterns or the tables.
@@ -209,7 +209,7 @@ def prepare(
         on_batch=None if steps is None else steps.on_batch,
         role=CALIBRATION_DATA,
     )
-    batches = batches.thinned(options.samples)
+    batches = batches.thinned(samples)
     given = make_given_ranges(options.thresholds, options.modes, chip).at(graph)
     kept = (*as_strings(options.keep_float, "keep_float"), *given.float_patterns())
     warn_of_unknown(graph, chip)

@@ -187,12 +187,12 @@ def logged_scorer(
         raise LogError(f"{where} has no header; there is nothing to replay")
     measure = _objective_of(where, str(header.objective), objective)
     with _reading(f"{where}: its header"):
-        quantization = quantization_of(header)
+        quantization, samples = quantization_of(header), samples_of(header.settings.get("effort"))
         goal, race = _goal_and_race(header.settings, measure)
     if isinstance(quantization.estimator, str):
         recorded = quantization.estimator
         quantization = replace(quantization, estimator=_estimator_of(where, recorded, estimator))
-    prepared = prepare(model, hardware, dataset, quantization, made_for=[header.model_hash])
+    prepared = prepare(model, hardware, dataset, quantization, made_for=[header.model_hash], samples=samples)
     if prepared.graph.model_hash != header.model_hash:
         raise StrategyMismatch(
             f"the log is of the model with hash {header.model_hash[:HASH_DIGITS]}, this one has "
@@ -295,7 +295,6 @@ def quantization_of(header: Header) -> QuantizationOptions:
         search_topology=header.settings.get("topology") == "searched",
         channel_bins=logged_channel_bins(header),
         softmax_span=logged_softmax_span(header),
-        samples=samples_of(header.settings.get("effort")),
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from hago.data import Batches, JobProgress
 from hago.errors import InfeasibleBits, LogError
-from hago.graph import ModelLike
+from hago.graph import ModelLike, takes_any_batch
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware
 from hago.plan import Strategy
@@ -161,7 +161,8 @@ def for_training(options: SearchOptions, hardware: HardwareLike) -> SearchOption
     begun = log is not None and Path(log).exists() and Path(log).stat().st_size > 0
     if begun or options.quantization.corrections is not None:
         return options
-    names = named_effort(options.quantization.effort).corrections
+    goal = make_goal(options.goal)
+    names = _effort_of(options, goal, costs_in_use(options.searcher, goal)).corrections
     held = set(TRAINABLE) - ({"equalization"} if "channel_clamp" in as_hardware(hardware).ops else set())
     return options.changed(corrections=tuple(name for name in names if name in held))
 
@@ -316,8 +317,8 @@ def run_search(
     options, logged = continued(options, chip)
     goal = make_goal(options.goal)
     costs = costs_in_use(options.searcher, goal)
-    effort = _effort_of(options.quantization.effort, goal, costs) if logged is None else logged_effort(logged)
-    quantization = replace(with_search_topology(options.quantization, costs), samples=effort.samples)
+    effort = _effort_of(options, goal, costs) if logged is None else logged_effort(logged)
+    quantization = with_search_topology(options.quantization, costs)
     with interruptible_job("search", options.run.progress) as steps:
         made_for = [*hashes_of(options.run.reuse), *([] if logged is None else [logged.model_hash])]
         graph, batches, held_out = import_with_held_out(
@@ -329,7 +330,9 @@ def run_search(
             made_for=made_for,
             steps=steps,
         )
-        prepared = prepare(graph, chip, batches, quantization, steps=steps)
+        if not takes_any_batch(graph, chip.known_ops):
+            effort = replace(effort, samples=None)
+        prepared = prepare(graph, chip, batches, quantization, steps=steps, samples=effort.samples)
         steps("running the float model")
         scorer = GoalScorer(
             goal,
@@ -391,15 +394,17 @@ def run_search(
     return search.run()
 
 
-def _effort_of(name: str | None, goal: Goal, costs: Sequence[str]) -> Effort:
+def _effort_of(options: SearchOptions, goal: Goal, costs: Sequence[str]) -> Effort:
     """What an effort stands for in a new search.
 
     Args:
-        costs: those in use.
+        goal, costs: what the options stand for, and the costs in use.
     """
-    if not costs:
-        return named_effort(name)
-    return effort_with_costs(name, has_measure_limits=any(not limit.is_cost for limit in goal.limits))
+    name = options.quantization.effort
+    effort = effort_with_costs(name) if costs else named_effort(name)
+    if any(not limit.is_cost for limit in goal.limits):  # few samples do not tell whether one on a measure holds
+        return replace(effort, samples=None)
+    return effort
 
 
 def _corrected(

@@ -63,6 +63,17 @@ def test_a_group_is_estimated_and_rounded_as_a_tensor_of_its_own(
             assert real.equal(dequantize(quantize(part.double(), own), own))
 
 
+@given(st.integers(5, 60), st.lists(st.integers(2, 24), min_size=2, max_size=4))
+def test_groups_of_several_sizes_are_estimated_as_each_alone(length: int, groups: list[int]) -> None:
+    """The last group of a channel may be as long as the groups of another size."""
+    weight = {"w": torch.randn(3, length, generator=torch.Generator().manual_seed(length))}
+    together = ThresholdCache({}, weight, named_estimator("max_range"))
+    for group in groups:
+        grid = Grid(4, "symmetric", group=group)
+        alone = ThresholdCache({}, weight, named_estimator("max_range"))("w", grid, 0)
+        assert all(map(torch.equal, together("w", grid, 0), alone))
+
+
 def test_equal_scales_in_groups_have_another_key() -> None:
     ends = torch.ones(2, 3, dtype=torch.float64)
     keys = {make_qparams("symmetric", -ends, ends, 4, dtype("int4"), group=g).key for g in (4, 5)}

@@ -470,6 +470,7 @@ def test_a_program_of_a_fixed_batch_is_searched(batch: int, searcher: str) -> No
     data = [images(batch, 3, 6, 6, seed=n) for n in range(3)]
     program = torch.export.export(randomized(Flattening()), (data[0],))
     how: dict[str, Any] = {"budget_cost": "size <= 60 %"} if searcher in ("auto", "limited") else {}
+    how["effort"] = "fast" if searcher in ("limited", "pareto") else None
     strategy, _ = hago.search_quantize_strategy(
         program, "x86_vnni", data, searcher=searcher, progress=False, budget="3 trials", **how
     )

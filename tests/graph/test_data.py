@@ -233,13 +233,13 @@ def test_what_is_no_data_set(make: Callable[[], Any], names: list[str], says: st
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("count", [1, 3, 6, 9])
 def test_thinned_batches_hold_samples_spread_over_all(count: int, cache_bytes: int) -> None:
-    batches = Batches([(X[:4], Y[:4]), (X[4:7], Y[4:7]), (X[7:], Y[7:])], ["x"], cache_bytes=cache_bytes)
+    batches = Batches([(X[:3], Y[:3]), (X[3:7], Y[3:7]), (X[7:], Y[7:])], ["x"], cache_bytes=cache_bytes)
     made, rows = batches.thinned(count), spread_indices(10, count)
-    assert made.sizes == tuple(min(4, count - at) for at in range(0, count, 4))  # batches as large as the first
+    assert made.sizes == tuple(min(4, count - at) for at in range(0, count, 4))  # batches as large as the largest
     (inputs,), labels = whole(made)
     assert inputs.equal(X[rows]) and labels is not None and labels.equal(Y[rows])
-    assert made.example_labels is not None and made.example_labels.equal(Y[rows][:4])
-    assert (made.samples, made.given, batches.samples) == (count, 10, 10)
+    assert (made.samples, made.whole.samples, batches.samples) == (count, 10, 10)
+    assert made.whole.sha256 == batches.sha256 and made.whole.sizes == (3, 4, 3)
     # the data set is the same, what is read is not
     assert made.sha256 == batches.sha256 != made.read_sha256 == Batches(made.source, ["x"]).sha256
     assert Batches(made, ["x"]).read_sha256 == made.read_sha256
@@ -248,4 +248,16 @@ def test_thinned_batches_hold_samples_spread_over_all(count: int, cache_bytes: i
 @pytest.mark.parametrize("count", [None, 10, 11])
 def test_batches_of_few_samples_are_not_thinned(count: int | None) -> None:
     batches = Batches([X[:4], X[4:]], ["x"])
-    assert batches.thinned(count) is batches and batches.read_sha256 == batches.sha256 and batches.given == 10
+    assert batches.thinned(count) is batches is batches.whole and batches.read_sha256 == batches.sha256
+
+
+def test_thinned_batches_have_labels_where_all_have() -> None:
+    made = Batches([(X[:4], Y[:4]), X[4:]], ["x"]).thinned(6)
+    assert not made.labelled and whole(made)[1] is None
+
+
+def test_what_is_made_of_thinned_batches_calls_what_it_is_told() -> None:
+    seen: list[int] = []
+    made = Batches([X[:4], X[4:]], ["x"], on_batch=lambda done, _: seen.append(done)).thinned(6).observed(None)
+    seen.clear()
+    assert len(list(made)) == 1 and len(list(made.whole)) == 2 and not seen

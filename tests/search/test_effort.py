@@ -341,3 +341,60 @@ def test_layers_are_corrected_once_a_point(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(correcting, "correct_layers", counted)
     hago.search_quantize_strategy(Uneven().eval(), "x86_vnni", DATA, effort="fast", progress=False, **FRONT)
     assert made and set(made) == {(True, True)}
+
+
+@pytest.mark.parametrize("named", [(), ("equalization",), ("bias",), ("rounding",), ("affine",), ("bias", "rounding")])
+def test_no_correction_of_layers_is_made_that_is_not_named(
+    named: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: set[str] = set()
+    once = correcting.correct_layers
+
+    def counted(*args: Any, **which: bool) -> Any:
+        made.update(name for name, wanted in which.items() if wanted)
+        return once(*args, **which)
+
+    monkeypatch.setattr(correcting, "correct_layers", counted)
+    how: dict[str, Any] = {"effort": "fast", "corrections": named or "none", "progress": False, **FRONT}
+    hago.search_quantize_strategy(Uneven().eval(), "x86_vnni", DATA, **how)
+    assert made == {"bias", "rounding"} & {*named}
+
+
+def test_scores_of_other_samples_are_not_reused(tmp_path: Path) -> None:
+    """Thresholds that are given make equal Plans of all samples and of some."""
+    model, logs = Uneven().eval(), {effort: tmp_path / f"{effort}.jsonl" for effort in ("good", "fast")}
+    how: dict[str, Any] = {"estimator": "power2_range", "corrections": "none", "progress": False, **FRONT}
+    for effort, log in logs.items():
+        hago.search_quantize_strategy(model, "x86_vnni", DATA, effort=effort, log=log, **how)
+    for effort, other in (("good", "fast"), ("fast", "good")):
+        again, log = tmp_path / f"{effort}_reusing.jsonl", logs[other]
+        hago.search_quantize_strategy(model, "x86_vnni", DATA, effort=effort, log=again, reuse=log, **how)
+        assert hago.replay(model, "x86_vnni", again, DATA).same
+
+
+def test_training_sees_all_samples(tmp_path: Path) -> None:
+    log = tmp_path / "training.jsonl"
+    tuning = {"steps": 2, "log": log, "save_weights": tmp_path / "weights.pt"}
+    how: dict[str, Any] = {"effort": "fast", "progress": False, "finetune": tuning, **SIZE}
+    hago.search_quantize_strategy(Uneven().eval(), "vta", DATA, **how)
+    before = json.loads(log.read_text("utf-8").splitlines()[0])
+    assert before["what"] == "before" and before["results"]["samples"] == 96
+
+
+def test_a_fast_search_that_is_trained_rounds_too() -> None:
+    for_costs, without = (
+        session.for_training(SearchOptions.of(effort="fast", **goal), "vta").quantization.corrections
+        for goal in (SIZE, {})
+    )
+    assert for_costs == ("equalization", "rounding", "bias") and without == ("equalization", "bias")
+
+
+@pytest.mark.parametrize("samples", [0, -3, True, 64.5, "64"])
+def test_an_edited_number_of_samples_is_refused(samples: Any) -> None:
+    model = Uneven().eval()
+    strategy, _ = hago.search_quantize_strategy(model, "x86_vnni", DATA, effort="fast", progress=False, **FRONT)
+    edited = replace(
+        strategy, made_by={**strategy.made_by, "effort": {**strategy.made_by["effort"], "samples": samples}}
+    )
+    with pytest.raises(LogError, match="samples; expected a whole number above 0"):
+        hago.replay(model, "x86_vnni", edited, DATA)
