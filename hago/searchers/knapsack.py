@@ -72,7 +72,6 @@ class Knapsack:
         self._values: list[float] = []
         self._sides: list[float] = []
         self._at_most: list[tuple[list[tuple[int, float]], float]] = []
-        self._joint_rows: list[tuple[Sequence[str], dict[tuple[int, ...], int]]] = []  # of terms, their variables
         for key, choices in self.choices.items():
             self._add_equality([(self.index[key, b], 1.0) for b in choices], 1.0)
         costs = [self._costs(terms) for terms in (surrogate.terms, *(c.terms for c in surrogate.constraints))]
@@ -93,22 +92,16 @@ class Knapsack:
 
     def _add_gated_choices(self, gate: str, key: str) -> tuple[str, dict[int, int]]:
         """Add variables, by bits, that are 1 where a group has these bits and its node is integer, so that the loss of
-        the choice counts. Where a term's rows say both, they are sums of these, so that the solver's relaxation cannot
-        count one choice for the cost and another for the loss.
+        the choice counts. They are at least the choice less the gate, and minimizing losses makes them equal to it.
         """
         columns = {}
         for bits in self.choices[key]:
             columns[bits] = self.size
             self.size += 1
-            self._at_most.append(([(columns[bits], 1.0), (self.index[key, bits], -1.0)], 0.0))
-        is_float = [(self.index[gate, FLOAT], 1.0)] if (gate, FLOAT) in self.index else []
-        self._add_equality([*((column, 1.0) for column in columns.values()), *is_float], 1.0)
-        for keys, rows in self._joint_rows:
-            if key in keys and gate in keys:
-                own, of_gate = keys.index(key), keys.index(gate)
-                for bits, column in columns.items():
-                    integer = [c for row, c in rows.items() if row[own] == bits and row[of_gate] != FLOAT]
-                    self._add_equality([*((c, 1.0) for c in integer), (column, -1.0)], 0.0)
+            entries = [(self.index[key, bits], 1.0), (columns[bits], -1.0)]
+            if (gate, FLOAT) in self.index:
+                entries.append((self.index[gate, FLOAT], -1.0))
+            self._at_most.append((entries, 0.0))
         return key, columns
 
     def _accumulator_constraint(self, limit: AccumulatorLimit) -> tuple[list[tuple[int, float]], float]:
@@ -142,7 +135,6 @@ class Knapsack:
         rows = [r for r in term.table if all(b in self.choices[k] for k, b in zip(term.keys, r, strict=True))]
         first = self.size
         self.size += len(rows)
-        self._joint_rows.append((term.keys, {row: first + i for i, row in enumerate(rows)}))
         for slot, key in enumerate(term.keys):
             for bits in self.choices[key]:
                 rows_with_bits = [(first + i, 1.0) for i, r in enumerate(rows) if r[slot] == bits]
