@@ -102,8 +102,7 @@ class DataAnswer:
 
     Args:
         data: which data it is, in words.
-        samples: number of samples that were measured.
-        given: number of samples of the data, more where the search looked at a part of them.
+        samples: number of samples.
         figures: the measures of every model, as `Evaluator.summary` gives them.
         differences: of the last strategy and each model before it.
         overflows: by node, the number of accumulators of the last model that left their register.
@@ -111,7 +110,6 @@ class DataAnswer:
 
     data: str
     samples: int
-    given: int
     figures: Mapping[Row, Mapping[str, Any]]
     differences: tuple[PairedDifference, ...]
     overflows: Mapping[str, int]
@@ -188,9 +186,7 @@ class Answer:
         """The tables, and the differences of the last strategy."""
         lines: list[str] = []
         for part in self.parts:
-            of = f" of {part.given}" if part.given > part.samples else ""
-            title = f"{part.data}, {counted(part.samples, 'sample')}{of}"
-            lines += [*([""] if lines else []), title, *self._table(part)]
+            lines += [*([""] if lines else []), f"{part.data}, {counted(part.samples, 'sample')}", *self._table(part)]
             if part.differences:
                 lines.append("  sample by sample, with 95 % intervals:")
                 lines += [line for d in part.differences for line in wrapped(f"    {d}", " " * 6)]
@@ -362,9 +358,7 @@ def _answer_on(
     contributions |= {row: m.contributions for row, m in measured.items()}
     differences = tuple(_differences(contributions, last))
     figures = {row: evaluator.summary(c) for row, c in contributions.items()}
-    return DataAnswer(
-        name, batches.samples, batches.whole.samples, figures, differences, measured[last].extremes.overflows
-    )
+    return DataAnswer(name, batches.samples, figures, differences, measured[last].extremes.overflows)
 
 
 def _differences(contributions: dict[Row, Mapping[str, Tensor]], of: Row) -> Iterable[PairedDifference]:
@@ -493,7 +487,8 @@ def answer_for_search(
     objective: Objective | None = None,
     one_shot: OneShot | str | None = None,
 ) -> Answer:
-    """Measure what a search found, and the models that it is compared with, on its own data.
+    """Measure what a search found, and the models that it is compared with, on its own data, also on samples that it
+    did not look at.
 
     Args:
         steps: shows the progress.
@@ -502,12 +497,12 @@ def answer_for_search(
     """
     made = one_shot_of_search(outcome, steps) if one_shot is None else one_shot
     prepared = outcome.prepared
-    resolver = stored_resolver(prepared.graph, prepared.hardware, outcome.strategy)
+    resolver, batches = stored_resolver(prepared.graph, prepared.hardware, outcome.strategy), prepared.batches.whole
     known: dict[str, Known] = {}
     if not isinstance(made, str) and (objective is None or objective.name == made.evaluator.objective.name):
-        known[CALIBRATION] = _known(made)
+        known = {CALIBRATION: _known(made)} if batches is prepared.batches else {}  # measured on all samples
     plan = made if isinstance(made, str) else made.quantizer.plan
-    data = data_sets(prepared.batches.observed(steps.on_batch), outcome.held_out)
+    data = data_sets(batches.observed(steps.on_batch), outcome.held_out)
     return answer_for(resolver, outcome.strategy, plan, data, steps, objective, known)
 
 

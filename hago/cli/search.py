@@ -346,6 +346,9 @@ class ThisRun:
         if self.earlier:
             what = f"added {counted(added, 'trial')}" if added else "added no trial"
             lines.append(f"  this run {what} in {self.seconds:.1f} s; the log held {self.earlier}")
+        looked_at = outcome.prepared.batches
+        if looked_at.whole is not looked_at:
+            lines.append(f"  it looked at {looked_at.samples} of {counted(looked_at.whole.samples, 'sample')}")
         why = outcome.result.stopped_because
         ends = {"finished": "the searcher has no further point", "callback": "a callback stopped it"}
         ended = ends.get(why, f"the budget ({args.budget}) is spent")

@@ -176,6 +176,7 @@ class FloatLayers:
         return (torch.cat(windows, 1) if len(windows) > 1 else windows[0]).to(torch.float32)
 
     def _windows_of(self, node: Node, parts: Parts) -> _Taken:
+        """What takes the windows of a layer, which reads these parts."""
         weight, rule, attrs = self.graph.consts[node.inputs[1]], self._ops[node.op], node.attrs
         assert rule.integer is not None and rule.integer.addends is not None
         windows_at, groups = rule.integer.addends.windows_at, attrs.get("groups", 1)

@@ -119,12 +119,9 @@ def replay_strategy(
         # training measured all samples in their order, without the measures that the search had limits on
         of_search = {} if "finetuned" in made_by else {**made_by.get("goal", {}), "race": made_by.get("race")}
         goal, race = _goal_and_race(of_search, measure)
-        seed, samples = (
-            _integer(made_by.get("seed", 0)),
-            samples_of(None if "finetuned" in made_by else made_by.get("effort")),
-        )
-    looked_at = batches.thinned(samples)
-    evaluator = make_evaluator(plan.graph, looked_at, measure, plan.ops, race=race, seed=seed, also=goal.measures)
+        samples = None if "finetuned" in made_by else samples_of(made_by.get("effort"))
+        seed, batches = _integer(made_by.get("seed", 0)), batches.thinned(samples)
+    evaluator = make_evaluator(plan.graph, batches, measure, plan.ops, race=race, seed=seed, also=goal.measures)
     score = evaluator.score(plan, chosen.bits)
     return Replay(1, tuple(_compare(0, made_by.get("results", {}), score.results)))
 

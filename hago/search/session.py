@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hago.data import Batches, JobProgress
-from hago.errors import InfeasibleBits, LogError
+from hago.errors import InfeasibleBits, LogError, warn
 from hago.graph import ModelLike, takes_any_batch
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware
@@ -81,7 +81,7 @@ from hago.searchers import (
     searcher_text,
 )
 from hago.serialization.json_text import check_distinct
-from hago.serialization.summary import Summarized, Summary, measure_name, measure_text, number_values
+from hago.serialization.summary import Summarized, Summary, measure_name, measure_text, names_text, number_values
 from hago.serialization.text_table import counted
 from hago.study import (
     Budget,
@@ -529,6 +529,7 @@ class Search:
             best = corrected.best(confirmed.best, trials)
             if best.score.shortfall:
                 raise InfeasibleBits(explain_missed_limits(self.scorer.goal.asked, trials, best.trial, best.score))
+            self.warn_of_overflows_elsewhere(best, steps)
             strategy = self.measure_held_out(self.strategy_of_corrected(best), steps)
             self.correct_front(corrected, writer, trials, best)
         return SearchOutcome(
@@ -636,6 +637,22 @@ class Search:
         if confirmation.gain(before, after).is_significant(candidates=max(1, others)):
             return result
         return replace(result, best=first)
+
+    def warn_of_overflows_elsewhere(self, best: CorrectedTrial, steps: JobProgress) -> None:
+        """Warn if accumulators of the best trial that are not proved to be free of overflow overflow on samples of the
+        data that the search did not look at."""
+        looked_at = self.prepared.batches
+        if looked_at.whole is looked_at or not best.score.unproved or self.options.goal.allow_overflow:
+            return
+        steps("looking for overflows on the other samples")
+        plan, batches = best.prepared.resolver(best.trial.bits), looked_at.whole.observed(steps.on_batch)
+        evaluator = Evaluator(plan.graph, batches, self.scorer.goal.objective, plan.ops, cache_bytes=0)
+        if nodes := evaluator.measure(plan).extremes.overflows:
+            warn(
+                f"accumulators of {names_text([*nodes])} overflow on samples that this search did not look at: it "
+                f"looked at {looked_at.samples} of {batches.samples}; search with more effort (effort='good', --effort "
+                "good), which looks at all"
+            )
 
     def measure_held_out(self, strategy: Strategy, steps: JobProgress) -> Strategy:
         """Save the best strategy, with its figures on held-out data where there is some."""

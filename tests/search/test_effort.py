@@ -398,3 +398,26 @@ def test_an_edited_number_of_samples_is_refused(samples: Any) -> None:
     )
     with pytest.raises(LogError, match="samples; expected a whole number above 0"):
         hago.replay(model, "x86_vnni", edited, DATA)
+
+
+@pytest.mark.parametrize(("chip", "is_proved"), [("x86_avx2", False), ("x86_vnni", True)])
+def test_overflows_on_samples_that_were_not_looked_at_are_a_warning(
+    chip: str, is_proved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = randomized(Uneven(), seed=3).eval(), torch.cat([images(16, 3, 8, 8, seed=n) for n in range(12)])
+    data[[1, 100]] *= 6.0
+    assert not {1, 100} & {*spread_indices(192, 64)}
+    measured: list[int] = []
+    measure = session.Evaluator.measure
+    monkeypatch.setattr(
+        session.Evaluator,
+        "measure",
+        lambda self, *a, **k: (measured.append(self.batches.samples), measure(self, *a, **k))[1],
+    )
+    how: dict[str, Any] = {"effort": "fast", "progress": False, "searcher": "pareto:points=3,rounds=1"}
+    if is_proved:
+        hago.search_quantize_strategy(model, chip, list(data.split(16)), **how)
+    else:
+        with pytest.warns(hago.HagoWarning, match="overflow on samples .* it looked at 64 of 192; .*effort='good'"):
+            hago.search_quantize_strategy(model, chip, list(data.split(16)), **how)
+    assert (192 in measured) != is_proved  # what is proved is not measured
