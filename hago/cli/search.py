@@ -51,6 +51,7 @@ from hago.importing import import_with_data
 from hago.plan import Strategy
 from hago.qat import FinetuneOptions, Tuned, finetune_after_search
 from hago.search import (
+    FRONT_SEARCHERS,
     Goal,
     GoalOptions,
     QuantizationOptions,
@@ -399,6 +400,7 @@ def _outcome(
         "",
         str(answer),
         "",
+        *_front_lines(outcome),
         f"log       {log}",
         f"strategy  {saved}",
         f"front     {files.front}",
@@ -432,6 +434,14 @@ def _outcome(
         "next": further,
     }
     return Outcome("\n".join(lines), values, OK)
+
+
+def _front_lines(outcome: SearchOutcome) -> list[str]:
+    """The points of the front, where it is what was searched for, and an empty line."""
+    if outcome.strategy.made_by["searcher"]["name"] not in FRONT_SEARCHERS:
+        return []
+    looked_at = counted(outcome.prepared.batches.samples, "sample")
+    return [f"the front, measured on {looked_at}", *(f"  {line}" for line in str(outcome.front).splitlines()), ""]
 
 
 def _strategy_lines(strategy: Strategy) -> list[str]:

@@ -42,6 +42,7 @@ from hago.search.preparation import (
 )
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
+from hago.search.reachability import FRONT_SEARCHERS
 from hago.search.replay import Replay, logged_front_cost, logged_scorer, replay_log, replay_strategy
 from hago.search.running import RunningSearch, SearchCallback, check_callbacks
 from hago.search.sensitivity import SENSITIVITY_VERSION, Sensitivity, sensitivity_of
@@ -70,6 +71,7 @@ __all__ = [
     "DEFAULT_EFFORT",
     "EFFORTS",
     "FRONT_COST",
+    "FRONT_SEARCHERS",
     "SENSITIVITY_VERSION",
     "Effort",
     "Evaluator",

@@ -19,6 +19,7 @@ from hago.cli.arguments import build_parser
 from hago.cli.options import check_command, search_as_quantized, strategy_command
 from hago.hardware import load_hardware, save_hardware
 from hago.plan import Strategy
+from hago.search import load_front
 from hago.search.confirmation import Gain
 from hago.study.log import read_log
 
@@ -211,7 +212,9 @@ def test_the_search_that_is_named_does_more_than_one_shot(hago: Run) -> None:
 def test_a_fast_search_says_how_many_samples_it_looked_at(hago: Run) -> None:
     search = ["search", NET, "--hardware", "x86_vnni", *DATA, *HELD_OUT, "--searcher", "pareto:points=2,rounds=1"]
     fast = hago(*search, "--effort", "fast", "--log", "f.jsonl", "--save", "f.json").out
-    assert "it looked at 64 of 256 samples" in fast
+    assert "it looked at 64 of 256 samples" in fast and "the front, measured on 64 samples\n" in fast
+    rows = fast.partition("the front, ")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [int(row.split()[0]) for row in rows] == [point.trial for point in load_front("f.front.json")]
     assert "calibration data, 256 samples\n" in fast and "held-out data, 256 samples\n" in fast
     assert hago("replay", NET, "f.jsonl", *DATA).code == 0 == hago("replay", NET, "f.json", *DATA).code
     assert "fast, on at most 64 samples" in hago("report", NET, "f.jsonl", *DATA, "--no-remedies", "--json").out
