@@ -1380,6 +1380,10 @@ ELSEWHERE: Final = {
         "cli/test_answers.py",
         "test_bits_of_nodes_that_stay_float_are_refused",
     ),
+    "overflow on samples that this search did not look at": (
+        "search/test_effort.py",
+        "test_overflows_on_samples_that_were_not_looked_at_are_a_warning",
+    ),
     "which is not given; give both": ("cli/test_answers.py", "test_samples_of_the_calibration_cut_no_held_out_data"),
     "pass other samples as held_out (--held-out)": (
         "cli/test_answers.py",

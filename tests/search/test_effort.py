@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -420,4 +421,8 @@ def test_overflows_on_samples_that_were_not_looked_at_are_a_warning(
     else:
         with pytest.warns(hago.HagoWarning, match="overflow on samples .* it looked at 64 of 192; .*effort='good'"):
             hago.search_quantize_strategy(model, chip, list(data.split(16)), **how)
+        with warnings.catch_warnings():  # what the warning advises
+            warnings.simplefilter("error", hago.HagoWarning)
+            hago.search_quantize_strategy(model, chip, list(data.split(16)), **{**how, "effort": "good"})
+        assert measured[-1] == 192 and measured.count(192) > 1
     assert (192 in measured) != is_proved  # what is proved is not measured
