@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hago.plan import Bits, Space
-from hago.searchers.knapsack import AccumulatorLimit, Knapsack
+from hago.searchers.knapsack import Knapsack
+from hago.searchers.merged_groups import AccumulatorLimit
 from hago.searchers.surrogate import Surrogate, fit_factors
 from hago.study import Ask, Feeds, Score, ScoresByPoint, Steps, ask_score, point_key
 

@@ -1,10 +1,10 @@
 """The point of least expected loss whose cost stays under a limit, by integer programming.
 
 `EvaluationHistory.program` makes a `Knapsack` of a space and a surrogate once per round of a search, which solves it
-for one or more limits. The program has a binary variable for every choice of a group, exactly one of each group's being
-1; and a variable for every row of a term over several groups, constrained to agree with the choices of each group (the
-local polytope of a pairwise model, exact here since the choices are integers). Bits that a term's table lacks are in no
-solution.
+for one or more limits. Groups that have few combinations are merged first (`merge_groups`). The program has a binary
+variable for every choice of a group, exactly one of each group's being 1; and a variable for every row of a term over
+several groups, constrained to agree with the choices of each group (the local polytope of a pairwise model, exact here
+since the choices are integers). Bits that a term's table lacks are in no solution.
 
 References:
     The allocation as an integer program: Z. Yao et al., "HAWQ-V3", ICML 2021. HiGHS: Q. Huangfu, J. Hall, Math. Prog.
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hago.plan import FLOAT, Space
+from hago.searchers.merged_groups import AccumulatorLimit, merge_groups
 from hago.searchers.surrogate import Surrogate, Term
 
 Vector: TypeAlias = NDArray[np.float64]
@@ -33,14 +34,6 @@ Vector: TypeAlias = NDArray[np.float64]
 _SCALE: Final = 1e4
 #: Weight of the cost in the objective: of points of equal loss the cheaper one is the solution.
 _TIE: Final = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class AccumulatorLimit:
-    """A constraint: groups that feed one accumulator have at most `bits` bits together."""
-
-    keys: tuple[str, ...]
-    bits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +56,11 @@ class Knapsack:
     """
 
     def __init__(self, space: Space, surrogate: Surrogate, accumulator_limits: Sequence[AccumulatorLimit] = ()) -> None:
-        self.surrogate, self.accumulator_limits = surrogate, accumulator_limits
-        self.choices = {k: g.choices for k, g in space.groups.items()}
+        merged = merge_groups({k: g.choices for k, g in space.groups.items()}, surrogate, accumulator_limits)
+        self._original, self._merged = surrogate, merged
+        surrogate, self.accumulator_limits = merged.surrogate, merged.accumulator_limits
+        self.surrogate = surrogate
+        self.choices = merged.choices
         self.index = {(k, b): i for i, (k, b) in enumerate((k, b) for k, bs in self.choices.items() for b in bs)}
         self.size = len(self.index)
         self._rows: list[int] = []
@@ -146,7 +142,7 @@ class Knapsack:
         """The least cost of any point, and the cost of the point of least loss; None where the program has no
         solution."""
         cheapest, best = self._solve_within(self.cost, None, {}), self.solve(None)
-        return None if cheapest is None or best is None else (self.surrogate.cost(cheapest), best.cost)
+        return None if cheapest is None or best is None else (self._original.cost(cheapest), best.cost)
 
     def solve(self, limit: float | None, other_limits: Mapping[str, float] | None = None) -> Solution | None:
         """The point of least expected loss whose expected cost is at most `limit`; None where there is none.
@@ -166,7 +162,7 @@ class Knapsack:
         )
         objective = losses / largest_loss * _SCALE + self.cost / largest_cost * _TIE
         point = self._solve_within(objective, limit, other_limits or {})
-        return None if point is None else Solution(point, self.surrogate.loss(point), self.surrogate.cost(point))
+        return None if point is None else Solution(point, self._original.loss(point), self._original.cost(point))
 
     def _solve_within(
         self, objective: Vector, limit: float | None, other_limits: Mapping[str, float]
@@ -177,6 +173,8 @@ class Knapsack:
 
     def _solve(self, objective: Vector, limits: Sequence[tuple[Vector, float]]) -> dict[str, int] | None:
         """The point with the least objective at which each (costs, limit) holds; None where there is none."""
+        if not all(self.choices.values()):
+            return None
         if not self.size:
             return {} if all(limit >= 0.0 for _, limit in limits) else None  # the solver takes no empty program
         from scipy.optimize import Bounds, LinearConstraint, milp
@@ -208,7 +206,7 @@ class Knapsack:
         if solution.x is None:
             return None
         chosen = {key: max(bits, key=lambda b: solution.x[self.index[key, b]]) for key, bits in self.choices.items()}
-        return {k: int(b) for k, b in chosen.items()}
+        return self._merged.bits(chosen)
 
 
 # ---------------------------------------------------------------- standard output

@@ -12,7 +12,9 @@ from toys import TOY, make_space
 
 from hago.errors import InfeasibleBits
 from hago.plan.space import FLOAT, INTEGER, Bits, Space
-from hago.searchers.knapsack import AccumulatorLimit, Knapsack
+from hago.searchers import merged_groups
+from hago.searchers.knapsack import Knapsack
+from hago.searchers.merged_groups import AccumulatorLimit, merge_groups
 from hago.searchers.pareto import area_added
 from hago.searchers.registry import make_searcher
 from hago.searchers.surrogate import (
@@ -50,8 +52,15 @@ def random_surrogate(seed: int) -> tuple[Space, Surrogate]:
     return space, Surrogate("size", losses, random_terms(rng, space), constant=float(rng.randint(0, 100)))
 
 
+@pytest.fixture(params=[1024, 40, 1], ids=["merged", "some merged", "apart"])
+def most_combinations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Groups are merged where they have so few combinations."""
+    monkeypatch.setattr(merged_groups, "_MOST_COMBINATIONS", request.param)
+    return int(request.param)
+
+
 @pytest.mark.parametrize("seed", range(8))
-def test_the_program_finds_the_best_of_all_points(seed: int) -> None:
+def test_the_program_finds_the_best_of_all_points(seed: int, most_combinations: int) -> None:
     space, surrogate = random_surrogate(seed)
     every = points(space)
     program = Knapsack(space, surrogate)
@@ -67,7 +76,7 @@ def test_the_program_finds_the_best_of_all_points(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_float_nodes_do_not_lose(seed: int) -> None:
+def test_what_float_nodes_do_not_lose(seed: int, most_combinations: int) -> None:
     """Nodes that may be float lose nothing then; float weights cost more, and operations of float operands most."""
     rng = random.Random(seed)
     space, plain = random_surrogate(seed)
@@ -95,7 +104,7 @@ def test_what_float_nodes_do_not_lose(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_limits_of_two_costs(seed: int) -> None:
+def test_limits_of_two_costs(seed: int, most_combinations: int) -> None:
     space, surrogate = random_surrogate(seed)
     rng, every = random.Random(seed + 100), points(space)
     other = CostConstraint("other", random_terms(rng, space), 7.0, math.inf)
@@ -116,7 +125,7 @@ def test_limits_of_two_costs(seed: int) -> None:
         assert program.solve(None, {"other": min(map(other.cost, every)) * 0.9}) is None
 
 
-def test_limits_that_no_point_is_expected_to_keep_are_ignored() -> None:
+def test_limits_that_no_point_is_expected_to_keep_are_ignored(most_combinations: int) -> None:
     space = make_space({"a:0": (8, 4)})
     surrogate = Surrogate("size", {"a:0": {8: 0.0, 4: 1.0}}, [Term(("a:0",), {(8,): 8.0, (4,): 4.0})])
     against = CostConstraint("other", [Term(("a:0",), {(8,): 4.0, (4,): 8.0})], 0.0, 4.0)
@@ -131,7 +140,7 @@ def test_limits_that_no_point_is_expected_to_keep_are_ignored() -> None:
     assert picked(4.0, None, 4.0) is None and picked(4.0, 8.0, 8.0) == {"a:0": 8}
 
 
-def test_groups_that_share_an_accumulator() -> None:
+def test_groups_that_share_an_accumulator(most_combinations: int) -> None:
     space = make_space({"a:0": (8, 7, 6, 5), "a:1": (8, 7, 6, 5), "b:0": (8, 4)})
     losses = {"a:0": {8: 0, 7: 1, 6: 3, 5: 9}, "a:1": {8: 0, 7: 4, 6: 9, 5: 20}, "b:0": {8: 0, 4: 1}}
     program = Knapsack(space, Surrogate("", losses, ()), [AccumulatorLimit(("a:0", "a:1"), 13)])
@@ -139,11 +148,57 @@ def test_groups_that_share_an_accumulator() -> None:
     assert picked is not None and picked.bits == {"a:0": 6, "a:1": 7, "b:0": 8}
 
 
-def test_ties_go_to_the_lower_cost() -> None:
+def test_ties_go_to_the_lower_cost(most_combinations: int) -> None:
     space = make_space({"a:0": (8, 4)})
     surrogate = Surrogate("", {"a:0": {8: 1.0, 4: 1.0}}, [Term(("a:0",), {(8,): 2.0, (4,): 1.0})])
     picked = Knapsack(space, surrogate).solve(None)
     assert picked is not None and picked.bits == {"a:0": 4}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_merged_groups_hold_every_point_that_no_other_beats(seed: int) -> None:
+    """Sums over merged choices are those of the points that they stand for, and no front loses a point."""
+    space, surrogate = random_surrogate(seed)
+    other = CostConstraint("other", random_terms(random.Random(seed + 50), space), 3.0, math.inf)
+    surrogate = replace(surrogate, constraints=[other])
+    choices = {key: group.choices for key, group in space.groups.items()}
+    merged = merge_groups(choices, surrogate, ())
+    assert len(merged.choices) == 3 and set(merged.combinations) == set(merged.choices)
+    left, (costs,) = {}, merged.surrogate.constraints
+    for combination in itertools.product(*merged.choices.values()):
+        point = dict(zip(merged.choices, combination, strict=True))
+        bits = merged.bits(point)
+        figures = (surrogate.loss(bits), surrogate.cost(bits), other.cost(bits))
+        assert figures == pytest.approx(
+            (merged.surrogate.loss(point), merged.surrogate.cost(point), costs.cost(point)), rel=1e-12
+        )
+        assert list(bits) == list(space.groups)
+        left[tuple(bits.values())] = figures
+    for bits in points(space):
+        mine = surrogate.loss(bits), surrogate.cost(bits), other.cost(bits)
+        assert any(all(a <= b * (1 + 1e-12) for a, b in zip(f, mine, strict=True)) for f in left.values())
+
+
+def test_of_equal_combinations_the_first_choice_is_left() -> None:
+    """A node that is float loses nothing and costs the same at any bits of its weight: it keeps the most."""
+    space = make_space({"n:1": (8, 6, 4), "k:0": (INTEGER, FLOAT)})
+    rows = {(b, k): 32.0 if k == FLOAT else float(b) for b in (8, 6, 4) for k in (INTEGER, FLOAT)}
+    losses = {"n:1": {8: 0.5, 6: 2.0, 4: 2.0}}
+    surrogate = Surrogate("", losses, [Term(("n:1", "k:0"), rows)], gates={"k:0": ("n:1",)})
+    merged = merge_groups({key: group.choices for key, group in space.groups.items()}, surrogate, ())
+    (left,) = merged.combinations.values()
+    assert left == [
+        {"n:1": 8, "k:0": INTEGER},
+        {"n:1": 8, "k:0": FLOAT},
+        {"n:1": 4, "k:0": INTEGER},  # 6 bits lose as much
+    ]
+
+
+def test_merged_groups_without_a_combination_have_no_solution() -> None:
+    space = make_space({"a:0": (8, 7), "a:1": (8, 7), "b:0": (8, 4)})
+    surrogate = Surrogate("", {}, [Term(("a:0", "a:1"), {(6, 6): 1.0})])
+    assert Knapsack(space, surrogate).solve(None) is None
+    assert Knapsack(space, Surrogate("", {}, ()), [AccumulatorLimit(("a:0", "a:1"), 13)]).solve(None) is None
 
 
 # ---------------------------------------------------------------- corrections
@@ -395,7 +450,7 @@ def test_neighbours_of_a_front_are_ranked_by_the_area_that_they_add() -> None:
 
 def test_overflow_lowers_the_limit_of_an_accumulator() -> None:
     space = make_space({"a:0": (8, 7, 6, 5, 4), "a:1": (8, 7, 6, 5, 4)})
-    losses = {"a:0": {b: 4.0**-b for b in range(4, 9)}, "a:1": {b: 64 * 4.0**-b for b in range(4, 9)}}
+    losses = {"a:0": {b: 4.0**-b for b in range(4, 9)}, "a:1": {b: 70 * 4.0**-b for b in range(4, 9)}}
     surrogate = Surrogate("", losses, (), loss_of_score=None)
 
     def evaluate(bits: Bits) -> Score:
