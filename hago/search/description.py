@@ -12,7 +12,9 @@ from hago.calibration import BINS, dorefa_of
 from hago.hardware import hardware_hash
 from hago.plan import HardwareId
 from hago.search.preparation import Prepared
+from hago.search.redundancy import MERGED_GROUPS
 from hago.search.scoring import GoalScorer
+from hago.searchers import SEARCHERS
 from hago.study import Header, Searcher, make_header
 
 #: Parts of a description that the header of a log has elsewhere, or not at all.
@@ -105,7 +107,13 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
             **({"corrections": {"names": list(names), **prepared.corrections.to_json(), **passes}} if names else {}),
             **({"channel_bins": bins} if (bins := prepared.calibration.channel_bins) != BINS else {}),
             **({"softmax_span": prepared.calibration.softmax_span} if prepared.calibration.cut else {}),
+            **({MERGED_GROUPS: True} if prepared.merges_groups and _is_guided(searcher) else {}),
         },
         confirmed=how.get("confirmed"),
         **named_parts,
     )
+
+
+def _is_guided(searcher: Searcher) -> bool:
+    """Whether it is a searcher of hago's own that asks what integer programs find."""
+    return searcher.name in SEARCHERS and SEARCHERS[searcher.name].guided

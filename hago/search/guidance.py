@@ -78,6 +78,7 @@ def make_surrogate(
         loss_of_score=_measured(goal.objective, sensitivity),
         gates=gates(prepared),
         widest=widest_feasible(prepared.resolver).bits,
+        merges=prepared.merges_groups,
     )
 
 

@@ -69,7 +69,9 @@ class MergedGroups:
 def merge_groups(
     choices: Choices, surrogate: Surrogate, accumulator_limits: Sequence[AccumulatorLimit]
 ) -> MergedGroups:
-    """Merge the groups that gates, terms of costs, or limits of accumulators join."""
+    """Merge the groups that gates, terms of costs, or limits of accumulators join; none where the surrogate says so."""
+    if not surrogate.merges:
+        return MergedGroups(choices, surrogate, accumulator_limits, {}, tuple(choices))
     costs = [surrogate.terms, *(c.terms for c in surrogate.constraints)]
     joined: list[Sequence[str]] = [(gate, *keys) for gate, keys in surrogate.gates.items()]
     joined += [term.keys for terms in costs for term in terms]

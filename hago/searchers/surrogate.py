@@ -124,6 +124,7 @@ class Surrogate(AdditiveCost):
         most: a point without overflow, whose bits limit those at each accumulator; None for the first evaluated point
             that runs.
         widest: the widest feasible point; None where it has the most bits of every group.
+        merges: whether integer programs merge groups (`merge_groups`).
     """
 
     metric: str
@@ -137,6 +138,7 @@ class Surrogate(AdditiveCost):
     gates: Mapping[str, Sequence[str]] = field(default_factory=dict)
     most: Bits | None = None
     widest: Bits | None = None
+    merges: bool = True
 
     def parts(self, bits: Bits) -> dict[str, float]:
         """The expected loss of a point, by group."""
