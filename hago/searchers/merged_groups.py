@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -110,26 +110,19 @@ def merge_groups(
     )
 
 
-def _connected(choices: Choices, joined: Sequence[Sequence[str]]) -> Iterator[list[str]]:
+def _connected(choices: Choices, joined: Sequence[Sequence[str]]) -> list[list[str]]:
     """The connected components of the groups, in the order of the space."""
-    neighbours: dict[str, set[str]] = {key: set() for key in choices}
-    for keys in joined:
-        for one, other in itertools.pairwise(key for key in keys if key in choices):
-            neighbours[one].add(other)
-            neighbours[other].add(one)
-    order = {key: i for i, key in enumerate(choices)}
-    seen = set[str]()
-    for key in choices:
-        if key in seen:
-            continue
-        found, left = set[str](), [key]
-        while left:
-            one = left.pop()
-            if one not in found:
-                found.add(one)
-                left += neighbours[one]
-        seen |= found
-        yield sorted(found, key=order.__getitem__)
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    index = {key: i for i, key in enumerate(choices)}
+    pairs = [pair for keys in joined for pair in itertools.pairwise(index[key] for key in keys if key in index)]
+    ends = ([a for a, _ in pairs], [b for _, b in pairs])
+    adjacency = coo_matrix((np.ones(len(pairs)), ends), shape=(len(index), len(index)))
+    components: dict[int, list[str]] = {}
+    for key, component in zip(choices, connected_components(adjacency, directed=False)[1], strict=True):
+        components.setdefault(int(component), []).append(key)
+    return list(components.values())
 
 
 class _Part:
