@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -61,6 +63,7 @@ class Knapsack:
         surrogate, self.accumulator_limits = merged.surrogate, merged.accumulator_limits
         self.surrogate = surrogate
         self.choices = merged.choices
+        self._found: dict[tuple[tuple[str, float], ...], list[tuple[float, Solution]]] = defaultdict(list)
         self.index = {(k, b): i for i, (k, b) in enumerate((k, b) for k, bs in self.choices.items() for b in bs)}
         self.size = len(self.index)
         self._rows: list[int] = []
@@ -151,6 +154,17 @@ class Knapsack:
             limit: None for no limit.
             other_limits: on other costs, by metric, in place of those of the surrogate.
         """
+        most, found = math.inf if limit is None else limit, self._found[tuple(sorted((other_limits or {}).items()))]
+        # what is best under a higher limit, and keeps this one; earlier logs hold what the solver found
+        known = next((best for higher, best in found if best.cost <= most <= higher), None)
+        if known is not None and self.surrogate.merges:
+            return known
+        solution = self._solution(limit, other_limits or {})
+        if solution is not None:
+            found.append((most, solution))
+        return solution
+
+    def _solution(self, limit: float | None, other_limits: Mapping[str, float]) -> Solution | None:
         losses = np.zeros(self.size)
         gated = dict(self.gated)
         for (key, bits), column in self.index.items():
@@ -161,7 +175,7 @@ class Knapsack:
             float(np.abs(self.cost).max(initial=0.0)) or 1.0,
         )
         objective = losses / largest_loss * _SCALE + self.cost / largest_cost * _TIE
-        point = self._solve_within(objective, limit, other_limits or {})
+        point = self._solve_within(objective, limit, other_limits)
         return None if point is None else Solution(point, self._original.loss(point), self._original.cost(point))
 
     def _solve_within(

@@ -194,6 +194,22 @@ def test_of_equal_combinations_the_first_choice_is_left() -> None:
     ]
 
 
+def test_a_limit_that_a_solution_keeps_is_not_solved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    space, surrogate = random_surrogate(5)
+    costs = sorted(map(surrogate.cost, points(space)))
+    limits = [*random.Random(0).sample(costs, 20), None, costs[-1] * 2, None]
+    solved: list[int] = []
+    solve = Knapsack._solve
+    monkeypatch.setattr(Knapsack, "_solve", lambda self, *a: (solved.append(1), solve(self, *a))[1])
+    program = Knapsack(space, surrogate)
+    found = [program.solve(limit) for limit in limits]
+    assert len(solved) < len(limits) - 3  # None and what is above the largest cost have one solution
+    assert found == [Knapsack(space, surrogate).solve(limit) for limit in limits]
+    count = len(solved)
+    earlier = Knapsack(space, replace(surrogate, merges=False))
+    assert earlier.solve(None) == earlier.solve(None) and len(solved) == count + 2
+
+
 def test_merged_groups_without_a_combination_have_no_solution() -> None:
     space = make_space({"a:0": (8, 7), "a:1": (8, 7), "b:0": (8, 4)})
     surrogate = Surrogate("", {}, [Term(("a:0", "a:1"), {(6, 6): 1.0})])
