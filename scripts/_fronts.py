@@ -98,7 +98,7 @@ def beaten(theirs: Sequence[Point], ours: Sequence[Point]) -> list[tuple[Point, 
                 found.append((point, "fewer bytes than any of ours"))
             continue
         mean, low, high = point.above(best)
-        if low > 0.0:
+        if low > 0.0 and point.sqnr > best.sqnr:  # two without noise are equal
             found.append((point, f"{mean:+.2f} dB [{low:+.2f}, {high:+.2f}]"))
     return found
 

@@ -41,6 +41,7 @@ def test_a_point_lies_above_where_the_paired_interval_says_so() -> None:
     # as much better in the mean, but not on the same samples
     assert beaten([point(12, 0.0099, "luck", -0.009)], ours) == []
     assert beaten([point(12, 0.0101, "worse", 0.005), point(25, 0.001, "equal")], ours) == []
+    assert beaten([point(9, 0.0)], [point(8, 0.0)]) == []  # neither has any noise
     assert [said for _, said in beaten([point(9, 0.1)], ours)] == ["fewer bytes than any of ours"]
 
 
