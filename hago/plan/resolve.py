@@ -346,7 +346,7 @@ class Resolver:
         float_nodes = [n for n in graph.computed if not base.nodes[n.name]]
         kept_float = [name for node in float_nodes for name in _names_kept_float(node, base)]
         patterns = [glob.escape(name) for name in (*kept_float, *sorted(floats))]
-        topology = analyze(graph, self.hardware, patterns, ops) if floats else base
+        topology = analyze(graph, self.hardware, patterns, ops, floats) if floats else base
         space = build_space(graph, self.hardware, topology, None, ops)
         return Resolver(graph, self.hardware, topology, space, self.thresholds, ops, self, self.constants)
 

@@ -15,7 +15,7 @@ The second half of the module has the rules by which scales and ranges pass thro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
@@ -57,6 +57,8 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 #: The reason of nodes that the user keeps float by name.
 KEPT_FLOAT: Final = "kept float by the user"
+#: The reason of nodes that a search chose to run in float.
+CHOSEN_FLOAT: Final = "the search chose float"
 
 
 def check_patterns(patterns: Sequence[str], names: Sequence[str], what: str) -> None:
@@ -130,12 +132,19 @@ def why_not_integer(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS
     return None
 
 
-def analyze(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str] = (), ops: Ops = OPS) -> Topology:
+def analyze(
+    graph: Graph,
+    hardware: Hardware,
+    keep_float: str | Sequence[str] = (),
+    ops: Ops = OPS,
+    chosen: Collection[str] = (),
+) -> Topology:
     """The topology of a graph on a piece of hardware.
 
     Args:
         keep_float: shell patterns of nodes that are kept float, and of edges whose values are: `fc:0` keeps the data of
             `fc` float, while its weight may be quantized.
+        chosen: the nodes among these that a search, and not the user, keeps float; the reasons say so.
 
     Raises:
         UnsupportedOp: an op that the hardware refuses (`other_ops: reject`), with its node.
@@ -152,7 +161,8 @@ def analyze(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str] = 
             integer[node.name], reasons[node.name] = False, node.op
             continue
         kind = _decide(graph, node, hardware, integer, keep_float, ops)
-        integer[node.name], reasons[node.name] = kind.integer, kind.reason
+        is_chosen = kind.reason == KEPT_FLOAT and node.name in chosen
+        integer[node.name], reasons[node.name] = kind.integer, CHOSEN_FLOAT if is_chosen else kind.reason
         rule = ops.get(node.op)
         for edge in node.edges:
             is_plain = rule is None or rule.integer is None or rule.integer.slot(edge.slot) == "plain"

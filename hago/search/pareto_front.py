@@ -20,6 +20,7 @@ from hago.cost import METRICS, amount_text
 from hago.errors import LogError
 from hago.plan import Strategy
 from hago.search.goal import FRONT_COST
+from hago.search.objective import MOST_DB
 from hago.search.scoring import GoalScorer
 from hago.serialization.json_text import (
     canonical,
@@ -160,10 +161,14 @@ class ParetoFront(Summarized):
         return "\n".join(table(titles, rows, right=titles[:3]))
 
     def _score_text(self, point: FrontPoint) -> str:
-        return measure_text(self.measure, point.score)
+        return "exact" if self._is_exact(point) else measure_text(self.measure, point.score)
+
+    def _is_exact(self, point: FrontPoint) -> bool:
+        """Whether its outputs are those of the float model, as where all nodes are float."""
+        return self.measure == "sqnr" and point.score >= MOST_DB
 
     def _interval_text(self, point: FrontPoint) -> str:
-        if point.interval is None:
+        if point.interval is None or self._is_exact(point):
             return "-"
         low, high = (measure_text(self.measure, end) for end in point.interval)
         return f"{low.partition(' ')[0]} to {high}"

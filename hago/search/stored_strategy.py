@@ -42,7 +42,8 @@ def make_strategy(prepared: Prepared, plan: Plan, bits: Mapping[str, int], made_
     resolver, own = prepared.resolver.variant_at(bits)
     floats = sorted(prepared.space.floats(bits))
     if floats:
-        made_by = {**made_by, "keep_float": [*made_by.get("keep_float", ()), *map(glob.escape, floats)]}
+        kept = [*made_by.get("keep_float", ()), *map(glob.escape, floats)]
+        made_by = {**made_by, "keep_float": kept, "chosen_float": floats}
     constants = prepared.resolver.constants
     offsets = constants.encoded() if isinstance(constants, OffsetConstants) else {}
     return Strategy(
@@ -78,7 +79,7 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
     ops = hardware.known_ops
     graph = strategy.corrections.apply(graph, ops)
     kept = expand_policies([str(p) for p in made_by.get("keep_float", ())], graph, hardware, ops)
-    topology = analyze(graph, hardware, kept, ops)
+    topology = analyze(graph, hardware, kept, ops, [str(name) for name in made_by.get("chosen_float", ())])
     if any(topology.nodes.get(n) for n in keep) or conditions(topology) != strategy.topology:
         raise StrategyMismatch(
             "the strategy's topology is not the one this hardware gives for this model; it was edited, or made by "

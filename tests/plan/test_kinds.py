@@ -23,7 +23,7 @@ from hago.search.guidance import make_surrogate
 from hago.search.preparation import Prepared, QuantizationOptions, prepare
 from hago.search.replay import replay_log
 from hago.search.session import SearchOptions, run_search
-from hago.search.stored_strategy import make_strategy, plan_of
+from hago.search.stored_strategy import make_strategy, plan_of, stored_resolver
 from hago.searchers.knapsack import Knapsack
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
@@ -79,6 +79,21 @@ def test_strategies_with_kinds_are_saved_and_loaded(prepared: Prepared, tmp_path
         made.save(tmp_path / f"{number}.json")
         again = plan_of(prepared.graph, prepared.hardware, Strategy.load(tmp_path / f"{number}.json"))
         assert again.key == plan.key and not any(k.endswith(":kind") for k in made.bits)
+
+
+def test_the_user_and_the_search_are_told_apart(prepared: Prepared) -> None:
+    """Reasons say who keeps a node float."""
+    kept = prepare(
+        residual_block(), prepared.hardware, DATA, QuantizationOptions(keep_float="fc", search_topology=True)
+    )
+    bits = {**kept.space.widest(), kind_key("left"): FLOAT}
+    made = make_strategy(kept, kept.resolver(bits), bits, {"keep_float": ["fc"]})
+    assert made.made_by["keep_float"] == ["fc", "left"] and made.made_by["chosen_float"] == ["left"]
+    for resolver in (kept.resolver.variant_at(bits)[0], stored_resolver(kept.graph, kept.hardware, made)):
+        assert {n: resolver.topology.reasons[n] for n in ("fc", "left")} == {
+            "fc": "kept float by the user",
+            "left": "the search chose float",
+        }
 
 
 # ---------------------------------------------------------------- costs

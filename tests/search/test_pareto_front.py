@@ -14,7 +14,7 @@ from building import residual_block, seeded
 import hago
 from hago.errors import HagoError, LogError
 from hago.search.intervals import jackknife_interval, quick_interval
-from hago.search.objective import OBJECTIVES
+from hago.search.objective import MOST_DB, OBJECTIVES
 from hago.search.pareto_front import ParetoFront, load_front
 from hago.study.log import read_log
 
@@ -48,6 +48,16 @@ def test_the_file_holds_what_the_search_hands_out(searched: tuple[ParetoFront, P
     assert [p.score for p in front] == sorted(p.score for p in front)
     assert front[-1].strategy == strategy
     assert str(front).splitlines()[0].split()[:3] == ["trial", "weight_bytes", "SQNR"]
+
+
+def test_a_point_with_the_outputs_of_the_float_model_is_exact(
+    searched: tuple[ParetoFront, Path, hago.Strategy],
+) -> None:
+    front = searched[0]
+    exact = replace(front[-1], score=MOST_DB, interval=(MOST_DB, MOST_DB))
+    assert str(replace(front, points=(front[0], exact))).splitlines()[-1].split()[-2:] == ["exact", "-"]
+    of_accuracy = replace(front, measure="sim_acc", points=(replace(exact, score=1.0),))
+    assert "exact" not in str(of_accuracy)
 
 
 def test_a_front_is_named_where_a_strategy_or_a_log_is_expected(
