@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from hago.calibration import BINS, named_estimator
 from hago.errors import LONGEST_QUOTE, HagoError, LogError, StrategyMismatch, as_strings, shortened, shortened_to
@@ -24,6 +24,8 @@ from hago.searchers import SEARCHERS, make_options, parse_searcher, searcher_tex
 from hago.serialization.json_text import canonical
 from hago.study import Header
 
+#: The setting of a log whose search merged groups in its integer programs.
+MERGED_GROUPS: Final = "merged_groups"
 #: Options of searchers that logs do not hold as they were given: a storage's URL is logged without its password.
 _NOT_LOGGED = ("storage",)
 
@@ -140,6 +142,11 @@ def logged_softmax_span(logged: Header) -> float | None:
     if span is not None and (isinstance(span, bool) or not isinstance(span, (int, float)) or not 0 < span < math.inf):
         raise LogError(f"softmax_span is {shortened(span)} in the header of the log; it was edited")
     return None if span is None else float(span)
+
+
+def merges_groups(logged: Header | None) -> bool:
+    """Whether integer programs merge groups and remember solutions: in new searches, and where a log says so."""
+    return logged is None or bool(logged.settings.get(MERGED_GROUPS))
 
 
 def logged_gains(settings: Mapping[str, Any]) -> dict[str, float]:

@@ -11,8 +11,8 @@ import torch
 from hago.calibration import BINS, dorefa_of
 from hago.hardware import hardware_hash
 from hago.plan import HardwareId
+from hago.search.continuation import MERGED_GROUPS
 from hago.search.preparation import Prepared
-from hago.search.redundancy import MERGED_GROUPS
 from hago.search.scoring import GoalScorer
 from hago.searchers import SEARCHERS
 from hago.study import Header, Searcher, make_header

@@ -89,7 +89,7 @@ class Prepared:
         correction_names: of the corrections that may be made.
         corrections: those of the graph; those of the integers of constants are the resolver's.
         passes: what the passes of corrections gained that were tried, in their order.
-        merges_groups: whether integer programs merge groups, as those of earlier logs did not.
+        merges_groups: whether integer programs merge groups and remember solutions, as those of earlier logs did not.
     """
 
     graph: Graph

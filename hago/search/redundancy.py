@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Final
 
 from hago.arithmetic.types import Edge
 from hago.cost import metric_named
@@ -21,20 +20,14 @@ from hago.plan.feasibility import choices_by_dtype, may_have_infeasible_points, 
 from hago.search.preparation import Prepared
 from hago.study import Header, space_hash
 
-#: The setting in the header of a log that says that integer programs merged groups.
-MERGED_GROUPS: Final = "merged_groups"
-
 
 def prune_redundant_choices(prepared: Prepared, costs: Collection[str], logged: Header | None = None) -> Prepared:
-    """Remove redundant choices from the space, and merge groups in integer programs, except for logs of searches that
-    did not.
+    """Remove redundant choices from the space.
 
     Args:
         costs: the costs in use. Without any, fewer bits break ties, so no choice is redundant.
         logged: the header of the log that is continued or replayed. An earlier one may have a choice for every dtype.
     """
-    if logged is not None and not logged.settings.get(MERGED_GROUPS):
-        prepared = replace(prepared, merges_groups=False)
     if not costs:
         return prepared
     keeps_dtypes = may_have_infeasible_points(prepared.resolver)

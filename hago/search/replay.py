@@ -15,7 +15,7 @@ from hago.graph import ModelLike
 from hago.hardware import hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.search.confirmation import Confirmation
-from hago.search.continuation import logged_channel_bins, logged_gains, logged_softmax_span
+from hago.search.continuation import logged_channel_bins, logged_gains, logged_softmax_span, merges_groups
 from hago.search.correcting import correct, logged_corrections
 from hago.search.effort import samples_of
 from hago.search.goal import FRONT_COST, Goal, limits_on_costs, parse_limits
@@ -327,10 +327,11 @@ def _with_refined_thresholds(scorer: GoalScorer, header: Header, where: str) -> 
         raise LogError(f"{where}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
     costs = _costs_in_use(header, scorer.goal)
     confirmation = Confirmation.of(scorer.evaluator.batches, header)
+    pruned = replace(prune_redundant_choices(prepared, costs, header), merges_groups=merges_groups(header))
     start = find_starting_point(
         name,
         SEARCHERS[name].refines or "at_point",
-        scorer.with_prepared(prune_redundant_choices(prepared, costs, header)),
+        scorer.with_prepared(pruned),
         costs=costs,
         choices=prepared.space.size,
         seed=header.seed,

@@ -29,6 +29,7 @@ from hago.search.continuation import (
     logged_channel_bins,
     logged_gains,
     logged_softmax_span,
+    merges_groups,
     with_limits_as_logged,
 )
 from hago.search.corrected_trials import CorrectedTrial, CorrectedTrials
@@ -345,6 +346,7 @@ def run_search(
         calibrated = _corrected(prepared, quantization, scorer.evaluator, effort, logged, steps)
         choices = calibrated.space.size
         prepared = prune_redundant_choices(calibrated, costs, logged)
+        prepared = replace(prepared, merges_groups=merges_groups(logged))
         goal = resolve_limits(goal, calibrated, scorer.evaluator)
         scorer = scorer.with_prepared(prepared).with_goal(goal)
         searcher, refines = choose_searcher(options.searcher, scorer, options.quantization, effort)

@@ -60,18 +60,17 @@ class Knapsack:
     def __init__(self, space: Space, surrogate: Surrogate, accumulator_limits: Sequence[AccumulatorLimit] = ()) -> None:
         merged = merge_groups({k: g.choices for k, g in space.groups.items()}, surrogate, accumulator_limits)
         self._original, self._merged = surrogate, merged
-        surrogate, self.accumulator_limits = merged.surrogate, merged.accumulator_limits
-        self.surrogate = surrogate
-        self.choices = merged.choices
+        surrogate, self._accumulator_limits, self._choices = merged.surrogate, merged.accumulator_limits, merged.choices
+        self._surrogate = surrogate
         self._found: dict[tuple[tuple[str, float], ...], list[tuple[float, Solution]]] = defaultdict(list)
-        self.index = {(k, b): i for i, (k, b) in enumerate((k, b) for k, bs in self.choices.items() for b in bs)}
+        self.index = {(k, b): i for i, (k, b) in enumerate((k, b) for k, bs in self._choices.items() for b in bs)}
         self.size = len(self.index)
         self._rows: list[int] = []
         self._columns: list[int] = []
         self._values: list[float] = []
         self._sides: list[float] = []
         self._at_most: list[tuple[list[tuple[int, float]], float]] = []
-        for key, choices in self.choices.items():
+        for key, choices in self._choices.items():
             self._add_equality([(self.index[key, b], 1.0) for b in choices], 1.0)
         costs = [self._costs(terms) for terms in (surrogate.terms, *(c.terms for c in surrogate.constraints))]
         self.gated = [self._add_gated_choices(gate, key) for gate, keys in surrogate.gates.items() for key in keys]
@@ -94,7 +93,7 @@ class Knapsack:
         the choice counts. They are at least the choice less the gate, and minimizing losses makes them equal to it.
         """
         columns = {}
-        for bits in self.choices[key]:
+        for bits in self._choices[key]:
             columns[bits] = self.size
             self.size += 1
             entries = [(self.index[key, bits], 1.0), (columns[bits], -1.0)]
@@ -105,7 +104,7 @@ class Knapsack:
 
     def _accumulator_constraint(self, limit: AccumulatorLimit) -> tuple[list[tuple[int, float]], float]:
         """The constraint of an AccumulatorLimit: (variable, coefficient) pairs, and the most that their sum may be."""
-        return [(self.index[k, b], float(b)) for k in limit.keys for b in self.choices[k]], float(limit.bits)
+        return [(self.index[k, b], float(b)) for k in limit.keys for b in self._choices[k]], float(limit.bits)
 
     def _costs(self, terms: Sequence[Term]) -> dict[int, float]:
         """The cost of every variable that has one. Adds the variables of terms over several groups, and the constraint
@@ -115,7 +114,7 @@ class Knapsack:
             if len(term.keys) > 1:
                 costs |= self._add_joint_rows(term)
                 continue
-            for bits in self.choices[term.keys[0]]:
+            for bits in self._choices[term.keys[0]]:
                 column = self.index[term.keys[0], bits]
                 if (bits,) in term.table:
                     costs[column] = costs.get(column, 0.0) + term.table[(bits,)]
@@ -131,11 +130,11 @@ class Knapsack:
     def _add_joint_rows(self, term: Term) -> dict[int, float]:
         """Add variables for the rows of a term over several groups, and the constraints that they agree with the
         choices of each group. Returns the costs of these variables."""
-        rows = [r for r in term.table if all(b in self.choices[k] for k, b in zip(term.keys, r, strict=True))]
+        rows = [r for r in term.table if all(b in self._choices[k] for k, b in zip(term.keys, r, strict=True))]
         first = self.size
         self.size += len(rows)
         for slot, key in enumerate(term.keys):
-            for bits in self.choices[key]:
+            for bits in self._choices[key]:
                 rows_with_bits = [(first + i, 1.0) for i, r in enumerate(rows) if r[slot] == bits]
                 self._add_equality([*rows_with_bits, (self.index[key, bits], -1.0)], 0.0)
         return {first + i: term.table[r] for i, r in enumerate(rows)}
@@ -148,28 +147,29 @@ class Knapsack:
         return None if cheapest is None or best is None else (self._original.cost(cheapest), best.cost)
 
     def solve(self, limit: float | None, other_limits: Mapping[str, float] | None = None) -> Solution | None:
-        """The point of least expected loss whose expected cost is at most `limit`; None where there is none.
+        """The point of least expected loss whose expected cost is at most `limit`; None where there is none. Where
+        groups are merged, what was found under a higher limit is the answer if it keeps this one, too.
 
         Args:
             limit: None for no limit.
             other_limits: on other costs, by metric, in place of those of the surrogate.
         """
+        if not self._surrogate.merges:  # earlier logs hold what the solver found
+            return self._solution(limit, other_limits or {})
         most, found = math.inf if limit is None else limit, self._found[tuple(sorted((other_limits or {}).items()))]
-        # what is best under a higher limit, and keeps this one; earlier logs hold what the solver found
-        known = next((best for higher, best in found if best.cost <= most <= higher), None)
-        if known is not None and self.surrogate.merges:
-            return known
-        solution = self._solution(limit, other_limits or {})
-        if solution is not None:
-            found.append((most, solution))
+        solution = next((best for higher, best in found if best.cost <= most <= higher), None)
+        if solution is None:
+            solution = self._solution(limit, other_limits or {})
+            if solution is not None:
+                found.append((most, solution))
         return solution
 
     def _solution(self, limit: float | None, other_limits: Mapping[str, float]) -> Solution | None:
         losses = np.zeros(self.size)
         gated = dict(self.gated)
         for (key, bits), column in self.index.items():
-            if key in self.surrogate.losses:
-                losses[gated[key][bits] if key in gated else column] = self.surrogate.losses[key][bits]
+            if key in self._surrogate.losses:
+                losses[gated[key][bits] if key in gated else column] = self._surrogate.losses[key][bits]
         largest_loss, largest_cost = (
             float(losses.max(initial=0.0)) or 1.0,
             float(np.abs(self.cost).max(initial=0.0)) or 1.0,
@@ -181,13 +181,13 @@ class Knapsack:
     def _solve_within(
         self, objective: Vector, limit: float | None, other_limits: Mapping[str, float]
     ) -> dict[str, int] | None:
-        limits = [] if limit is None else [(self.cost, limit - self.surrogate.constant)]
+        limits = [] if limit is None else [(self.cost, limit - self._surrogate.constant)]
         other_costs = [(costs, other_limits.get(c.metric, c.most) - c.constant) for c, costs in self.constraints]
         return self._solve(objective, [*limits, *other_costs])
 
     def _solve(self, objective: Vector, limits: Sequence[tuple[Vector, float]]) -> dict[str, int] | None:
         """The point with the least objective at which each (costs, limit) holds; None where there is none."""
-        if not all(self.choices.values()):
+        if not all(self._choices.values()):
             return None
         if not self.size:
             return {} if all(limit >= 0.0 for _, limit in limits) else None  # the solver takes no empty program
@@ -200,7 +200,7 @@ class Knapsack:
         for costs, limit in limits:
             unit = abs(limit) or 1.0
             constraints.append(LinearConstraint(costs[None, :] / unit, -np.inf, limit / unit))
-        at_most = [*map(self._accumulator_constraint, self.accumulator_limits), *self._at_most]
+        at_most = [*map(self._accumulator_constraint, self._accumulator_limits), *self._at_most]
         if at_most:
             rows = [r for r, (entries, _) in enumerate(at_most) for _ in entries]
             columns = [c for entries, _ in at_most for c, _ in entries]
@@ -219,7 +219,7 @@ class Knapsack:
             )
         if solution.x is None:
             return None
-        chosen = {key: max(bits, key=lambda b: solution.x[self.index[key, b]]) for key, bits in self.choices.items()}
+        chosen = {key: max(bits, key=lambda b: solution.x[self.index[key, b]]) for key, bits in self._choices.items()}
         return self._merged.bits(chosen)
 
 

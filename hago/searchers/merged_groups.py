@@ -1,9 +1,10 @@
-"""Groups of a space that costs, gates or accumulators join, merged into one whose choices are what is left of their
-combinations when those that another beats are dropped.
+"""Groups of a space that costs, gates or accumulators join, merged into one whose choices are those of their
+combinations that no other one equals or beats in the loss and all costs.
 
-`Knapsack` merges before it makes its integer program. Where all groups merge, the program is a multiple-choice
-knapsack, whose relaxation is tight: at most one choice for each limit is fractional. Without it, the losses of nodes
-that may be float are constrained one by one, and the relaxation of ResNet-20's programs is a third of their optimum.
+`Knapsack` merges before it makes its integer program. Where all groups merge and one cost is limited, the program is a
+multiple-choice knapsack, whose relaxation is tight: at most one group has fractional choices. Without it, the losses of
+nodes that may be float are constrained one by one, and the relaxation of ResNet-20's programs is a third of their
+optimum.
 
 References:
     Dominated choices, and the relaxation: P. Sinha, A. A. Zoltners, "The multiple-choice knapsack problem", Operations
@@ -25,7 +26,7 @@ from hago.plan import FLOAT, Bits
 from hago.searchers.surrogate import CostConstraint, Surrogate, Term
 
 #: Groups with more combinations of choices are not merged.
-_MOST_COMBINATIONS: Final = 1024
+_MOST_COMBINATIONS: Final = 512
 
 #: By key, the bits to choose from.
 Choices: TypeAlias = Mapping[str, Sequence[int]]
@@ -47,8 +48,8 @@ class MergedGroups:
         choices: of a merged group, the indices into its `combinations`.
         surrogate: losses and costs of these choices; its gates are those of groups that are not merged.
         accumulator_limits: those on groups that are not merged.
-        combinations: by merged group, the bits that its choices stand for; none that is not less in loss or in a cost
-            than another. Of combinations with equal losses and costs, the first in the order of choices is left.
+        combinations: by merged group, the bits that its choices stand for. Each has a smaller loss, or some smaller
+            cost, than any other; of those with equal losses and costs, the first in the order of choices is left.
         order: the groups of the space.
     """
 
@@ -80,31 +81,29 @@ def merge_groups(
     combinations: dict[str, Sequence[Bits]] = {}
     losses = dict(surrogate.losses)
     summed: list[list[Term]] = [[] for _ in costs]
-    alone = set[str]()
+    apart = set[str]()
     for keys in _connected(choices, joined):
         if math.prod(len(choices[key]) for key in keys) > _MOST_COMBINATIONS:
             merged |= {key: choices[key] for key in keys}
-            alone |= set(keys)
+            apart |= set(keys)
             continue
-        part = _Part({key: choices[key] for key in keys}, surrogate, costs, accumulator_limits)
-        kept, name = part.undominated(), keys[0]
-        merged[name] = range(len(kept))
-        combinations[name] = [part.points[row] for row in kept]
+        points, figures = _undominated({key: choices[key] for key in keys}, surrogate, costs, accumulator_limits)
+        name = keys[0]
+        merged[name], combinations[name] = range(len(points)), points
         for key in keys:
             losses.pop(key, None)
-        losses[name] = {i: float(part.losses[row]) for i, row in enumerate(kept)}
-        for terms, of_part in zip(summed, part.costs, strict=True):
-            if of_part.any():
-                terms.append(Term((name,), {(i,): float(of_part[row]) for i, row in enumerate(kept)}))
-    own, *others = [[*(t for t in terms if t.keys[0] in alone), *new] for terms, new in zip(costs, summed, strict=True)]
+        losses[name], *of_costs = (dict(enumerate(column)) for column in figures.T.tolist())
+        for terms, values in zip(summed, of_costs, strict=True):
+            terms.append(Term((name,), {(choice,): value for choice, value in values.items()}))
+    own, *others = [[*(t for t in terms if t.keys[0] in apart), *new] for terms, new in zip(costs, summed, strict=True)]
     constraints: list[CostConstraint] = [
         replace(c, terms=terms) for c, terms in zip(surrogate.constraints, others, strict=True)
     ]
-    gates = {gate: keys for gate, keys in surrogate.gates.items() if gate in alone}
+    gates = {gate: keys for gate, keys in surrogate.gates.items() if gate in apart}
     return MergedGroups(
         merged,
         replace(surrogate, losses=losses, terms=own, constraints=constraints, gates=gates),
-        [limit for limit in accumulator_limits if limit.keys[0] in alone],
+        [limit for limit in accumulator_limits if limit.keys[0] in apart],
         combinations,
         tuple(choices),
     )
@@ -125,45 +124,49 @@ def _connected(choices: Choices, joined: Sequence[Sequence[str]]) -> list[list[s
     return list(components.values())
 
 
-class _Part:
-    """The combinations of the choices of a few groups, with their losses and costs.
+def _undominated(
+    choices: Choices,
+    surrogate: Surrogate,
+    costs: Sequence[Sequence[Term]],
+    accumulator_limits: Sequence[AccumulatorLimit],
+) -> tuple[list[Bits], NDArray[np.float64]]:
+    """The combinations of a few groups' choices that no other equals or beats, in their order, with their losses and
+    all costs (combinations, 1 + costs).
 
-    Attributes:
-        points: the combinations that fit the terms of all costs and the limits of accumulators.
-        losses: (points,) of each.
-        costs: for every cost, (points,).
+    Args:
+        choices: of the groups, which nothing joins to others.
     """
+    shape = tuple(len(of_key) for of_key in choices.values())
 
-    def __init__(
-        self,
-        choices: Choices,
-        surrogate: Surrogate,
-        costs: Sequence[Sequence[Term]],
-        accumulator_limits: Sequence[AccumulatorLimit],
-    ) -> None:
-        within = [[term for term in terms if term.keys[0] in choices] for terms in costs]
-        limits = [limit for limit in accumulator_limits if limit.keys[0] in choices]
-        gates = {key: gate for gate, keys in surrogate.gates.items() for key in keys}
-        losses = {key: surrogate.losses[key] for key in choices if key in surrogate.losses}
-        self.points: list[dict[str, int]] = []
-        rows: list[list[float]] = []
-        for combination in itertools.product(*choices.values()):
-            point = dict(zip(choices, combination, strict=True))
-            found = [math.fsum(term(point) for term in terms) for terms in within]
-            if math.inf in found or any(sum(point[k] for k in limit.keys) > limit.bits for limit in limits):
-                continue
-            lost = (by[point[key]] for key, by in losses.items() if point.get(gates.get(key, "")) != FLOAT)
-            self.points.append(point)
-            rows.append([math.fsum(lost), *found])
-        columns: NDArray[np.float64] = np.array(rows).reshape(len(rows), 1 + len(costs)).T
-        self.losses, self.costs = columns[0], columns[1:]
+    def along(keys: Sequence[str]) -> tuple[list[Bits], list[int]]:
+        """The combinations of a few groups alone, and the shape in which what depends on them has their axes."""
+        own = [key for key in choices if key in keys]
+        points = [dict(zip(own, row, strict=True)) for row in itertools.product(*(choices[key] for key in own))]
+        return list(points), [len(choices[key]) if key in own else 1 for key in choices]
 
-    def undominated(self) -> list[int]:
-        """The indices of points that no other equals or beats in the loss and all costs, in their order; of equal
-        points the first."""
-        figures = np.stack([self.losses, *self.costs], 1)
-        kept = list[int]()
-        for row in np.lexsort((np.arange(len(figures)), *figures.T[::-1])):
-            if not (figures[kept] <= figures[row]).all(1).any():
-                kept.append(int(row))
-        return sorted(kept)
+    gates = {key: gate for gate, keys in surrogate.gates.items() for key in keys}
+    figures = np.zeros((1 + len(costs), *shape))
+    for key in choices:
+        if key in surrogate.losses:
+            gate, by_bits = gates.get(key, ""), surrogate.losses[key]
+            some, axes = along((key, gate))
+            lost = [0.0 if point.get(gate) == FLOAT else by_bits[point[key]] for point in some]
+            figures[0] += np.reshape(lost, axes)
+    for column, terms in zip(figures[1:], costs, strict=True):
+        for term in terms:
+            if term.keys[0] in choices:
+                some, axes = along(term.keys)
+                column += np.reshape([term(point) for point in some], axes)
+    for limit in accumulator_limits:
+        if not choices.keys().isdisjoint(limit.keys):
+            some, axes = along(limit.keys)
+            figures += np.reshape([0.0 if sum(point.values()) <= limit.bits else math.inf for point in some], axes)
+    rows = figures.reshape(len(figures), -1).T
+    kept = list[int]()
+    for row in np.lexsort((np.arange(len(rows)), *rows.T[::-1])):
+        if np.isfinite(rows[row, 1:]).all() and not (rows[kept] <= rows[row]).all(1).any():
+            kept.append(int(row))
+    kept.sort()
+    chosen = zip(*np.unravel_index(np.array(kept, dtype=np.int64), shape), strict=True)
+    points: list[Bits] = [{key: choices[key][i] for key, i in zip(choices, index, strict=True)} for index in chosen]
+    return points, rows[kept]

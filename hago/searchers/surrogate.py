@@ -124,7 +124,7 @@ class Surrogate(AdditiveCost):
         most: a point without overflow, whose bits limit those at each accumulator; None for the first evaluated point
             that runs.
         widest: the widest feasible point; None where it has the most bits of every group.
-        merges: whether integer programs merge groups (`merge_groups`).
+        merges: whether integer programs merge groups (`merge_groups`) and remember solutions (`Knapsack.solve`).
     """
 
     metric: str

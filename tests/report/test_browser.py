@@ -107,7 +107,7 @@ def test_the_page_fits_its_window(browser: Any, page_path: Path, tmp_path: Path,
         folder = Path(SHOTS) if SHOTS else tmp_path
         shot = folder / f"report-{width}-{scheme}.png"
         # Chromium sometimes fails to draw the whole page, which is tall, on a busy machine
-        tab.screenshot(path=str(shot), full_page=SHOTS is not None)
+        tab.screenshot(path=str(shot), full_page=bool(SHOTS))
         assert shot.stat().st_size > 20_000
         dark = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, dark[4:-1].split(","))) < 200) == (scheme == "dark")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from networks import Uneven, images, randomized
 import hago
 from hago.errors import LogError
 from hago.search import replay, session
-from hago.search.redundancy import prune_redundant_choices
 
 DATA = [images(16, 3, 8, 8)]
 HOW: dict[str, Any] = {
@@ -30,14 +28,10 @@ def searched(log: Path, **others: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def without(prepared: Any, *args: Any) -> Any:
-    return replace(prune_redundant_choices(prepared, *args), merges_groups=False)
-
-
 def test_an_earlier_log_goes_on_as_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, new = tmp_path / "earlier.jsonl", tmp_path / "new.jsonl"
     with monkeypatch.context() as patched:
-        patched.setattr(session, "prune_redundant_choices", without)
+        patched.setattr(session, "merges_groups", lambda logged: False)
         before, *trials = searched(log)
     assert "merged_groups" not in before["settings"]
     merged, *others = searched(new)
@@ -61,14 +55,15 @@ def test_replays_of_earlier_logs_merge_no_groups(tmp_path: Path, monkeypatch: py
     log = tmp_path / "log.jsonl"
     searched(log, effort="good")
     seen: list[bool] = []
-    pruned = replay.prune_redundant_choices
+    find = replay.find_starting_point
 
-    def watched(*args: Any) -> Any:
-        found = pruned(*args)
-        seen.append(found.merges_groups)
-        return found
+    def watched(searcher: Any, refines: Any, scorer: Any, **how: Any) -> Any:
+        start = find(searcher, refines, scorer, **how)
+        assert start.surrogate is not None
+        seen.append(start.surrogate.merges)
+        return start
 
-    monkeypatch.setattr(replay, "prune_redundant_choices", watched)
+    monkeypatch.setattr(replay, "find_starting_point", watched)
     model = randomized(Uneven(), seed=3).eval()
     hago.replay(model, "x86_vnni", log, DATA)
     header, *rest = log.read_text().splitlines()

@@ -52,7 +52,7 @@ def random_surrogate(seed: int) -> tuple[Space, Surrogate]:
     return space, Surrogate("size", losses, random_terms(rng, space), constant=float(rng.randint(0, 100)))
 
 
-@pytest.fixture(params=[1024, 40, 1], ids=["merged", "some merged", "apart"])
+@pytest.fixture(params=[512, 40, 1], ids=["merged", "some merged", "apart"])
 def most_combinations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Groups are merged where they have so few combinations."""
     monkeypatch.setattr(merged_groups, "_MOST_COMBINATIONS", request.param)
@@ -179,6 +179,36 @@ def test_merged_groups_hold_every_point_that_no_other_beats(seed: int) -> None:
         assert any(all(a <= b * (1 + 1e-12) for a, b in zip(f, mine, strict=True)) for f in left.values())
 
 
+def test_what_joins_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terms of any cost, gates and accumulators do, next to each other in the space or not, up to a number."""
+    space = make_space({f"{key}:0": (8, 4) for key in "abcdefg"})
+    choices = {key: group.choices for key, group in space.groups.items()}
+
+    def term(*keys: str) -> Term:
+        return Term(keys, {bits: float(sum(bits)) for bits in itertools.product((8, 4), repeat=len(keys))})
+
+    surrogate = Surrogate(
+        "size",
+        {key: {8: 0.0, 4: 1.0} for key in choices},
+        [term("a:0", "c:0")],
+        constraints=[CostConstraint("other", [term("b:0", "d:0")], 0.0, 12.0)],
+        gates={"e:0": ("f:0",)},
+    )
+    merged = merge_groups(choices, surrogate, [AccumulatorLimit(("f:0", "g:0"), 12)])
+    assert {key: set(points[0]) for key, points in merged.combinations.items()} == {
+        "a:0": {"a:0", "c:0"},
+        "b:0": {"b:0", "d:0"},
+        "e:0": {"e:0", "f:0", "g:0"},
+    }
+    assert list(merged.bits({"e:0": 0, "b:0": 0, "a:0": 0})) == list(choices)
+    picked = Knapsack(space, surrogate).solve(16.0)
+    assert picked is not None and picked.bits["b:0"] + picked.bits["d:0"] == 12
+    monkeypatch.setattr(merged_groups, "_MOST_COMBINATIONS", 4)
+    few = merge_groups(choices, surrogate, [AccumulatorLimit(("f:0", "g:0"), 12)])
+    assert set(few.combinations) == {"a:0", "b:0"} and few.choices["g:0"] == (8, 4)
+    assert set(few.surrogate.gates) == {"e:0"} and len(few.accumulator_limits) == 1
+
+
 def test_of_equal_combinations_the_first_choice_is_left() -> None:
     """A node that is float loses nothing and costs the same at any bits of its weight: it keeps the most."""
     space = make_space({"n:1": (8, 6, 4), "k:0": (INTEGER, FLOAT)})
@@ -211,6 +241,8 @@ def test_a_limit_that_a_solution_keeps_is_not_solved_again(monkeypatch: pytest.M
 
 
 def test_merged_groups_without_a_combination_have_no_solution() -> None:
+    alone = make_space({"a:0": (8, 7)})
+    assert Knapsack(alone, Surrogate("", {}, ()), [AccumulatorLimit(("a:0",), 6)]).solve(None) is None
     space = make_space({"a:0": (8, 7), "a:1": (8, 7), "b:0": (8, 4)})
     surrogate = Surrogate("", {}, [Term(("a:0", "a:1"), {(6, 6): 1.0})])
     assert Knapsack(space, surrogate).solve(None) is None
