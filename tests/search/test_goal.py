@@ -204,6 +204,7 @@ def test_a_budget_of_bytes_is_kept(tmp_path: Path) -> None:
         "refined": {"kept_aside": 16, "turns": 4, "blind": True, "chunk": 16},
         "channel_bins": CHANNEL_BINS,
         "effort": {"name": "good", "turns": 1},
+        "merged_groups": True,
     }
 
 
