@@ -19,7 +19,6 @@ from hago.arithmetic.numerics import Overflow
 from hago.correction import CorrectionPass
 from hago.graph import INPUT
 from hago.plan import Verdict
-from hago.search.objective import MOST_DB
 from hago.serialization.pictures import (
     BLUE,
     LIGHT_BLUE,
@@ -31,7 +30,7 @@ from hago.serialization.pictures import (
     plain_text,
     style_axes,
 )
-from hago.serialization.summary import Summarized, Summary, names_text
+from hago.serialization.summary import MOST_DB, Summarized, Summary, names_text
 from hago.serialization.text_table import (
     count,
     counted,

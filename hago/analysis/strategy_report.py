@@ -19,7 +19,8 @@ from hago.importing import HardwareLike, StrategyLike
 from hago.plan import Plan, WeightSizes
 from hago.runtime import IntegerModel, compare_plan_exactly
 from hago.search import Evaluator, Measurement, plan_and_batches
-from hago.search.objective import MOST_DB, named_objective
+from hago.search.objective import named_objective
+from hago.serialization.summary import measure_text
 from hago.serialization.text_table import counted, table
 from hago.simulation import Simulator
 
@@ -113,7 +114,7 @@ def figure_cells(figures: Mapping[str, Any]) -> tuple[str, str, str, str]:
         "-" if accuracy is None else f"{100 * accuracy:.2f} %",
         "-" if low is None else f"{100 * low:.2f} to {100 * high:.2f} %",
         f"{100 * figures['agreement']:.2f} %",
-        "exact" if figures["sqnr"] >= MOST_DB else f"{figures['sqnr']:.2f}",
+        measure_text("sqnr", figures["sqnr"]).removesuffix(" dB"),
     )
 
 

@@ -7,6 +7,8 @@ const $ = (id) => document.getElementById(id);
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 const NONE = "–";
 const MINUS = "−";
+// the largest SQNR, which is that of outputs without noise
+const MOST_DB = 200;
 const T = R.trials;
 const FRONT = new Set(T ? T.front : []);
 const LEFT_OUT = "left out of this page, since the log is long";
@@ -77,7 +79,7 @@ function digits(value, count = 4) {
 const signed = (value, text) => `${value < 0 ? MINUS : ""}${text}`;
 const percent = (value, places = 1) => isMissing(value) ? NONE
   : value && Math.abs(value) < 10 ** -(places + 2) ? `< ${(10 ** -places).toFixed(places)} %` : signed(value, `${fixed(Math.abs(100 * value), places)} %`);
-const decibels = (value, places = 2) => isMissing(value) ? NONE : signed(value, `${fixed(Math.abs(value), places)} dB`);
+const decibels = (value, places = 2) => isMissing(value) ? NONE : value >= MOST_DB ? "exact" : signed(value, `${fixed(Math.abs(value), places)} dB`);
 function scaled(value, units, count = 4) {
   const [size, name] = units.find(([from]) => Math.abs(value) >= from) || units[units.length - 1];
   return `${general(value / size, count)} ${name}`;
@@ -105,6 +107,10 @@ function figureText(name, value) {
 }
 const SHARES = ["sim_acc", "agreement"];
 const measured = (value) => figureText(R.measure.name, value);
+function measuredRange(low, high) {
+  const [from, to] = [measured(low), measured(high)];
+  return from === "exact" && to === from ? to : `${from} to ${to}`;
+}
 function shift(value, name) {
   if (isMissing(value)) return NONE;
   const sign = value >= 0 ? "+" : MINUS, size = Math.abs(value);
@@ -222,7 +228,7 @@ function renderTrialOnly() {
   const i = state.a.trial, bits = bitsOf(state.a);
   place.replaceChildren(
     element("p", { class: "note" }, `Trial ${i} is shown with its bits and costs. What needs its thresholds (errors, scales, overflow) is there for the points that are shown in full.`),
-    facts([[R.measure.title + SEARCHED, `${measured(T.value[i])}${T.low[i] === null ? "" : ` (95 %: ${measured(T.low[i])} to ${measured(T.high[i])})`}`],
+    facts([[R.measure.title + SEARCHED, `${measured(T.value[i])}${T.low[i] === null ? "" : ` (95 %: ${measuredRange(T.low[i], T.high[i])})`}`],
       ...R.costs.filter((cost) => cost.name in T.costs).map((cost) => [cost.title, amount(cost, T.costs[cost.name][i])]),
       ["bits", bits === null ? LEFT_OUT : bitsText(bits)],
       ["state", stateOf(i)], ["asked because", T.why[T.reason[i]]]]));
@@ -366,7 +372,7 @@ function follow(plot) {
 function tell(plot, i) {
   plot.told = i;
   if (i === null || i === undefined) { plot.readout.replaceChildren("Point at a dot to see its bits."); return; }
-  const interval = T.low[i] === null ? "" : ` (95 %: ${measured(T.low[i])} to ${measured(T.high[i])})`;
+  const interval = T.low[i] === null ? "" : ` (95 %: ${measuredRange(T.low[i], T.high[i])})`;
   const costs = Object.keys(T.costs).filter((name) => name === state.front || name === T.front_cost || name === "effective_bits");
   const hidden = underneath(plot, i);
   const also = hidden.length ? ` At the same place: ${hidden.slice(0, 6).map((j) => `trial ${j}`).join(", ")}${hidden.length > 6 ? ` and ${hidden.length - 6} more` : ""}.` : "";
@@ -626,7 +632,7 @@ function overview(point) {
 function errorPart(node) {
   const made = [element("h4", {}, "Error")];
   if (node.sqnr === null) { made.push(element("p", { class: "soft" }, "Not measured.")); return [...made, facts([["runs in", node.runs], ["because", node.reason]])]; }
-  made.push(facts([["SQNR", node.sqnr >= 200 ? "exact" : decibels(node.sqnr, 1)], ["own error alone", node.own_sqnr === null || node.own_sqnr >= 200 ? "none" : decibels(node.own_sqnr, 1)],
+  made.push(facts([["SQNR", decibels(node.sqnr, 1)], ["own error alone", node.own_sqnr === null || node.own_sqnr >= MOST_DB ? "none" : decibels(node.own_sqnr, 1)],
     ["blame", node.blame ? `${percent(node.blame)} of the outputs' error, estimated on ${pointOf(state.a).inside_samples} samples` : "none"], ["runs in", node.runs], ["because", node.reason],
     ["integers", node.runs === "integer" ? `${node.differing} of ${amount({ unit: "" }, node.compared)} values differ from the simulation` : ""]]));
   const causes = Object.entries(node.causes).sort((x, y) => y[1] - x[1]);

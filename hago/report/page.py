@@ -27,7 +27,7 @@ from hago.errors import HagoError
 from hago.report.amounts import cost_figure, cost_text, size_text, sizes_text
 from hago.report.document import Report
 from hago.serialization.json_text import replace_file
-from hago.serialization.summary import measure_name, measure_text
+from hago.serialization.summary import measure_name, measure_text, range_text
 from hago.serialization.text_table import count, counted
 
 #: The characters of JSON that HTML, or JavaScript before 2019, reads otherwise, as JSON writes them escaped.
@@ -207,8 +207,7 @@ def _interval(ends: Any, name: str) -> str:
     """An interval of a measure; a dash where it is missing or open."""
     if not ends or ends[0] is None or ends[1] is None:
         return NONE
-    low, high = (_minus(measure_text(name, end)) for end in ends)
-    return f"{low.partition(' ')[0]} to {high}"
+    return " to ".join(map(_minus, range_text(name, ends).split(" to ")))
 
 
 def _shift(value: float | None, name: str) -> str:

@@ -24,7 +24,7 @@ from hago.report.document import (
     Verdict,
 )
 from hago.report.goals import keeps, least_of, limit_text, number_text
-from hago.serialization.summary import measure_text, names_text
+from hago.serialization.summary import MOST_DB, measure_text, names_text, range_text
 from hago.serialization.text_table import counted
 
 #: The bits that the answer on fewer bits is about, where the log has them.
@@ -190,11 +190,13 @@ def _on_data(verdict: Verdict, before_corrections: str) -> str:
     sqnr = f"the outputs have an SQNR of {_figure('sqnr', after['sqnr'])}{before_corrections}"
     if not _is_known(after["sqnr"]):
         sqnr = "the SQNR of the outputs is not measured"
+    elif after["sqnr"] >= MOST_DB:
+        sqnr = "the outputs are exactly those in float"
     if "sim_acc" not in after or paired is None:
         if not _is_known(after.get("agreement")):
             return f"{where}, {sqnr}."
         ends = after.get("agreement_interval")
-        sure = f" (95 % interval: {_ends('agreement', ends)})" if ends and all(map(_is_known, ends)) else ""
+        sure = f" (95 % interval: {range_text('agreement', ends)})" if ends and all(map(_is_known, ends)) else ""
         agreed = _figure("agreement", after["agreement"])
         return f"{where}, {sqnr}, and in {agreed} of them the largest output is the same as in float{sure}."
     return (
@@ -225,11 +227,6 @@ def _is_known(value: float | None) -> TypeGuard[float]:
 def _figure(measure: str, value: float | None) -> str:
     """A value of a measure with its unit, or that it was not measured."""
     return measure_text(measure, value) if _is_known(value) else _NOT_MEASURED
-
-
-def _ends(measure: str, ends: Sequence[float]) -> str:
-    low, high = (measure_text(measure, end) for end in ends)
-    return f"{low.partition(' ')[0]} to {high}"
 
 
 def _against_one_shot(point: Point, told: Told) -> tuple[str, bool]:

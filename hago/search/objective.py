@@ -24,10 +24,8 @@ from torch.nn import functional as F
 
 from hago.data import Batches, are_whole
 from hago.errors import DataError, HagoError, did_you_mean, warn
+from hago.serialization.summary import MOST_DB
 from hago.serialization.text_table import counted
-
-#: The largest SQNR that is reported, in dB; also where there is no noise at all.
-MOST_DB: Final = 200.0
 
 #: Units of objectives.
 Unit = Literal["", "dB", "share"]

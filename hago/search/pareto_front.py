@@ -20,7 +20,6 @@ from hago.cost import METRICS, amount_text
 from hago.errors import LogError
 from hago.plan import Strategy
 from hago.search.goal import FRONT_COST
-from hago.search.objective import MOST_DB
 from hago.search.scoring import GoalScorer
 from hago.serialization.json_text import (
     canonical,
@@ -51,6 +50,7 @@ from hago.serialization.summary import (
     measure_name,
     measure_text,
     number_values,
+    range_text,
 )
 from hago.serialization.text_table import BYTE_UNITS, counted, table, unit_of
 from hago.study import Score, Trial, TrialFront
@@ -156,22 +156,15 @@ class ParetoFront(Summarized):
         return amount_text(self.cost, value) if self.cost in METRICS else f"{self.cost} {value:.6g}"
 
     def __str__(self) -> str:
-        rows = [(str(p.trial), self._cost_text(p), self._score_text(p), self._interval_text(p)) for p in self]
+        rows = [(str(p.trial), self._cost_text(p), self._score_text(p), self._range_text(p)) for p in self]
         titles = ("trial", self.cost, measure_name(self.measure), "95 % interval")
         return "\n".join(table(titles, rows, right=titles[:3]))
 
     def _score_text(self, point: FrontPoint) -> str:
-        return "exact" if self._is_exact(point) else measure_text(self.measure, point.score)
+        return measure_text(self.measure, point.score)
 
-    def _is_exact(self, point: FrontPoint) -> bool:
-        """Whether its outputs are those of the float model, as where all nodes are float."""
-        return self.measure == "sqnr" and point.score >= MOST_DB
-
-    def _interval_text(self, point: FrontPoint) -> str:
-        if point.interval is None or self._is_exact(point):
-            return "-"
-        low, high = (measure_text(self.measure, end) for end in point.interval)
-        return f"{low.partition(' ')[0]} to {high}"
+    def _range_text(self, point: FrontPoint) -> str:
+        return "-" if point.interval is None else range_text(self.measure, point.interval)
 
     def to_frame(self) -> Any:
         """The points as a data frame of pandas: the measure with its interval, all costs and all results, by trial.

@@ -142,6 +142,8 @@ def proofs_text(verdicts: Mapping[str, str]) -> str:
     return f"{text}; possible at {names_text(possible)}" if possible else text
 
 
+#: The largest SQNR that is reported, in dB; also where there is no noise at all.
+MOST_DB: Final = 200.0
 #: The measures in results: their names in words, a factor and the unit.
 _MEASURES: Final[Mapping[str, tuple[str, float, str]]] = {
     "sim_acc": ("accuracy", 100.0, "%"),
@@ -164,11 +166,18 @@ def measure_axis(key: str) -> tuple[str, float]:
 
 
 def measure_text(key: str, value: float) -> str:
-    """A value of a measure with its unit: `98.50 %`, `30.82 dB`; of a user's own objective the number."""
+    """A value of a measure with its unit: `98.50 %`, `30.82 dB`, or `exact` for outputs without noise; of a user's own
+    objective the number."""
     if key not in _MEASURES:
         return f"{value:.6g}"
     _, factor, unit = _MEASURES[key]
-    return f"{factor * value:.2f} {unit}"
+    return "exact" if unit == "dB" and value >= MOST_DB else f"{factor * value:.2f} {unit}"
+
+
+def range_text(key: str, ends: Sequence[float]) -> str:
+    """An interval of a measure with its unit: `97.12 to 98.50 %`."""
+    low, high = (measure_text(key, end) for end in ends)
+    return high if low == high == "exact" else f"{low.partition(' ')[0]} to {high}"
 
 
 def figures_text(figures: Any) -> str:

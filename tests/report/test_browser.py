@@ -306,7 +306,7 @@ def test_a_figure_has_one_text_wherever_it_is_shown(
             cells, facts = dict(zip(titles, row, strict=True)), tab.evaluate(FACTS, index)
             told = next(text for name, text in facts.items() if " on the calibration data" in name)
             value, interval = told.removesuffix(")").split(" (95 %: ")
-            assert value == cells[titles[1]] and interval.split(" to ")[1] == cells[titles[2]].split(" to ")[1]
+            assert value == cells[titles[1]] and interval.split(" to ")[-1] == cells[titles[2]].split(" to ")[-1]
             for name in names:
                 title = cost_figure(name).title
                 assert facts[title] == cells[title], (name, index)

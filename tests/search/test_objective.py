@@ -17,8 +17,9 @@ from toys import SCHEMAS
 from hago.errors import DataError, HagoError
 from hago.qat.losses import LOSSES
 from hago.search.intervals import paired_interval, wilson_interval
-from hago.search.objective import MOST_DB, OBJECTIVES, decibels, named_objective
+from hago.search.objective import OBJECTIVES, decibels, named_objective
 from hago.search.objective import cross_entropy_probe as gradient_of_cross_entropy
+from hago.serialization.summary import MOST_DB
 
 
 def value(name: str, reference: Tensor, outputs: Tensor, labels: Tensor | None = None) -> float:

@@ -14,8 +14,9 @@ from building import residual_block, seeded
 import hago
 from hago.errors import HagoError, LogError
 from hago.search.intervals import jackknife_interval, quick_interval
-from hago.search.objective import MOST_DB, OBJECTIVES
+from hago.search.objective import OBJECTIVES
 from hago.search.pareto_front import ParetoFront, load_front
+from hago.serialization.summary import MOST_DB
 from hago.study.log import read_log
 
 DATA = [(seeded(8, 3, 8, 8), torch.arange(8) % 5)]
@@ -55,7 +56,7 @@ def test_a_point_with_the_outputs_of_the_float_model_is_exact(
 ) -> None:
     front = searched[0]
     exact = replace(front[-1], score=MOST_DB, interval=(MOST_DB, MOST_DB))
-    assert str(replace(front, points=(front[0], exact))).splitlines()[-1].split()[-2:] == ["exact", "-"]
+    assert str(replace(front, points=(front[0], exact))).splitlines()[-1].split()[-2:] == ["exact", "exact"]
     of_accuracy = replace(front, measure="sim_acc", points=(replace(exact, score=1.0),))
     assert "exact" not in str(of_accuracy)
 
