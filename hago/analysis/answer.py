@@ -499,8 +499,10 @@ def answer_for_search(
     prepared = outcome.prepared
     resolver, batches = stored_resolver(prepared.graph, prepared.hardware, outcome.strategy), prepared.batches.whole
     known: dict[str, Known] = {}
-    if not isinstance(made, str) and (objective is None or objective.name == made.evaluator.objective.name):
-        known = {CALIBRATION: _known(made)} if batches is prepared.batches else {}  # measured on all samples
+    if not isinstance(made, str):
+        is_of_objective = objective is None or objective.name == made.evaluator.objective.name
+        if is_of_objective and batches is prepared.batches:  # one shot was measured on all samples
+            known[CALIBRATION] = _known(made)
     plan = made if isinstance(made, str) else made.quantizer.plan
     data = data_sets(batches.observed(steps.on_batch), outcome.held_out)
     return answer_for(resolver, outcome.strategy, plan, data, steps, objective, known)

@@ -103,7 +103,7 @@ def merge_groups(
     return MergedGroups(
         merged,
         replace(surrogate, losses=losses, terms=own, constraints=constraints, gates=gates),
-        [limit for limit in accumulator_limits if limit.keys[0] in apart],
+        [limit for limit in accumulator_limits if not apart.isdisjoint(limit.keys)],
         combinations,
         tuple(choices),
     )

@@ -53,14 +53,14 @@ def random_surrogate(seed: int) -> tuple[Space, Surrogate]:
 
 
 @pytest.fixture(params=[512, 40, 1], ids=["merged", "some merged", "apart"])
-def most_combinations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def most_combinations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups are merged where they have so few combinations."""
     monkeypatch.setattr(merged_groups, "_MOST_COMBINATIONS", request.param)
-    return int(request.param)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_program_finds_the_best_of_all_points(seed: int, most_combinations: int) -> None:
+@pytest.mark.usefixtures("most_combinations")
+def test_the_program_finds_the_best_of_all_points(seed: int) -> None:
     space, surrogate = random_surrogate(seed)
     every = points(space)
     program = Knapsack(space, surrogate)
@@ -76,7 +76,8 @@ def test_the_program_finds_the_best_of_all_points(seed: int, most_combinations: 
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_float_nodes_do_not_lose(seed: int, most_combinations: int) -> None:
+@pytest.mark.usefixtures("most_combinations")
+def test_what_float_nodes_do_not_lose(seed: int) -> None:
     """Nodes that may be float lose nothing then; float weights cost more, and operations of float operands most."""
     rng = random.Random(seed)
     space, plain = random_surrogate(seed)
@@ -104,7 +105,8 @@ def test_what_float_nodes_do_not_lose(seed: int, most_combinations: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_limits_of_two_costs(seed: int, most_combinations: int) -> None:
+@pytest.mark.usefixtures("most_combinations")
+def test_limits_of_two_costs(seed: int) -> None:
     space, surrogate = random_surrogate(seed)
     rng, every = random.Random(seed + 100), points(space)
     other = CostConstraint("other", random_terms(rng, space), 7.0, math.inf)
@@ -125,7 +127,8 @@ def test_limits_of_two_costs(seed: int, most_combinations: int) -> None:
         assert program.solve(None, {"other": min(map(other.cost, every)) * 0.9}) is None
 
 
-def test_limits_that_no_point_is_expected_to_keep_are_ignored(most_combinations: int) -> None:
+@pytest.mark.usefixtures("most_combinations")
+def test_limits_that_no_point_is_expected_to_keep_are_ignored() -> None:
     space = make_space({"a:0": (8, 4)})
     surrogate = Surrogate("size", {"a:0": {8: 0.0, 4: 1.0}}, [Term(("a:0",), {(8,): 8.0, (4,): 4.0})])
     against = CostConstraint("other", [Term(("a:0",), {(8,): 4.0, (4,): 8.0})], 0.0, 4.0)
@@ -140,7 +143,8 @@ def test_limits_that_no_point_is_expected_to_keep_are_ignored(most_combinations:
     assert picked(4.0, None, 4.0) is None and picked(4.0, 8.0, 8.0) == {"a:0": 8}
 
 
-def test_groups_that_share_an_accumulator(most_combinations: int) -> None:
+@pytest.mark.usefixtures("most_combinations")
+def test_groups_that_share_an_accumulator() -> None:
     space = make_space({"a:0": (8, 7, 6, 5), "a:1": (8, 7, 6, 5), "b:0": (8, 4)})
     losses = {"a:0": {8: 0, 7: 1, 6: 3, 5: 9}, "a:1": {8: 0, 7: 4, 6: 9, 5: 20}, "b:0": {8: 0, 4: 1}}
     program = Knapsack(space, Surrogate("", losses, ()), [AccumulatorLimit(("a:0", "a:1"), 13)])
@@ -148,7 +152,8 @@ def test_groups_that_share_an_accumulator(most_combinations: int) -> None:
     assert picked is not None and picked.bits == {"a:0": 6, "a:1": 7, "b:0": 8}
 
 
-def test_ties_go_to_the_lower_cost(most_combinations: int) -> None:
+@pytest.mark.usefixtures("most_combinations")
+def test_ties_go_to_the_lower_cost() -> None:
     space = make_space({"a:0": (8, 4)})
     surrogate = Surrogate("", {"a:0": {8: 1.0, 4: 1.0}}, [Term(("a:0",), {(8,): 2.0, (4,): 1.0})])
     picked = Knapsack(space, surrogate).solve(None)
