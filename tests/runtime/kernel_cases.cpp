@@ -10,6 +10,7 @@ extern "C" void hago_conv(const Conv* conv, const Shape* shape, const Tail* tail
 extern "C" int hago_widest_panel();
 extern "C" int hago_adds_bytes(int by_channel);
 extern "C" int hago_reads_signed();
+extern "C" int hago_winograd_channels();
 
 namespace {
 
@@ -35,7 +36,8 @@ int64_t differing(const std::vector<uint8_t>& bytes, const std::vector<int32_t>&
 
 int main(int count, char** arguments) {
   if (count < 2) {
-    std::printf("%d %d %d %d\n", hago_widest_panel(), hago_adds_bytes(0), hago_adds_bytes(1), hago_reads_signed());
+    std::printf("%d %d %d %d %d\n", hago_widest_panel(), hago_adds_bytes(0), hago_adds_bytes(1), hago_reads_signed(),
+                hago_winograd_channels());
     return 0;
   }
   std::FILE* file = std::fopen(arguments[1], "rb");

@@ -16,7 +16,15 @@ from hago.runtime.native import library as native
 from hago.runtime.native.calls import conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.requantize import AS_IS
-from hago.runtime.native.weights import Geometry, fours_that_fit, pack_for, pairs_that_fit
+from hago.runtime.native.weights import (
+    Geometry,
+    Products,
+    fours_that_fit,
+    pack,
+    pack_for,
+    pairs_that_fit,
+    winograd_weights,
+)
 from runtime.instruction_sets import INSTRUCTION_SETS, library_for
 
 SUMS = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
@@ -97,6 +105,66 @@ def test_sums_are_exact(
     for tiles in (False, True)[: 1 + (library.has_tiles and not words)]:
         found = sums_of(library.calls, x, w.to(kind), geometry, zero, tiles)
         assert torch.equal(found, exact.to(torch.int64).to(torch.int32))  # modulo 2**32
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@settings(max_examples=100, deadline=None)
+@given(
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    images=st.integers(1, 3),
+    size=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    channels=st.sampled_from([(16, 16, 1), (18, 33, 1), (64, 80, 1), (32, 1, 1), (68, 24, 2), (128, 64, 1)]),
+    dtype=st.sampled_from([torch.uint8, torch.int8]),
+    zero=st.sampled_from([0, 0, 7, 255]),
+    extreme=st.booleans(),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 2**20),
+)
+def test_sums_of_squares_of_pixels_are_exact(
+    instruction_set: str,
+    padding: tuple[int, int],
+    images: int,
+    size: tuple[int, int],
+    channels: tuple[int, int, int],
+    dtype: torch.dtype,
+    zero: int,
+    extreme: bool,
+    threads: int,
+    seed: int,
+) -> None:
+    calls = library_for(instruction_set).calls
+    assume(all(n + 2 * p >= 3 for n, p in zip(size, padding, strict=True)))
+    generator, ends = torch.Generator().manual_seed(seed), torch.iinfo(dtype)
+    x = torch.randint(ends.min, ends.max + 1, (images, channels[0], *size), generator=generator, dtype=dtype)
+    w = torch.randint(-128, 128, (channels[1], channels[0] // channels[2], 3, 3), generator=generator)
+    if extreme:
+        x = torch.where(torch.rand(x.shape, generator=generator) < 0.5, ends.max, ends.min).to(dtype)
+        w = torch.where(torch.rand(w.shape, generator=generator) < 0.5, -128, 127)
+    zero += ends.min
+    geometry = Geometry(channels[0], channels[1], channels[2], (3, 3), (1, 1), padding, (1, 1))
+    packed = pack_for(calls, w, geometry, 255, tiles=False)
+    least = calls.hago_winograd_channels()
+    assert packed.winograd == (0 < least <= channels[0] // channels[2])
+    exact = F.conv2d(x.double() - zero, w.double(), None, 1, padding, 1, channels[2])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = sums_of(calls, x, w.to(torch.int8), geometry, zero, tiles=False)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, exact.to(torch.int32))
+
+
+def test_winograd_weights_are_refused_where_four_sums_exceed_int32() -> None:
+    most = (2**31 - 1) // (4 * 255)
+    channels = most // (9 * 127)
+    fitting = torch.full((2, channels, 3, 3), 127, dtype=torch.int8)
+    points = winograd_weights(fitting)
+    assert points is not None and points.shape == (2, 16, channels) and int(points.max()) == 9 * 127
+    assert winograd_weights(F.pad(fitting, (0, 0, 0, 0, 0, 1), value=-128)) is None
+    geometry = Geometry(channels + 1, 2, 1, (3, 3), (1, 1), (1, 1), (1, 1))
+    wide = F.pad(fitting, (0, 0, 0, 0, 0, 1), value=-128)
+    assert not pack(wide, geometry, 16, Products(words=True, winograd=True), tiles=False).winograd
 
 
 def exact_pairs(weight: Tensor, most: int) -> bool:

@@ -34,6 +34,8 @@ ARM: Final = "aarch64-linux-gnu-g++"
 EMULATOR: Final = "qemu-aarch64-static"
 
 
+#: The files of convolutions.
+PARTS: Final = ("conv", "depthwise", "quick_sums", "rows", "tiles", "winograd")
 #: What reads or writes outside of an array ends the program. Checks that are calls, not code in place, and no names of
 #: lines for the debugger, compile in a third of the time.
 SANITIZED: Final = ("-fsanitize=address", "--param", "asan-instrumentation-with-call-threshold=0")
@@ -86,6 +88,7 @@ class Described:
     bytes_in_panels: int
     bytes_by_channel: int
     signed: int
+    winograd_channels: int
 
     def hago_widest_panel(self) -> int:
         return self.widest
@@ -96,6 +99,9 @@ class Described:
     def hago_reads_signed(self) -> int:
         return self.signed
 
+    def hago_winograd_channels(self) -> int:
+        return self.winograd_channels
+
 
 #: Channels, output channels, groups, kernel, stride, padding, dilation, height and width.
 CONVOLUTIONS: Final = (
@@ -103,6 +109,7 @@ CONVOLUTIONS: Final = (
     *((12, 8, 2, (3, 3), (1, 1), (1, 1), (1, 1), 6, 5), (5, 33, 1, (3, 2), (2, 1), (1, 0), (1, 2), 9, 9)),
     *((70, 70, 70, (3, 3), (1, 1), (1, 1), (1, 1), 9, 8), (40, 40, 40, (5, 5), (2, 2), (2, 2), (1, 1), 11, 20)),
     *((16, 16, 16, (3, 3), (2, 1), (2, 2), (2, 2), 8, 8), (32, 16, 1, (3, 3), (1, 1), (1, 1), (1, 1), 40, 31)),
+    *((72, 40, 2, (3, 3), (1, 1), (1, 2), (1, 1), 7, 9), (48, 20, 1, (3, 3), (1, 1), (0, 1), (1, 1), 3, 30)),
     # padding that is wider than windows, around images of one row
     *((40, 40, 40, (1, 3), (1, 1), (0, 5), (1, 1), 1, 4), (40, 40, 40, (1, 3), (1, 7), (0, 9), (1, 1), 1, 2)),
     *((16, 24, 1, (1, 3), (1, 1), (0, 5), (1, 1), 1, 4), (3, 16, 1, (2, 3), (1, 1), (4, 5), (1, 1), 2, 3)),
@@ -159,7 +166,7 @@ def test_sums_are_exact(name: str, tmp_path: Path) -> None:
     if missing:
         pytest.skip(f"built only: the processor has no {', '.join(missing)}")
     program = tmp_path / "program"
-    sources = [str(native.SOURCES / f"{part}.cpp") for part in ("conv", "depthwise", "quick_sums", "rows", "tiles")]
+    sources = [str(native.SOURCES / f"{part}.cpp") for part in PARTS]
     options = [option for option in native.OPTIONS if option not in ("-O3", "-fPIC", "-shared")]
     here = str(Path(__file__).with_name("kernel_cases.cpp"))
     command = [*target.compiler, "-O1", *options, f"-I{native.SOURCES}", here, *sources, "-o", str(program)]

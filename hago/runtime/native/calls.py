@@ -228,7 +228,7 @@ def conv_call(
     template = native.Conv(
         g.channels * size, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, code, widens,
         zero, packed.fits, packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps,
-        packed.woven,
+        packed.woven, packed.winograd,
         packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(), *(x.data_ptr() for x in packed.fours),
     )  # fmt: skip
     return ConvCall(library, template, g, epilogue, (packed.weight, offset, zeros, *packed.fours), flat)

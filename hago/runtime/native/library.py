@@ -157,6 +157,7 @@ class Conv(ctypes.Structure):
         gather: how the bytes of a window are read: `enum Gather` of cpp/conv.h.
         steps: of a window that is read in matrix tiles; 0 for no tiles.
         woven: rows of a window that tiles read at once; 0 where they do not.
+        winograd: whether weights are transformed, see `weights.winograd_weights`; the taps are then their 16 points.
         offset: by output channel, bias - zero point * sum of the weights.
         zeros: the zero points of a pixel, as products read them.
         fours, places: of weights in runs of four whose pairs fit, see `weights.Packed`; null for others.
@@ -167,6 +168,7 @@ class Conv(ctypes.Structure):
         *((name, c_int32) for name in ("stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "values")),
         ("widens", c_int32), ("zero", c_int32), ("fits", c_int32),
         *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather", "steps", "woven")),
+        ("winograd", c_int32),
         ("weight", c_void_p), ("offset", c_void_p), ("zeros", c_void_p),
         ("fours", c_void_p), ("places", c_void_p),
     ]  # fmt: skip
@@ -273,6 +275,7 @@ _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "hago_has_tiles": (),
     "hago_reads_signed": (),
     "hago_widest_panel": (),
+    "hago_winograd_channels": (),
     "hago_conv": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
     "hago_conv_max_pool": (*[c_void_p] * 6, c_int),
     "hago_rows": (c_void_p, c_void_p, c_int, c_int, c_int64, c_int64, c_int),

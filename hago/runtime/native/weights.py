@@ -42,6 +42,8 @@ VECTOR: Final = 8
 #: The most weights in runs of four whose pairs fit, zeros among them, for each weight; with more, products of words are
 #: faster.
 MOST_FOURS: Final = 1.2
+#: The matrix G of Winograd's F(2 x 2, 3 x 3), twice, so that it holds integers.
+WINOGRAD_G: Final = ((2, 0, 0), (1, 1, 1), (1, -1, 1), (0, 0, 2))
 #: How a window is read; see `_gather`.
 AT_PIXELS, IN_ROWS, IN_PATCH = range(3)
 
@@ -69,6 +71,12 @@ class Geometry:
     def by_channel(self) -> bool:
         """Whether every output channel depends on one input channel only."""
         return self.groups == self.channels == self.out_channels > 1
+
+    @property
+    def squares(self) -> bool:
+        """Whether Winograd's F(2 x 2, 3 x 3) computes it, two by two output pixels at a time."""
+        even = self.channels // self.groups % 2 == 0
+        return self.kernel == (3, 3) and self.stride == (1, 1) and self.dilation == (1, 1) and even
 
     @property
     def window(self) -> int:
@@ -116,6 +124,7 @@ class Packed:
         fits: of the `Products` that they are packed for.
         fours: of weights in runs of four, the numbers and the places that `fours_that_fit` returns for [group][panel]
             [vector of a panel][tap]. Empty for other weights.
+        winograd: whether they are those of `winograd_weights`.
     """
 
     weight: Tensor
@@ -129,6 +138,7 @@ class Packed:
     woven: int = 0
     fits: int = 0
     fours: tuple[Tensor, ...] = ()
+    winograd: bool = False
 
     def offsets(self, bias: Tensor | None, zero: int, groups: int) -> Tensor:
         """The initial values of the sums, in panels: the bias minus the zero point times the sum of the weights, modulo
@@ -190,7 +200,7 @@ class KernelConstantCache:
         def packed(weight: Tensor) -> Packed:
             return pack(rows(weight), geometry, calls.hago_widest_panel(), how, tiles)
 
-        key = (geometry, how.words, how.most, tiles, transposed)
+        key = (geometry, how.words, how.most, how.winograd, tiles, transposed)
         return replace(self.derive(weight, key, packed), fits=how.fits)
 
 
@@ -203,11 +213,13 @@ class Products:
         fits: how many sums of pairs of products of bytes are added in 16 bits; 0 where these are exact in any case, or
             where weights are split so that they are.
         most: the largest byte for which `fours_that_fit` splits weights; 0 where it does not.
+        winograd: whether `winograd_weights` transforms them, where it can.
     """
 
     words: bool
     fits: int = 0
     most: int = 0
+    winograd: bool = False
 
 
 def products_of(calls: Any, geometry: Geometry, most: int | None, fits: Callable[[int], int]) -> Products:
@@ -220,10 +232,13 @@ def products_of(calls: Any, geometry: Geometry, most: int | None, fits: Callable
     """
     if most is None:
         return Products(words=True)
-    adds = calls.hago_adds_bytes(geometry.by_channel)
+    adds, least = calls.hago_adds_bytes(geometry.by_channel), calls.hago_winograd_channels()
+    winograd = least > 0 and geometry.squares and geometry.channels // geometry.groups >= least
+    count = fits(most) if adds == native.IF_PAIRS_FIT else 0
+    if winograd and count <= 1:
+        return Products(words=True, winograd=True)
     if adds != native.IF_PAIRS_FIT:
         return Products(words=adds != native.EXACTLY)
-    count = fits(most)
     return Products(words=False, fits=count, most=0 if count else most)
 
 
@@ -246,6 +261,7 @@ def pack(weight: Tensor, geometry: Geometry, widest: int, how: Products, tiles: 
         how: the products. Weights that take many runs of four to fit are packed as words.
         tiles: whether to lay panels out for matrix tiles; of int8 only.
     """
+    points = winograd_weights(weight) if how.winograd else None
     centered, weight, tiles = weight, weight.to(torch.int16 if how.words else torch.int8), tiles and not how.words
     size = weight.element_size()
     four = 4 // size  # values in four bytes
@@ -257,6 +273,8 @@ def pack(weight: Tensor, geometry: Geometry, widest: int, how: Products, tiles: 
     panels = -(-each // panel)
     gather, woven = _gather(geometry, four), _woven(geometry) if tiles else 0
     taps = _weave(weight, woven) if woven else _by_taps(weight, geometry, gather)
+    if points is not None:
+        taps, gather = points, AT_PIXELS
     depth = -(-taps.shape[2] // four) * four
     room = torch.zeros(geometry.groups, panels * panel, taps.shape[1], depth, dtype=weight.dtype)
     room[:, :each, :, : taps.shape[2]] = taps.reshape(geometry.groups, each, taps.shape[1], -1)
@@ -269,7 +287,10 @@ def pack(weight: Tensor, geometry: Geometry, widest: int, how: Products, tiles: 
     step = depth if woven else STEP
     steps = -(-taps.shape[1] * depth // step) if tiles else 0
     laid = _tiled(room, steps, step) if steps else _paneled(room, panel, four)
-    return Packed(laid.contiguous(), sums, panel, panels, depth * size, taps.shape[1], gather, steps, woven)
+    return Packed(
+        *(laid.contiguous(), sums, panel, panels, depth * size, taps.shape[1], gather, steps, woven),
+        winograd=points is not None,
+    )
 
 
 def fours_that_fit(lanes: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -361,6 +382,23 @@ def pairs_that_fit(weight: Tensor, geometry: Geometry, most: int) -> int:
         if bool(_fits(highest, lowest, most).all()):
             return count
     return 0
+
+
+def winograd_weights(weight: Tensor) -> Tensor | None:
+    """Weights of 3 x 3 as the 16 points of Winograd's F(2 x 2, 3 x 3): GgG' of Lavin and Gray, "Fast Algorithms for
+    Convolutional Neural Networks" (2016), with `WINOGRAD_G`, so that the kernel sums up four times the result.
+
+    Args:
+        weight: integers of 8 bits, of shape (out, in / groups, 3, 3).
+
+    Returns:
+        int16 (out, point, in / groups); None if int32 does not hold four times a sum of products by bytes.
+    """
+    weight = weight.to(torch.int64)
+    if 4 * 255 * int(weight.abs().flatten(1).sum(1).max()) >= 2**31:
+        return None
+    g = torch.tensor(WINOGRAD_G)
+    return (g @ weight @ g.T).flatten(2).mT.to(torch.int16)
 
 
 def _by_taps(weight: Tensor, geometry: Geometry, gather: int) -> Tensor:

@@ -6,6 +6,7 @@
 // weights prove that they cannot (`pairs_that_fit` of weights.py) or are split so that they cannot (`fours_that_fit`).
 // Bytes of the type that products do not read have their highest bit turned, which the offset takes out again. Where no
 // product of bytes is exact, they are widened to words.
+#include "accumulate.h"
 #include "conv.h"
 
 namespace {
@@ -24,28 +25,6 @@ constexpr int MOST_ROWS = 14;  // of a tile
 #else
 constexpr int MOST_ROWS = TALLEST;
 #endif
-
-// Bytes of the weights of a panel, which come from the second cache, that are on their way to the first.
-constexpr int AHEAD = 2048;
-
-// `depth` bytes of each window by those of the weights, of which four lie side by side for every channel.
-template <int R, int Z, Type X>
-ALWAYS void accumulate(Ints (&acc)[R][Z], const uint8_t* const* x, const int8_t* w, int depth) {
-  for (int k = 0; k < depth; k += 4, w += 64 * Z) {
-    Ints b[Z];
-#pragma GCC unroll 4
-    for (int z = 0; z < Z; ++z) b[z] = load_packed(w + 64 * z);
-#pragma GCC unroll 4
-    for (int z = 0; z < Z; ++z) __builtin_prefetch(w + 64 * z + AHEAD);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      Ints a = all_packed(x[r] + k);
-      if (X == TURNED) a = turn(a);
-#pragma GCC unroll 4
-      for (int z = 0; z < Z; ++z) acc[r][z] = X == I16 ? dot_words(acc[r][z], a, b[z]) : dot_bytes(acc[r][z], a, b[z]);
-    }
-  }
-}
 
 // The same by N fours at a time, of which the sums of pairs fit 16 bits; what is left over is added one by one.
 template <int N, int R, Type X>
@@ -339,6 +318,7 @@ void by_panels(const Job& job, int first, int count, int64_t begin, int64_t end,
 #ifdef HAGO_TILES
   if (job.c.steps) return by_tiles(job, first, count, begin, end, room);
 #endif
+  if (job.c.winograd) return by_winograd(job, first, count, begin, end, room);
   if (job.c.widens || turns(job.c)) return some_panels(copied(job, begin, end, room), first, count, begin, end);
   some_panels(job, first, count, begin, end);
 }
@@ -356,8 +336,10 @@ extern "C" void hago_conv(const Conv* conv, const Shape* shape, const Tail* tail
   const Padded images(*conv, *shape, x, threads);
   const Job j(images.conv, images.shape, *tail, images.x);
   const int64_t pixels = shape->images * shape->out_height * shape->out_width;
+  int64_t part = std::max<int64_t>(1, (pixels + threads - 1) / threads);
+  if (conv->winograd) part += 2 * shape->out_width - 1 - (part - 1) % (2 * shape->out_width);  // whole squares
   // few pixels are shared out by panels
-  const int64_t block = std::max<int64_t>(1, std::min<int64_t>(block_of(images.conv, images.shape), (pixels + threads - 1) / threads));
+  const int64_t block = std::min(block_of(images.conv, images.shape), part);
   const int64_t blocks = (pixels + block - 1) / block;
   const int all = conv->panel ? conv->groups * conv->panels : 1;
   const int share = blocks >= 2 * threads || threads == 1 ? all : 1, shares = all / share;

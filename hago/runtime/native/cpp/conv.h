@@ -22,6 +22,7 @@ struct Conv {
   int32_t gather;
   int32_t steps;         // of a window that is read in matrix tiles: of 64 bytes, or of woven rows; 0 for no tiles
   int32_t woven;         // rows of a window that tiles read at once, `depth` bytes of them; 0 where they do not
+  int32_t winograd;      // whether `weight` is transformed for winograd.cpp, whose points are the taps
   const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4 bytes]; see weights.py for the others
   const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
   const uint8_t* zeros;  // `channels` (and 64 more) bytes of zero points, as products read them
@@ -33,8 +34,6 @@ struct Conv {
 // How the bytes of a window are read: tap by tap; a row of the window at once, where pixels have few channels;
 // or copied together, where nothing lies side by side.
 enum Gather : int32_t { AT_PIXELS = 0, IN_ROWS = 1, IN_PATCH = 2 };
-
-constexpr Type TURNED = TURNS_UNSIGNED ? U8 : I8;  // read with the highest bit turned
 
 struct Shape {
   int64_t images, height, width, out_height, out_width;
@@ -245,6 +244,7 @@ inline Job copied(const Job& j, int64_t begin, int64_t end, Room& room) {
 void by_channel(const Job& job, int64_t begin, int64_t end, Room& room);
 void by_panels(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room);
 void by_tiles(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room);
+void by_winograd(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room);
 
 // Output pixels whose windows stay in the cache while all panels pass over them; copies of them, for matrix tiles.
 inline int64_t block_of(const Conv& c, const Shape& s) {
@@ -252,6 +252,11 @@ inline int64_t block_of(const Conv& c, const Shape& s) {
   if (!c.panel && (c.widens || c.values == I16)) {  // rows of images, of which neighbouring blocks read some again
     const int64_t rows = (ROOM / 2 / (s.width * c.channels) - (c.kernel_h - 1) * c.dilation_h) / c.stride_h;
     return std::max(PIXELS, rows * s.out_width);
+  }
+  if (c.winograd) {  // two rows of images at a time, or whole images
+    const int64_t pairs = (s.out_height + 1) / 2, pair = (s.out_width + 1) / 2 * c.channels / c.groups * 16;
+    const int64_t some = std::max<int64_t>(1, ROOM / 2 / pair);
+    return some < pairs ? 2 * some * s.out_width : some / pairs * s.out_height * s.out_width;
   }
   return c.steps ? std::max<int64_t>(2, ROOM / (c.steps * 64 * SIDE)) * SIDE : PIXELS;
 }

@@ -18,10 +18,12 @@
 // turn           bytes with their highest bit turned: signed ones of unsigned ones less 128, and back.
 // doubling_high  (c * m + 2**30) >> 31, where it fits.
 // multiply_shift c * m / 2**n, halves up, n from 32 to 62.
+// quarter        a / 4, where it is whole.
 // shift_away     h / 2**n, halves away from zero, n from 0 to 31.
 // widen_32       32 bytes to words, less a zero point.
 //
 // Vec            what one instruction works on: all lanes or a part of them, or WORDS words.
+// widen_vec      WORDS bytes as words.
 // dot_vec        dot_words of a part.
 // interleave     word i of a beside word i of b: of every eight, the first four in `first`, the others in `second`.
 // put_in_order   takes sums of such pairs apart again.

@@ -19,6 +19,7 @@ ALWAYS Ints load_packed(const void* at) {
 
 ALWAYS Ints add(Ints a, Ints b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 ALWAYS Ints subtract(Ints a, Ints b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
+ALWAYS Ints quarter(Ints a) { return {_mm256_srai_epi32(a.low, 2), _mm256_srai_epi32(a.high, 2)}; }
 ALWAYS Ints larger(Ints a, Ints b) { return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)}; }
 ALWAYS Ints smaller(Ints a, Ints b) { return {_mm256_min_epi32(a.low, b.low), _mm256_min_epi32(a.high, b.high)}; }
 ALWAYS Floats larger(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
@@ -116,6 +117,11 @@ ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) {
 ALWAYS Vec load_vec(const void* at) { return _mm256_loadu_si256((const __m256i*)at); }
 ALWAYS void store_vec(void* at, Vec q) { _mm256_storeu_si256((__m256i*)at, q); }
 ALWAYS Vec add_vec(Vec a, Vec b) { return _mm256_add_epi32(a, b); }
+ALWAYS Vec all_words(int16_t v) { return _mm256_set1_epi16(v); }
+ALWAYS Vec add_words(Vec a, Vec b) { return _mm256_add_epi16(a, b); }
+ALWAYS Vec subtract_words(Vec a, Vec b) { return _mm256_sub_epi16(a, b); }
+ALWAYS Vec widen_vec(const uint8_t* at) { return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)at)); }
+ALWAYS Vec widen_vec(const int8_t* at) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)at)); }
 ALWAYS void interleave(Vec a, Vec b, Vec& first, Vec& second) {
   first = _mm256_unpacklo_epi16(a, b);
   second = _mm256_unpackhi_epi16(a, b);

@@ -23,6 +23,7 @@ ALWAYS Ints load_packed(const void* at) {
 
 ALWAYS Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 ALWAYS Ints subtract(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
+ALWAYS Ints quarter(Ints a) { return _mm512_srai_epi32(a, 2); }
 ALWAYS Ints larger(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
 ALWAYS Ints smaller(Ints a, Ints b) { return _mm512_min_epi32(a, b); }
 ALWAYS Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
@@ -145,6 +146,11 @@ ALWAYS Vec load_vec(const void* at) { return _mm512_loadu_si512(at); }
 ALWAYS void store_vec(void* at, Vec q) { _mm512_storeu_si512(at, q); }
 ALWAYS Vec add_vec(Vec a, Vec b) { return _mm512_add_epi32(a, b); }
 ALWAYS Vec dot_vec(Vec sum, Vec a, Vec b) { return dot_words(sum, a, b); }
+ALWAYS Vec all_words(int16_t v) { return _mm512_set1_epi16(v); }
+ALWAYS Vec add_words(Vec a, Vec b) { return _mm512_add_epi16(a, b); }
+ALWAYS Vec subtract_words(Vec a, Vec b) { return _mm512_sub_epi16(a, b); }
+ALWAYS Vec widen_vec(const uint8_t* at) { return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)at)); }
+ALWAYS Vec widen_vec(const int8_t* at) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)at)); }
 ALWAYS void interleave(Vec a, Vec b, Vec& first, Vec& second) {
   first = _mm512_unpacklo_epi16(a, b);
   second = _mm512_unpackhi_epi16(a, b);

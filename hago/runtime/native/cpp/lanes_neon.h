@@ -25,6 +25,7 @@ ALWAYS Ints load_packed(const void* at) {
 
 ALWAYS Ints add(Ints a, Ints b) { return by_parts<Ints>([&](int i) { return vaddq_s32(a.part[i], b.part[i]); }); }
 ALWAYS Ints subtract(Ints a, Ints b) { return by_parts<Ints>([&](int i) { return vsubq_s32(a.part[i], b.part[i]); }); }
+ALWAYS Ints quarter(Ints a) { return by_parts<Ints>([&](int i) { return vshrq_n_s32(a.part[i], 2); }); }
 ALWAYS Ints larger(Ints a, Ints b) { return by_parts<Ints>([&](int i) { return vmaxq_s32(a.part[i], b.part[i]); }); }
 ALWAYS Ints smaller(Ints a, Ints b) { return by_parts<Ints>([&](int i) { return vminq_s32(a.part[i], b.part[i]); }); }
 ALWAYS Floats larger(Floats a, Floats b) {
@@ -114,6 +115,15 @@ ALWAYS Vec dot_vec(Vec sum, Vec a, Vec b) {
 ALWAYS Ints dot_words(Ints sum, Ints a, Ints b) {
   return by_parts<Ints>([&](int i) { return dot_vec(sum.part[i], a.part[i], b.part[i]); });
 }
+ALWAYS Vec all_words(int16_t v) { return vreinterpretq_s32_s16(vdupq_n_s16(v)); }
+ALWAYS Vec add_words(Vec a, Vec b) {
+  return vreinterpretq_s32_s16(vaddq_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
+}
+ALWAYS Vec subtract_words(Vec a, Vec b) {
+  return vreinterpretq_s32_s16(vsubq_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
+}
+ALWAYS Vec widen_vec(const uint8_t* at) { return vreinterpretq_s32_u16(vmovl_u8(vld1_u8(at))); }
+ALWAYS Vec widen_vec(const int8_t* at) { return vreinterpretq_s32_s16(vmovl_s8(vld1_s8(at))); }
 ALWAYS void interleave(Vec a, Vec b, Vec& first, Vec& second) {
   const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
   first = vreinterpretq_s32_s16(vzip1q_s16(x, y));

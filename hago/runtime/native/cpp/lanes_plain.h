@@ -22,6 +22,7 @@ ALWAYS Ints load_packed(const void* at) {
 typedef uint32_t Unsigned __attribute__((vector_size(64)));
 ALWAYS Ints add(Ints a, Ints b) { return (Ints)((Unsigned)a + (Unsigned)b); }
 ALWAYS Ints subtract(Ints a, Ints b) { return (Ints)((Unsigned)a - (Unsigned)b); }
+ALWAYS Ints quarter(Ints a) { return a >> 2; }
 ALWAYS Ints larger(Ints a, Ints b) { return a > b ? a : b; }
 ALWAYS Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
 ALWAYS Floats larger(Floats a, Floats b) { return a > b ? a : b; }
@@ -83,6 +84,15 @@ ALWAYS void store_vec(void* at, Vec q) { std::memcpy(at, &q, sizeof(q)); }
 ALWAYS Vec add_vec(Vec a, Vec b) { return add(a, b); }
 ALWAYS Vec dot_vec(Vec sum, Vec a, Vec b) { return dot_words(sum, a, b); }
 typedef int16_t Halves __attribute__((vector_size(64)));
+ALWAYS Vec all_words(int16_t v) { return (Vec)(v - Halves{}); }
+ALWAYS Vec add_words(Vec a, Vec b) { return (Vec)((Halves)a + (Halves)b); }
+ALWAYS Vec subtract_words(Vec a, Vec b) { return (Vec)((Halves)a - (Halves)b); }
+template <typename T>
+ALWAYS Vec widen_vec(const T* at) {
+  Halves v;
+  for (int i = 0; i < 2 * LANES; ++i) v[i] = at[i];
+  return (Vec)v;
+}
 ALWAYS void interleave(Vec a, Vec b, Vec& first, Vec& second) {
   const Halves x = (Halves)a, y = (Halves)b;
   first = (Ints)__builtin_shuffle(x, y, Halves{0,  32, 1,  33, 2,  34, 3,  35, 8,  40, 9,  41, 10, 42, 11, 43,
