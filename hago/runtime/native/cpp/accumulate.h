@@ -26,3 +26,16 @@ ALWAYS void accumulate(Ints (&acc)[R][Z], const uint8_t* const* x, const int8_t*
     }
   }
 }
+
+#ifdef HAGO_PAIRS
+// The same of words, for the first eight channels of a panel.
+template <int R>
+ALWAYS void accumulate_half(Ints (&acc)[R][1], const uint8_t* const* x, const int8_t* w, int depth) {
+  for (int k = 0; k < depth; k += 4, w += 64) {
+    const Vec b = load_vec(w);
+    __builtin_prefetch(w + AHEAD);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) acc[r][0].low = dot_vec(acc[r][0].low, all_packed(x[r] + k).low, b);
+  }
+}
+#endif

@@ -81,8 +81,11 @@ ALWAYS void accumulate_fours(Ints (&acc)[R][1], const uint8_t* const* x, const i
 }
 #endif
 
-template <int R, int Z, Type X>
+template <int R, int Z, Type X, bool HALF>
 ALWAYS void accumulate_any(Ints (&acc)[R][Z], const uint8_t* const* x, const int8_t* w, int depth, int fits) {
+#ifdef HAGO_PAIRS
+  if constexpr (HALF) return accumulate_half<R>(acc, x, w, depth);
+#endif
   if constexpr (DOTS_BYTES == IF_PAIRS_FIT && X != I16) {
     if (fits == 1) accumulate_pairs<1, R, X>(acc, x, w, depth);
     else if (fits == 2) accumulate_pairs<2, R, X>(acc, x, w, depth);
@@ -137,8 +140,9 @@ struct Pixels {
   }
 };
 
-// One panel of output channels, R pixels by 16 * Z channels at a time.
-template <int R, int Z, Type X>
+// One panel of output channels, R pixels by 16 * Z channels at a time; HALF: of words, by the first 8, where there are no
+// more.
+template <int R, int Z, Type X, bool HALF>
 struct Panel {
   using Sums = Ints[R][Z];
   const Job& j;
@@ -250,7 +254,7 @@ struct Panel {
 #ifdef HAGO_PAIRS
     if (X == U8 && fours) return add_fours(acc, at, c.places, k, k + 1);
 #endif
-    accumulate_any<R, Z, X>(acc, at, weight + (int64_t)k * c.depth * 16 * Z, c.depth, c.fits);
+    accumulate_any<R, Z, X, HALF>(acc, at, weight + (int64_t)k * c.depth * 16 * Z, c.depth, c.fits);
   }
 
   // Tap k of a window that lies across an edge; its row and its column in the kernel, where it is a pixel.
@@ -279,9 +283,9 @@ struct Panel {
   }
 };
 
-template <int R, int Z, Type X>
+template <int R, int Z, Type X, bool HALF = false>
 void tiles(const Job& j, const Pixels& pixels, int group, int panel, int64_t begin, int64_t end) {
-  Panel<R, Z, X>(j, pixels, group, panel)(begin, end);
+  Panel<R, Z, X, HALF>(j, pixels, group, panel)(begin, end);
 }
 
 template <Type X>
@@ -299,6 +303,12 @@ void panel_of(const Job& j, const Pixels& pixels, int group, int panel, int64_t 
     default: return tiles<1, 4, X>(j, pixels, group, panel, begin, end);
   }
 #else
+#ifdef HAGO_PAIRS
+  if constexpr (X == I16) {
+    const bool half = j.c.out_channels / j.c.groups - panel * j.c.panel <= LANES / 2;
+    if (half && !few) return tiles<TALLEST, 1, X, true>(j, pixels, group, panel, begin, end);
+  }
+#endif
   if (few) return tiles<1, 1, X>(j, pixels, group, panel, begin, end);
   tiles<TALLEST, 1, X>(j, pixels, group, panel, begin, end);
 #endif

@@ -88,18 +88,19 @@ ALWAYS void store_16(T* at, Lanes q, First f) {
   store_16(there, q, All{});
   std::memcpy(at, there, f.lanes * sizeof(T));
 }
-struct ByteRange {
-  const Ints zero, low, high;
-
-  ByteRange(bool, int zero, int low, int high) : zero(all_ints(zero)), low(all_ints(low)), high(all_ints(high)) {}
-  Ints operator()(Ints c) const { return add(smaller(larger(c, low), high), zero); }
-};
 ALWAYS void store_64(uint8_t* to, Ints a, Ints b, Ints c, Ints d) {
   store_16(to, a, All{});
   store_16(to + 16, b, All{});
   store_16(to + 32, c, All{});
   store_16(to + 48, d, All{});
 }
+#ifndef HAGO_PACKS
+struct ByteRange {
+  const Ints zero, low, high;
+
+  ByteRange(bool, int zero, int low, int high) : zero(all_ints(zero)), low(all_ints(low)), high(all_ints(high)) {}
+  Ints operator()(Ints c) const { return add(smaller(larger(c, low), high), zero); }
+};
 template <int V>
 ALWAYS void store_bytes(uint8_t* to, const Ints (&q)[V], int width, const ByteRange& r) {
 #pragma GCC unroll 4
@@ -108,6 +109,7 @@ ALWAYS void store_bytes(uint8_t* to, const Ints (&q)[V], int width, const ByteRa
     else store_16(to + 16 * v, r(q[v]), First(width - 16 * v));
   }
 }
+#endif
 #endif
 
 #ifndef HAGO_PAIRS

@@ -63,6 +63,30 @@ ALWAYS void store_16(float* at, Floats v, All) {
   _mm256_storeu_ps(at + 8, v.high);
 }
 
+#define HAGO_PACKS
+struct ByteRange {
+  const __m256i zero, low, high;
+  const bool is_signed, whole;  // whole: what a byte holds
+
+  ByteRange(bool is_signed, int zero, int low, int high)
+      : zero(_mm256_set1_epi16((int16_t)zero)), low(_mm256_set1_epi16((int16_t)(low + zero))),
+        high(_mm256_set1_epi16((int16_t)(high + zero))), is_signed(is_signed),
+        whole(low + zero == (is_signed ? -128 : 0) && high + zero == (is_signed ? 127 : 255)) {}
+};
+template <int V>
+ALWAYS void store_bytes(uint8_t* to, const Ints (&q)[V], int width, const ByteRange& r) {
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v, to += 16) {
+    __m256i words = _mm256_adds_epi16(_mm256_packs_epi32(q[v].low, q[v].high), r.zero);
+    if (!r.whole) words = _mm256_min_epi16(_mm256_max_epi16(words, r.low), r.high);
+    const __m256i packed = r.is_signed ? _mm256_packs_epi16(words, words) : _mm256_packus_epi16(words, words);
+    const __m128i bytes = _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(packed, order));
+    if (width >= 16 * (v + 1)) _mm_storeu_si128((__m128i*)to, bytes);
+    else _mm_storel_epi64((__m128i*)to, bytes);
+  }
+}
+
 ALWAYS __m256i doubling_high(__m256i c, __m256i m) {
   const __m256i half = _mm256_set1_epi64x(1 << 30);
   const __m256i even = _mm256_add_epi64(_mm256_mul_epi32(c, m), half);
