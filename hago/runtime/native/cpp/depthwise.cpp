@@ -193,10 +193,16 @@ struct Slab {
 
   Slab(const Job& j, int64_t begin, int64_t last, Room& room) : Slab(j, spot(j, begin), spot(j, last), room) {}
 
-  // The first word of the window of an output pixel.
-  const int16_t* window(const Job& j, int64_t at) const {
-    const Spot p = spot(j, at);
-    return words + ((p.image * tall + p.y - top) * columns + p.x - left) * pixel;
+  // The first words of the windows of the output pixels [begin, end).
+  std::vector<const int16_t*> windows(const Job& j, int64_t begin, int64_t end) const {
+    std::vector<const int16_t*> found(end - begin);
+    for (int64_t at = begin; at < end;) {
+      const Spot p = spot(j, at);
+      const int16_t* window = words + ((p.image * tall + p.y - top) * columns + p.x - left) * pixel;
+      const int64_t until = std::min(end, at - at % j.s.out_width + j.s.out_width);
+      for (; at < until; ++at, window += j.c.stride_w * pixel) found[at - begin] = window;
+    }
+    return found;
   }
 
  private:
@@ -239,10 +245,10 @@ struct Slab {
 class Words {
  public:
   Words(const Job& j, int64_t begin, int64_t end, Room& room)
-      : j(j), begin(begin), end(end), taps(j.c.taps), twos((taps + 1) / 2), slab(j, begin, end - 1, room) {
+      : j(j), begin(begin), end(end), taps(j.c.taps), twos((taps + 1) / 2), slab(j, begin, end - 1, room),
+        windows(slab.windows(j, begin, end)) {
     for (int k = 0; k < taps; ++k)
       steps.push_back((k / j.c.kernel_w * j.c.dilation_h * slab.columns + k % j.c.kernel_w * j.c.dilation_w) * slab.pixel);
-    for (int64_t at = begin; at < end; ++at) windows.push_back(slab.window(j, at));
   }
 
   void operator()() {
@@ -266,8 +272,8 @@ class Words {
   const int64_t begin, end;
   const int taps, twos;
   const Slab slab;
-  std::vector<int64_t> steps;           // from the first word of a window to that of each tap
-  std::vector<const int16_t*> windows;  // of the pixels
+  std::vector<int64_t> steps;                 // from the first word of a window to that of each tap
+  const std::vector<const int16_t*> windows;  // of the pixels
   int block;
   alignas(64) int32_t sums[BLOCK * PIXELS];
 
