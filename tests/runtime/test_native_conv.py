@@ -164,7 +164,8 @@ def test_winograd_weights_are_refused_where_four_sums_exceed_int32() -> None:
     assert winograd_weights(F.pad(fitting, (0, 0, 0, 0, 0, 1), value=-128)) is None
     geometry = Geometry(channels + 1, 2, 1, (3, 3), (1, 1), (1, 1), (1, 1))
     wide = F.pad(fitting, (0, 0, 0, 0, 0, 1), value=-128)
-    assert not pack(wide, geometry, 16, Products(words=True, winograd=True), tiles=False).winograd
+    left = pack(wide, geometry, 16, Products(words=False, winograd=True), tiles=False)
+    assert not left.winograd and left.weight.dtype == torch.int8
 
 
 def exact_pairs(weight: Tensor, most: int) -> bool:

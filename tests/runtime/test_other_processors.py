@@ -68,7 +68,7 @@ RUN: Final = {
     "plain vectors": Target(("c++", "-march=x86-64", *SANITIZED)),
     **{
         name: Target(("c++", *SETS[name].options, *SANITIZED), (), SETS[name].flags)
-        for name in ("AVX2", "AVX2_VNNI", "AVX512_CORE_VNNI", "AVX512_CORE_AMX")
+        for name in ("AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_AMX")
     },
 }
 

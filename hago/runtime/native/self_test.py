@@ -261,8 +261,8 @@ def check_products(calls: Any) -> Verdict:
     return _verdict(cases(), "products of extreme operands")
 
 
-#: Channels, output channels, groups and width of windows: dense, in rows, depthwise, grouped.
-WINDOWS: Final = ((64, 80, 1, 1), (12, 20, 1, 3), (80, 80, 80, 3), (12, 8, 2, 3), (3, 5, 1, 3))
+#: Channels, output channels, groups and width of windows: dense, in rows, by Winograd, depthwise, grouped.
+WINDOWS: Final = ((64, 80, 1, 1), (12, 20, 1, 3), (40, 20, 1, 3), (80, 80, 80, 3), (12, 8, 2, 3), (3, 5, 1, 3))
 #: Shapes of operands: of products entry by entry, then of matrices.
 PRODUCTS: Final = (
     *(((2, 40, 3, 5), (2, 40, 1, 1)), ((700,), (700,))),

@@ -73,8 +73,8 @@ class Geometry:
         return self.groups == self.channels == self.out_channels > 1
 
     @property
-    def squares(self) -> bool:
-        """Whether Winograd's F(2 x 2, 3 x 3) computes it, two by two output pixels at a time."""
+    def fits_winograd(self) -> bool:
+        """Whether Winograd's F(2 x 2, 3 x 3) computes it. Dot products add two words, so channels are even."""
         even = self.channels // self.groups % 2 == 0
         return self.kernel == (3, 3) and self.stride == (1, 1) and self.dilation == (1, 1) and even
 
@@ -152,6 +152,12 @@ class Packed:
         return torch.cat([placed.flatten().to(torch.int32), torch.zeros(SLACK, dtype=torch.int32)])
 
 
+def _derived_bytes(pair: tuple[Tensor, Any]) -> int:
+    """The bytes of what is derived from a weight; at most, if it is not packed."""
+    weight, derived = pair
+    return derived.weight.nbytes if isinstance(derived, Packed) else 2 * weight.numel()
+
+
 class KernelConstantCache:
     """A bounded cache of packed weights, requantizations and tables of pairs of bytes.
 
@@ -160,7 +166,7 @@ class KernelConstantCache:
     """
 
     def __init__(self) -> None:
-        self._kept: LRU[Hashable, tuple[Tensor, Any]] = LRU(PACKED_BYTES, lambda pair: 2 * pair[0].numel())
+        self._kept: LRU[Hashable, tuple[Tensor, Any]] = LRU(PACKED_BYTES, _derived_bytes)
         self._requantizations: LRU[Hashable, Requantization | str] = LRU(REQUANTIZATIONS)
         self.tables: LRU[Hashable, Tensor] = LRU(TABLES)
 
@@ -213,7 +219,7 @@ class Products:
         fits: how many sums of pairs of products of bytes are added in 16 bits; 0 where these are exact in any case, or
             where weights are split so that they are.
         most: the largest byte for which `fours_that_fit` splits weights; 0 where it does not.
-        winograd: whether `winograd_weights` transforms them, where it can.
+        winograd: whether `winograd_weights` transforms them to words instead, where it can.
     """
 
     words: bool
@@ -233,13 +239,12 @@ def products_of(calls: Any, geometry: Geometry, most: int | None, fits: Callable
     if most is None:
         return Products(words=True)
     adds, least = calls.hago_adds_bytes(geometry.by_channel), calls.hago_winograd_channels()
-    winograd = least > 0 and geometry.squares and geometry.channels // geometry.groups >= least
+    winograd = least > 0 and geometry.fits_winograd and geometry.channels // geometry.groups >= least
     count = fits(most) if adds == native.IF_PAIRS_FIT else 0
-    if winograd and count <= 1:
-        return Products(words=True, winograd=True)
+    winograd = winograd and count <= 1
     if adds != native.IF_PAIRS_FIT:
-        return Products(words=adds != native.EXACTLY)
-    return Products(words=False, fits=count, most=0 if count else most)
+        return Products(words=adds != native.EXACTLY, winograd=winograd)
+    return Products(words=False, fits=count, most=0 if count else most, winograd=winograd)
 
 
 def pack_for(calls: Any, weight: Tensor, geometry: Geometry, most: int | None, tiles: bool) -> Packed:
@@ -262,7 +267,8 @@ def pack(weight: Tensor, geometry: Geometry, widest: int, how: Products, tiles: 
         tiles: whether to lay panels out for matrix tiles; of int8 only.
     """
     points = winograd_weights(weight) if how.winograd else None
-    centered, weight, tiles = weight, weight.to(torch.int16 if how.words else torch.int8), tiles and not how.words
+    words = how.words or points is not None
+    centered, weight, tiles = weight, weight.to(torch.int16 if words else torch.int8), tiles and not words
     size = weight.element_size()
     four = 4 // size  # values in four bytes
     sums = weight.to(torch.int64).flatten(1).sum(1)
@@ -278,7 +284,7 @@ def pack(weight: Tensor, geometry: Geometry, widest: int, how: Products, tiles: 
     depth = -(-taps.shape[2] // four) * four
     room = torch.zeros(geometry.groups, panels * panel, taps.shape[1], depth, dtype=weight.dtype)
     room[:, :each, :, : taps.shape[2]] = taps.reshape(geometry.groups, each, taps.shape[1], -1)
-    if how.most:
+    if how.most and points is None:
         lanes = room.reshape(geometry.groups, panels, -1, VECTOR, *room.shape[2:]).permute(0, 1, 2, 4, 5, 3)
         firsts, places, laid = fours_that_fit(lanes.flatten(0, 3), how.most)
         if laid.numel() > MOST_FOURS * room.numel():

@@ -5,6 +5,14 @@
 
 constexpr Type TURNED = TURNS_UNSIGNED ? U8 : I8;  // read with the highest bit turned
 
+// Rows of a tile of 16 * Z channels: as many as there are registers for their sums.
+#ifdef HAGO_AVX512
+constexpr int ROWS_OF[] = {0, 14, 12, 8, TALLEST};
+#else
+constexpr int ROWS_OF[] = {0, TALLEST};
+#endif
+constexpr int MOST_ROWS = ROWS_OF[1];
+
 // Bytes of the weights of a panel, which come from the second cache, that are on their way to the first.
 constexpr int AHEAD = 2048;
 

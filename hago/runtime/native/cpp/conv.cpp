@@ -20,12 +20,6 @@ void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
   }
 }
 
-#ifdef HAGO_AVX512
-constexpr int MOST_ROWS = 14;  // of a tile
-#else
-constexpr int MOST_ROWS = TALLEST;
-#endif
-
 // The same by N fours at a time, of which the sums of pairs fit 16 bits; what is left over is added one by one.
 template <int N, int R, Type X>
 ALWAYS void accumulate_pairs(Ints (&acc)[R][1], const uint8_t* const* x, const int8_t* w, int depth) {
@@ -140,8 +134,7 @@ struct Pixels {
   }
 };
 
-// One panel of output channels, R pixels by 16 * Z channels at a time; HALF: of words, by the first 8, where there are no
-// more.
+// One panel of output channels, R pixels by 16 * Z channels at a time. HALF: words, and a panel of at most 8 channels.
 template <int R, int Z, Type X, bool HALF>
 struct Panel {
   using Sums = Ints[R][Z];
@@ -293,10 +286,10 @@ void panel_of(const Job& j, const Pixels& pixels, int group, int panel, int64_t 
   const bool few = end - begin <= 2;  // a row or two of a matrix: no tile of pixels
 #ifdef HAGO_AVX512
   switch (j.c.panel / 16 + (few ? 4 : 0)) {
-    case 1: return tiles<14, 1, X>(j, pixels, group, panel, begin, end);
-    case 2: return tiles<12, 2, X>(j, pixels, group, panel, begin, end);
-    case 3: return tiles<8, 3, X>(j, pixels, group, panel, begin, end);
-    case 4: return tiles<TALLEST, 4, X>(j, pixels, group, panel, begin, end);
+    case 1: return tiles<ROWS_OF[1], 1, X>(j, pixels, group, panel, begin, end);
+    case 2: return tiles<ROWS_OF[2], 2, X>(j, pixels, group, panel, begin, end);
+    case 3: return tiles<ROWS_OF[3], 3, X>(j, pixels, group, panel, begin, end);
+    case 4: return tiles<ROWS_OF[4], 4, X>(j, pixels, group, panel, begin, end);
     case 5: return tiles<1, 1, X>(j, pixels, group, panel, begin, end);
     case 6: return tiles<1, 2, X>(j, pixels, group, panel, begin, end);
     case 7: return tiles<1, 3, X>(j, pixels, group, panel, begin, end);

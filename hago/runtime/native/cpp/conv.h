@@ -22,7 +22,7 @@ struct Conv {
   int32_t gather;
   int32_t steps;         // of a window that is read in matrix tiles: of 64 bytes, or of woven rows; 0 for no tiles
   int32_t woven;         // rows of a window that tiles read at once, `depth` bytes of them; 0 where they do not
-  int32_t winograd;      // whether `weight` is transformed for winograd.cpp, whose points are the taps
+  int32_t winograd;      // whether `weight` is transformed for winograd.cpp, whose 16 points are the taps
   const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4 bytes]; see weights.py for the others
   const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
   const uint8_t* zeros;  // `channels` (and 64 more) bytes of zero points, as products read them

@@ -22,7 +22,8 @@
 // shift_away     h / 2**n, halves away from zero, n from 0 to 31.
 // widen_32       32 bytes to words, less a zero point.
 //
-// Vec            what one instruction works on: all lanes or a part of them, or WORDS words.
+// Vec            what one instruction works on: all lanes or a part of them, or WORDS words. load_vec, store_vec move it.
+// all_words, add_words, subtract_words, add_vec   of words, and of lanes.
 // widen_vec      WORDS bytes as words.
 // dot_vec        dot_words of a part.
 // interleave     word i of a beside word i of b: of every eight, the first four in `first`, the others in `second`.

@@ -2,21 +2,16 @@
 // products for each input channel where the windows of the four pixels have 36. Lavin and Gray, "Fast Algorithms for
 // Convolutional Neural Networks", 2016, section 4.1.
 //
-// Sums are the same integers as in conv.cpp. Weights are transformed by twice the matrix G, so everything is an integer
-// and the transform back gives four times the sums; `winograd_weights` in weights.py takes only weights with which int32
-// holds that whatever the input. Of bytes, transformed values are within 1020 and transformed weights within 1152, so
-// both are words, and the sums between are modulo 2**32.
+// Sums are the same integers as in conv.cpp. Weights are transformed by twice the matrix G, so everything is an integer.
+// A transformed value adds four values, each within 255 of the zero point, and a transformed weight nine weights within
+// 128: words hold both. The sums of products are modulo 2**32, and so is the transform back, but what it gives is four
+// times the sum of a pixel, which int32 holds for the weights that `winograd_weights` of weights.py takes.
 #include "accumulate.h"
 #include "conv.h"
 
 namespace {
 
 constexpr int SIDE = 4, POINTS = SIDE * SIDE;  // of the windows of four pixels, and of what they are transformed to
-#ifdef HAGO_AVX512
-constexpr int MOST_ROWS = 14;  // of a tile
-#else
-constexpr int MOST_ROWS = TALLEST;
-#endif
 
 // Two by two output pixels: the place of the first window, and the pixels; -1 for those that are not computed.
 struct Square {
@@ -60,7 +55,7 @@ void transform(const Job& j, const Square& s, int64_t from, int64_t each, const 
       const int64_t pixel = (s.y + y) * j.s.width + s.x + x;
       at[y][x] = inside ? reinterpret_cast<const T*>(s.image) + pixel * stored_pixel(j.c) + from : around;
     }
-  // zero points cancel out of differences
+  // zero points cancel out of differences; only point (1, 1) adds four values
   const Vec zeros = all_words((int16_t)(4 * j.c.zero));
   const auto across = [](const Vec(&d)[SIDE], Vec(&t)[SIDE]) __attribute__((always_inline)) {
     t[0] = subtract_words(d[0], d[2]);
@@ -107,14 +102,16 @@ ALWAYS void transform_back(const int32_t* points, int64_t pitch, Ints (&sums)[4]
   }
 }
 
-// The transformed windows of a group's channels. Those of a point are rows of `each` words, one for every square.
+// The transformed windows of a group's channels, in `room` until that is used again. Those of a point are rows of
+// `each` words, one for every square.
 struct Transformed {
   const std::vector<Square>& squares;
   const int16_t* values;
   int64_t each, pitch;
 
   Transformed(const Job& j, int group, const std::vector<Square>& squares, Room& room)
-      : squares(squares), each(stored_pixel(j.c) / j.c.groups), pitch(squares.size() * each + 32) {
+      : squares(squares), each(stored_pixel(j.c) / j.c.groups),
+        pitch((((int64_t)squares.size() * each * 2 + 63) / 64 | 1) * 32) {
     // an odd number of lines from one point to the next has them lie in different sets of the cache
     int16_t* to = reinterpret_cast<int16_t*>(room.of(POINTS * pitch * sizeof(int16_t)));
     values = to;
@@ -131,20 +128,24 @@ struct Transformed {
 template <int R, int Z>
 void squares_by_panel(const Job& j, const Transformed& t, int group, int panel, int64_t first) {
   const Conv& c = j.c;
-  const int here = c.out_channels / c.groups, at = group * c.panels + panel, lanes = LANES * Z;
-  const int width = std::min(c.panel, here - panel * c.panel), column = group * here + panel * c.panel;
+  const int of_group = c.out_channels / c.groups, number = group * c.panels + panel;
+  const int width = std::min(c.panel, of_group - panel * c.panel), column = group * of_group + panel * c.panel;
+  constexpr int lanes = LANES * Z;
   const int count = (int)std::min<int64_t>(R, t.squares.size() - first);
   alignas(64) int32_t done[4 * R * lanes];
   int64_t order[4 * R];
-  int rows = 0;
+  int row[R][4], rows = 0;  // of `done`, where a pixel is computed
   for (int r = 0; r < count; ++r)
-    for (const int64_t pixel : t.squares[first + r].pixel)
+    for (int k = 0; k < 4; ++k) {
+      const int64_t pixel = t.squares[first + r].pixel[k];
+      row[r][k] = pixel < 0 ? -1 : rows;
       if (pixel >= 0) order[rows++] = pixel;
+    }
   const Tile tile{done, rows, lanes, width, column, 0, column, order};
   if (j.end_form == ANY) bring_near(j.t, tile);
 
   alignas(64) int32_t points[POINTS][R][lanes];
-  const int8_t* weight = c.weight + (int64_t)at * POINTS * c.depth * lanes;
+  const int8_t* weight = c.weight + (int64_t)number * POINTS * c.depth * lanes;
   for (int p = 0; p < POINTS; ++p, weight += c.depth * lanes) {
     const uint8_t* x[R];
     for (int r = 0; r < R; ++r)
@@ -161,22 +162,14 @@ void squares_by_panel(const Job& j, const Transformed& t, int group, int panel, 
       for (int z = 0; z < Z; ++z) store_16(&points[p][r][LANES * z], acc[r][z], All{});
   }
 
-  int32_t* to = done;
-  for (int r = 0; r < count; ++r) {
-    const int64_t(&pixel)[4] = t.squares[first + r].pixel;
-    int32_t* next = to;
-    for (int z = 0; z < Z; ++z) {
-      const Ints offset = load_ints(c.offset + at * c.panel + LANES * z);
+  for (int z = 0; z < Z; ++z) {
+    const Ints offset = load_ints(c.offset + number * c.panel + LANES * z);
+    for (int r = 0; r < count; ++r) {
       Ints sums[4];
       transform_back(&points[0][r][LANES * z], R * lanes, sums);
-      next = to;
       for (int k = 0; k < 4; ++k)
-        if (pixel[k] >= 0) {
-          store_16(next + LANES * z, add(sums[k], offset), All{});
-          next += lanes;
-        }
+        if (row[r][k] >= 0) store_16(done + row[r][k] * lanes + LANES * z, add(sums[k], offset), All{});
     }
-    to = next;
   }
   end_rows(j, tile);
 }
@@ -193,12 +186,12 @@ void all_squares(const Job& j, const Transformed& t, int group, int panel) {
 void one_panel(const Job& j, const Transformed& t, int group, int panel) {
 #ifdef HAGO_AVX512
   switch (j.c.panel / LANES) {
-    case 2: return all_squares<12, 2>(j, t, group, panel);
-    case 3: return all_squares<8, 3>(j, t, group, panel);
-    case 4: return all_squares<TALLEST, 4>(j, t, group, panel);
+    case 2: return all_squares<ROWS_OF[2], 2>(j, t, group, panel);
+    case 3: return all_squares<ROWS_OF[3], 3>(j, t, group, panel);
+    case 4: return all_squares<ROWS_OF[4], 4>(j, t, group, panel);
   }
 #endif
-  all_squares<MOST_ROWS, 1>(j, t, group, panel);
+  all_squares<ROWS_OF[1], 1>(j, t, group, panel);
 }
 
 }  // namespace
