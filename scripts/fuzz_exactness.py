@@ -42,6 +42,8 @@ from hago.search import MeasuredPoint, Prepared, QuantizationOptions, correcting
 from hago.search.correcting import CORRECTIONS, correct_in_turns
 from hago.search.stored_strategy import make_strategy, plan_of
 
+#: Output channels of convolutions, enough for every kernel.
+WIDE = (32, 40, 66)
 ESTIMATORS = ("max_range", "mse", "percentile", "power2_range")
 
 
@@ -74,12 +76,13 @@ def main() -> int:
     parser.add_argument("--graphs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the first network; each has the next one")
     parser.add_argument("--corrections", action="store_true", help="correct the networks, too")
+    parser.add_argument("--wide", action="store_true", help="convolutions with as many channels as all kernels take")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", HagoWarning)  # of operators that run in float
     counts, start = Counts(), time.perf_counter()
     for seed in range(options.seed, options.seed + options.graphs):
-        (check_corrected if options.corrections else check)(seed, counts)
+        (check_corrected if options.corrections else check_wide if options.wide else check)(seed, counts)
         if counts.graphs % 100 == 0:
             print(f"{counts.graphs:,} networks in {time.perf_counter() - start:.0f} s", flush=True)
     print(counts)
@@ -88,13 +91,22 @@ def main() -> int:
     return 1 if counts.wrong else 0
 
 
-def check(seed: int, counts: Counts) -> None:
-    """One network on one piece of hardware, at its widest bits and at random ones."""
+def check(seed: int, counts: Counts, widths: Sequence[int] = (4, 6)) -> None:
+    """One network on one piece of hardware, at its widest bits and at random ones.
+
+    Args:
+        widths: of `random_graph`.
+    """
     rng = random.Random(seed)
-    prepared = _prepared(seed, rng, counts)
+    prepared = _prepared(seed, rng, counts, widths)
     chosen = _random_bits(prepared, rng)
     for bits, size in ((prepared.space.widest(), rng.choice([1.0, 6.0])), (chosen, 1.0)):
         _compare(seed, prepared.resolver(bits), random_inputs(prepared.graph, seed + 77, batch=2, size=size), counts)
+
+
+def check_wide(seed: int, counts: Counts) -> None:
+    """The same, with channels that are multiples of a register's and of half of one, and others."""
+    check(seed, counts, WIDE)
 
 
 def check_corrected(seed: int, counts: Counts) -> None:
@@ -141,9 +153,9 @@ def _random_bits(prepared: Prepared, rng: random.Random) -> Bits:
     return {key: rng.choice(group.choices) for key, group in prepared.space.groups.items()}
 
 
-def _prepared(seed: int, rng: random.Random, counts: Counts) -> Prepared:
+def _prepared(seed: int, rng: random.Random, counts: Counts, widths: Sequence[int] = (4, 6)) -> Prepared:
     """The network of a seed on the first hardware that can run it."""
-    graph = random_graph(seed, steps=rng.choice([4, 7, 10]))
+    graph = random_graph(seed, rng.choice([4, 7, 10]), widths)
     return _on_hardware(graph, [tuple(random_inputs(graph, 10 * seed + i, batch=2)) for i in range(2)], rng, counts)
 
 

@@ -23,7 +23,7 @@ from hago.search.preparation import prepare
 from hago.search.stored_strategy import plan_of
 
 
-@pytest.mark.parametrize("check", [fuzz_exactness.check, fuzz_exactness.check_corrected])
+@pytest.mark.parametrize("check", [fuzz_exactness.check, fuzz_exactness.check_wide, fuzz_exactness.check_corrected])
 @pytest.mark.parametrize("first", range(0, 50, 10))
 def test_random_networks(check: Callable[[int, fuzz_exactness.Counts], None], first: int) -> None:
     """Three of every ten of fifty; all of them with --whole."""

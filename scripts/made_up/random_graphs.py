@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -23,8 +23,9 @@ _TOKENS: Final = 1024
 class RandomBuilder(Builder):
     """A graph in the making, and what it is made of by chance."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, widths: Sequence[int]) -> None:
         super().__init__()
+        self.widths = widths
         self.rng = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
         self.weights: dict[Shape, str] = {}  # what another op may share
@@ -56,7 +57,7 @@ class RandomBuilder(Builder):
 # ---------------------------------------------------------------- images
 def _conv(b: RandomBuilder, x: str) -> None:
     channels, groups = b.shapes[x][1], b.rng.choice([1, 1, b.shapes[x][1]])
-    out = channels if groups > 1 else b.rng.choice([channels, 4, 6])
+    out = channels if groups > 1 else b.rng.choice([channels, *b.widths])
     kernel = b.rng.choice([1, 3])
     attrs = {"stride": [1, 1], "padding": [kernel // 2] * 2, "dilation": [1, 1], "groups": groups}
     b.call("conv2d", x, b.weight(out, channels // groups, kernel, kernel), *b.bias(out), **attrs)
@@ -253,13 +254,14 @@ _BESIDES: Final[Mapping[int, tuple[Grow, ...]]] = {
 }
 
 
-def random_graph(seed: int, steps: int = 10) -> Graph:
+def random_graph(seed: int, steps: int = 10, widths: Sequence[int] = (4, 6)) -> Graph:
     """A network of some `steps` pieces; its outputs are its last value and up to two others.
 
     Args:
         seed: equal seeds give equal graphs.
+        widths: the output channels that convolutions may have, besides as many as they read.
     """
-    b = RandomBuilder(seed)
+    b = RandomBuilder(seed, widths)
     for _ in range(b.rng.choice([1, 1, 2])):
         b.input(*b.rng.choice([(4, 6, 6), (6, 6, 6), (3, 7, 5)]))
     _conv(b, b.values[-1])
