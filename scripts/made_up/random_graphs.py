@@ -23,7 +23,7 @@ _TOKENS: Final = 1024
 class RandomBuilder(Builder):
     """A graph in the making, and what it is made of by chance."""
 
-    def __init__(self, seed: int, widths: Sequence[int]) -> None:
+    def __init__(self, seed: int, widths: Sequence[int] = (4, 6)) -> None:
         super().__init__()
         self.widths = widths
         self.rng = random.Random(seed)
