@@ -27,7 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "made_up"))
 
-from random_graphs import random_graph, random_inputs
+from random_graphs import WIDTHS, random_graph, random_inputs
 from random_hardware import random_hardware
 from random_transformers import random_transformer
 from torch import Tensor
@@ -75,8 +75,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the first network; each has the next one")
-    parser.add_argument("--corrections", action="store_true", help="correct the networks, too")
-    parser.add_argument("--wide", action="store_true", help="convolutions with as many channels as all kernels take")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--corrections", action="store_true", help="correct the networks, too")
+    kinds.add_argument("--wide", action="store_true", help="convolutions with as many channels as all kernels take")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", HagoWarning)  # of operators that run in float
@@ -91,7 +92,7 @@ def main() -> int:
     return 1 if counts.wrong else 0
 
 
-def check(seed: int, counts: Counts, widths: Sequence[int] = (4, 6)) -> None:
+def check(seed: int, counts: Counts, widths: Sequence[int] = WIDTHS) -> None:
     """One network on one piece of hardware, at its widest bits and at random ones.
 
     Args:
@@ -153,7 +154,7 @@ def _random_bits(prepared: Prepared, rng: random.Random) -> Bits:
     return {key: rng.choice(group.choices) for key, group in prepared.space.groups.items()}
 
 
-def _prepared(seed: int, rng: random.Random, counts: Counts, widths: Sequence[int] = (4, 6)) -> Prepared:
+def _prepared(seed: int, rng: random.Random, counts: Counts, widths: Sequence[int] = WIDTHS) -> Prepared:
     """The network of a seed on the first hardware that can run it."""
     graph = random_graph(seed, rng.choice([4, 7, 10]), widths)
     return _on_hardware(graph, [tuple(random_inputs(graph, 10 * seed + i, batch=2)) for i in range(2)], rng, counts)

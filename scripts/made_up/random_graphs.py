@@ -18,12 +18,14 @@ from hago.graph import Graph
 
 #: Rows that a product of a value with itself may have: it has as many columns.
 _TOKENS: Final = 1024
+#: The output channels that convolutions may have, besides as many as they read.
+WIDTHS: Final = (4, 6)
 
 
 class RandomBuilder(Builder):
     """A graph in the making, and what it is made of by chance."""
 
-    def __init__(self, seed: int, widths: Sequence[int] = (4, 6)) -> None:
+    def __init__(self, seed: int, widths: Sequence[int] = WIDTHS) -> None:
         super().__init__()
         self.widths = widths
         self.rng = random.Random(seed)
@@ -254,12 +256,12 @@ _BESIDES: Final[Mapping[int, tuple[Grow, ...]]] = {
 }
 
 
-def random_graph(seed: int, steps: int = 10, widths: Sequence[int] = (4, 6)) -> Graph:
+def random_graph(seed: int, steps: int = 10, widths: Sequence[int] = WIDTHS) -> Graph:
     """A network of some `steps` pieces; its outputs are its last value and up to two others.
 
     Args:
         seed: equal seeds give equal graphs.
-        widths: the output channels that convolutions may have, besides as many as they read.
+        widths: in place of `WIDTHS`.
     """
     b = RandomBuilder(seed, widths)
     for _ in range(b.rng.choice([1, 1, 2])):

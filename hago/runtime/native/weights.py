@@ -155,7 +155,9 @@ class Packed:
 def _derived_bytes(pair: tuple[Tensor, Any]) -> int:
     """The bytes of what is derived from a weight; at most, if it is not packed."""
     weight, derived = pair
-    return derived.weight.nbytes if isinstance(derived, Packed) else 2 * weight.numel()
+    if not isinstance(derived, Packed):
+        return 2 * weight.numel()
+    return sum(x.nbytes for x in (derived.weight, derived.sums, *derived.fours))
 
 
 class KernelConstantCache:
@@ -239,12 +241,11 @@ def products_of(calls: Any, geometry: Geometry, most: int | None, fits: Callable
     if most is None:
         return Products(words=True)
     adds, least = calls.hago_adds_bytes(geometry.by_channel), calls.hago_winograd_channels()
-    winograd = least > 0 and geometry.fits_winograd and geometry.channels // geometry.groups >= least
-    count = fits(most) if adds == native.IF_PAIRS_FIT else 0
-    winograd = winograd and count <= 1
+    winograd = geometry.fits_winograd and 0 < least <= geometry.channels // geometry.groups
     if adds != native.IF_PAIRS_FIT:
         return Products(words=adds != native.EXACTLY, winograd=winograd)
-    return Products(words=False, fits=count, most=0 if count else most, winograd=winograd)
+    count = fits(most)
+    return Products(words=False, fits=count, most=0 if count else most, winograd=winograd and count <= 1)
 
 
 def pack_for(calls: Any, weight: Tensor, geometry: Geometry, most: int | None, tiles: bool) -> Packed:
@@ -267,24 +268,19 @@ def pack(weight: Tensor, geometry: Geometry, widest: int, how: Products, tiles: 
         tiles: whether to lay panels out for matrix tiles; of int8 only.
     """
     points = winograd_weights(weight) if how.winograd else None
-    words = how.words or points is not None
-    centered, weight, tiles = weight, weight.to(torch.int16 if words else torch.int8), tiles and not words
+    if points is not None:
+        return _pack_points(points, weight, geometry, widest)
+    centered, weight, tiles = weight, weight.to(torch.int16 if how.words else torch.int8), tiles and not how.words
     size = weight.element_size()
     four = 4 // size  # values in four bytes
     sums = weight.to(torch.int64).flatten(1).sum(1)
     if geometry.by_channel:
         return _pack_channels(weight, sums)
-    each = geometry.out_channels // geometry.groups
-    panel = _panel(each, widest)
-    panels = -(-each // panel)
     gather, woven = _gather(geometry, four), _woven(geometry) if tiles else 0
     taps = _weave(weight, woven) if woven else _by_taps(weight, geometry, gather)
-    if points is not None:
-        taps, gather = points, AT_PIXELS
-    depth = -(-taps.shape[2] // four) * four
-    room = torch.zeros(geometry.groups, panels * panel, taps.shape[1], depth, dtype=weight.dtype)
-    room[:, :each, :, : taps.shape[2]] = taps.reshape(geometry.groups, each, taps.shape[1], -1)
-    if how.most and points is None:
+    room, panel, panels = _in_panels(taps, geometry, widest, four)
+    depth = room.shape[3]
+    if how.most:
         lanes = room.reshape(geometry.groups, panels, -1, VECTOR, *room.shape[2:]).permute(0, 1, 2, 4, 5, 3)
         firsts, places, laid = fours_that_fit(lanes.flatten(0, 3), how.most)
         if laid.numel() > MOST_FOURS * room.numel():
@@ -293,10 +289,26 @@ def pack(weight: Tensor, geometry: Geometry, widest: int, how: Products, tiles: 
     step = depth if woven else STEP
     steps = -(-taps.shape[1] * depth // step) if tiles else 0
     laid = _tiled(room, steps, step) if steps else _paneled(room, panel, four)
-    return Packed(
-        *(laid.contiguous(), sums, panel, panels, depth * size, taps.shape[1], gather, steps, woven),
-        winograd=points is not None,
-    )
+    return Packed(laid.contiguous(), sums, panel, panels, depth * size, taps.shape[1], gather, steps, woven)
+
+
+def _pack_points(points: Tensor, weight: Tensor, geometry: Geometry, widest: int) -> Packed:
+    """Pack `winograd_weights`: as words, with their points as taps."""
+    room, panel, panels = _in_panels(points, geometry, widest, four=2)
+    laid, sums = _paneled(room, panel, four=2).contiguous(), weight.to(torch.int64).flatten(1).sum(1)
+    return Packed(laid, sums, panel, panels, 2 * room.shape[3], room.shape[2], AT_PIXELS, winograd=True)
+
+
+def _in_panels(taps: Tensor, geometry: Geometry, widest: int, four: int) -> tuple[Tensor, int, int]:
+    """(out, tap, value of a tap) as (group, channel, tap, value of a tap), filled up with zeros to whole panels and to
+    multiples of `four` values; the channels of a panel, and the panels of a group."""
+    each = geometry.out_channels // geometry.groups
+    panel = _panel(each, widest)
+    panels = -(-each // panel)
+    depth = -(-taps.shape[2] // four) * four
+    room = torch.zeros(geometry.groups, panels * panel, taps.shape[1], depth, dtype=taps.dtype)
+    room[:, :each, :, : taps.shape[2]] = taps.reshape(geometry.groups, each, taps.shape[1], -1)
+    return room, panel, panels
 
 
 def fours_that_fit(lanes: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
