@@ -245,7 +245,7 @@ def products_of(calls: Any, geometry: Geometry, most: int | None, fits: Callable
     if adds != native.IF_PAIRS_FIT:
         return Products(words=adds != native.EXACTLY, winograd=winograd)
     count = fits(most)
-    return Products(words=False, fits=count, most=0 if count else most, winograd=winograd and count <= 1)
+    return Products(words=False, fits=count, most=0 if count else most, winograd=winograd)
 
 
 def pack_for(calls: Any, weight: Tensor, geometry: Geometry, most: int | None, tiles: bool) -> Packed:
