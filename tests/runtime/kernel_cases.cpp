@@ -49,9 +49,10 @@ int main(int count, char** arguments) {
     const std::vector<int8_t> weight = read<int8_t>(file);
     const std::vector<int32_t> offset = read<int32_t>(file);
     const std::vector<uint8_t> zeros = read<uint8_t>(file), x = read<uint8_t>(file);
-    const std::vector<int32_t> fours = read<int32_t>(file), places = read<int32_t>(file), exact = read<int32_t>(file);
+    const std::vector<int32_t> fours = read<int32_t>(file), places = read<int32_t>(file);
+    const std::vector<int32_t> four_taps = read<int32_t>(file), exact = read<int32_t>(file);
     conv.weight = weight.data(), conv.offset = offset.data(), conv.zeros = zeros.data();
-    if (!fours.empty()) conv.fours = fours.data(), conv.places = places.data();
+    if (!fours.empty()) conv.fours = fours.data(), conv.places = places.data(), conv.four_taps = four_taps.data();
     const Shape shape{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]};
     std::vector<int32_t> sums(exact.size());
     Tail tail{};

@@ -22,6 +22,7 @@ from hago.runtime.native.weights import (
     fours_that_fit,
     pack,
     pack_for,
+    pair_fours,
     pairs_that_fit,
     winograd_weights,
 )
@@ -164,7 +165,7 @@ def test_winograd_weights_are_refused_where_four_sums_exceed_int32() -> None:
     assert winograd_weights(F.pad(fitting, (0, 0, 0, 0, 0, 1), value=-128)) is None
     geometry = Geometry(channels + 1, 2, 1, (3, 3), (1, 1), (1, 1), (1, 1))
     wide = F.pad(fitting, (0, 0, 0, 0, 0, 1), value=-128)
-    left = pack(wide, geometry, 16, Products(words=False, winograd=True), tiles=False)
+    left = pack(native.library().calls, wide, geometry, Products(words=False, winograd=True), tiles=False)
     assert not left.winograd and left.weight.dtype == torch.int8
 
 
@@ -223,6 +224,35 @@ def test_fours_that_fit_overlap_where_pairs_do_not_fit() -> None:
     lanes[0, 2, 5] = 65  # with its neighbours it exceeds 128, the most that fits
     assert [part.tolist() for part in fours_that_fit(lanes, 255)[:2]] == [[0, 3], [0, 3, 4]]
     assert [part.tolist() for part in fours_that_fit(lanes, 254)[:2]] == [[0, 2], [0, 4]]
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    most=st.sampled_from([255, 200, 150]),
+    spread=st.sampled_from([2, 10, 25, 35]),
+    seed=st.integers(0, 2**20),
+)
+def test_fours_are_paired_where_16_bits_hold_both(counts: list[int], most: int, spread: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = (spread * torch.randn(sum(counts), 8, 4, generator=generator)).round()
+    weight = weight.clamp(-63, 63).to(torch.int8)  # so that pairs fit
+    firsts = F.pad(torch.tensor(counts).cumsum(0), (1, 0))
+    order, paired = pair_fours(native.library().calls, weight, firsts, most)
+
+    def fit(first: Tensor, second: Tensor) -> bool:
+        parts = torch.stack([first, second]).to(torch.int64).unflatten(2, (2, 2))
+        return all(
+            most * int(sums.min()) >= -(2**15) and most * int(sums.max()) < 2**15
+            for sums in (parts.clamp_min(0).sum((0, 3)), parts.clamp_max(0).sum((0, 3)))
+        )
+
+    for begin, end, count in zip(firsts, firsts[1:], paired.tolist(), strict=False):
+        numbers = order[begin:end]
+        assert sorted(numbers.tolist()) == list(range(int(begin), int(end)))
+        assert count % 2 == 0 and count <= len(numbers)
+        assert all(fit(weight[a], weight[b]) for a, b in numbers[:count].reshape(-1, 2))
+        alone = weight[numbers[count:]]
+        assert not any(fit(a, b) for i, a in enumerate(alone) for b in alone[:i])
 
 
 def weights_of(kind: str, out: int, each: int, generator: torch.Generator) -> Tensor:

@@ -35,7 +35,7 @@ EMULATOR: Final = "qemu-aarch64-static"
 
 
 #: The files of convolutions.
-PARTS: Final = ("conv", "depthwise", "quick_sums", "rows", "tiles", "winograd")
+PARTS: Final = ("conv", "depthwise", "fours", "quick_sums", "rows", "tiles", "winograd")
 #: What reads or writes outside of an array ends the program. Checks that are calls, not code in place, and no names of
 #: lines for the debugger, compile in a third of the time.
 SANITIZED: Final = ("-fsanitize=address", "--param", "asan-instrumentation-with-call-threshold=0")
@@ -102,6 +102,9 @@ class Described:
     def hago_winograd_channels(self) -> int:
         return self.winograd_channels
 
+    def hago_pair_fours(self, *arguments: Any) -> None:
+        native.library().calls.hago_pair_fours(*arguments)  # every library has it
+
 
 #: Channels, output channels, groups, kernel, stride, padding, dilation, height and width.
 CONVOLUTIONS: Final = (
@@ -146,7 +149,7 @@ def write_cases(path: Path, calls: Described) -> None:
                 put(file, torch.tensor([2, height, width, *exact.shape[2:]], dtype=torch.int64))
                 for tensor in (weight, offset, zeros, x.permute(0, 2, 3, 1)):
                     put(file, tensor, bytes_of=tensor is not offset)
-                for tensor in fours or (torch.zeros(0, dtype=torch.int32),) * 2:
+                for tensor in fours or (torch.zeros(0, dtype=torch.int32),) * 3:
                     put(file, tensor)
                 put(file, exact.permute(0, 2, 3, 1).to(torch.int64).to(torch.int32))
 

@@ -160,7 +160,7 @@ class Conv(ctypes.Structure):
         winograd: whether weights are transformed, see `weights.winograd_weights`; the taps are then their 16 points.
         offset: by output channel, bias - zero point * sum of the weights.
         zeros: the zero points of a pixel, as products read them.
-        fours, places: of weights in runs of four whose pairs fit, see `weights.Packed`; null for others.
+        fours, places, four_taps: of weights in runs of four whose pairs fit, see `weights.Packed`; null for others.
     """
 
     _fields_ = [
@@ -170,7 +170,7 @@ class Conv(ctypes.Structure):
         *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather", "steps", "woven")),
         ("winograd", c_int32),
         ("weight", c_void_p), ("offset", c_void_p), ("zeros", c_void_p),
-        ("fours", c_void_p), ("places", c_void_p),
+        ("fours", c_void_p), ("places", c_void_p), ("four_taps", c_void_p),
     ]  # fmt: skip
 
 
@@ -277,6 +277,7 @@ _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "hago_widest_panel": (),
     "hago_winograd_channels": (),
     "hago_conv": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+    "hago_pair_fours": (c_void_p, c_void_p, c_int64, c_int, c_void_p, c_void_p),
     "hago_conv_max_pool": (*[c_void_p] * 6, c_int),
     "hago_rows": (c_void_p, c_void_p, c_int, c_int, c_int64, c_int64, c_int),
     "hago_quantize": (

@@ -39,9 +39,12 @@ LEAST_TILED: Final = 384
 MOST_WOVEN: Final = 16
 #: The channels of a vector of products of bytes whose pairs must fit: the int32 sums of a register of AVX2.
 VECTOR: Final = 8
-#: The most weights in runs of four whose pairs fit, zeros among them, for each weight; with more, products of words are
-#: faster.
-MOST_FOURS: Final = 1.2
+#: The greatest time of products of runs of four, as `_pack_fours` has it, above which words are faster. The output
+#: channels share the time of widening the input to words, which is `WIDENING` for one.
+MOST_FOURS: Final = 1.05
+WIDENING: Final = 5
+#: The part of its time that a run of four saves in a pair.
+PAIRED_GAIN: Final = 0.15
 #: The matrix G of Winograd's F(2 x 2, 3 x 3), twice, so that it holds integers.
 WINOGRAD_G: Final = ((2, 0, 0), (1, 1, 1), (1, -1, 1), (0, 0, 2))
 #: How a window is read; see `_gather`.
@@ -122,8 +125,9 @@ class Packed:
         steps: steps of 64 bytes in a window that is read in matrix tiles; 0 for no tiles.
         woven: rows of a window that are interleaved in a step; 0 for none.
         fits: of the `Products` that they are packed for.
-        fours: of weights in runs of four, the numbers and the places that `fours_that_fit` returns for [group][panel]
-            [vector of a panel][tap]. Empty for other weights.
+        fours: of weights in runs of four, int32 arrays: for [group][panel][vector of a panel], the number of the first
+            run that is in a pair, and of the first that is not, and last the number of all runs; for every run, the
+            place in its tap of its first weight; and its tap. Empty for other weights.
         winograd: whether they are those of `winograd_weights`.
     """
 
@@ -206,7 +210,7 @@ class KernelConstantCache:
         how = products_of(calls, geometry, most, fits)
 
         def packed(weight: Tensor) -> Packed:
-            return pack(rows(weight), geometry, calls.hago_widest_panel(), how, tiles)
+            return pack(calls, rows(weight), geometry, how, tiles)
 
         key = (geometry, how.words, how.most, how.winograd, tiles, transposed)
         return replace(self.derive(weight, key, packed), fits=how.fits)
@@ -256,17 +260,18 @@ def pack_for(calls: Any, weight: Tensor, geometry: Geometry, most: int | None, t
         tiles: whether to pack them for matrix tiles, if products are of bytes.
     """
     how = products_of(calls, geometry, most, lambda most: pairs_that_fit(weight, geometry, most))
-    return replace(pack(weight, geometry, calls.hago_widest_panel(), how, tiles), fits=how.fits)
+    return replace(pack(calls, weight, geometry, how, tiles), fits=how.fits)
 
 
-def pack(weight: Tensor, geometry: Geometry, widest: int, how: Products, tiles: bool) -> Packed:
+def pack(calls: Any, weight: Tensor, geometry: Geometry, how: Products, tiles: bool) -> Packed:
     """Pack weights of shape (out, in / groups, h, w): depthwise ones by channel, others in panels.
 
     Args:
-        widest: the most output channels of a panel, which are computed together; a multiple of LANES.
+        calls: the library.
         how: the products. Weights that take many runs of four to fit are packed as words.
         tiles: whether to lay panels out for matrix tiles; of int8 only.
     """
+    widest = calls.hago_widest_panel()
     points = winograd_weights(weight) if how.winograd else None
     if points is not None:
         return _pack_points(points, weight, geometry, widest)
@@ -282,10 +287,10 @@ def pack(weight: Tensor, geometry: Geometry, widest: int, how: Products, tiles: 
     depth = room.shape[3]
     if how.most:
         lanes = room.reshape(geometry.groups, panels, -1, VECTOR, *room.shape[2:]).permute(0, 1, 2, 4, 5, 3)
-        firsts, places, laid = fours_that_fit(lanes.flatten(0, 3), how.most)
-        if laid.numel() > MOST_FOURS * room.numel():
-            return pack(centered, geometry, widest, Products(words=True), tiles)
-        return Packed(laid, sums, panel, panels, depth, taps.shape[1], gather, fours=(firsts, places))
+        fours, laid, cost = _pack_fours(calls, lanes.flatten(0, 2), how.most)
+        if cost > MOST_FOURS + WIDENING / (geometry.out_channels // geometry.groups):
+            return pack(calls, centered, geometry, Products(words=True), tiles)
+        return Packed(laid, sums, panel, panels, depth, taps.shape[1], gather, fours=fours)
     step = depth if woven else STEP
     steps = -(-taps.shape[1] * depth // step) if tiles else 0
     laid = _tiled(room, steps, step) if steps else _paneled(room, panel, four)
@@ -309,6 +314,29 @@ def _in_panels(taps: Tensor, geometry: Geometry, widest: int, four: int) -> tupl
     room = torch.zeros(geometry.groups, panels * panel, taps.shape[1], depth, dtype=taps.dtype)
     room[:, :each, :, : taps.shape[2]] = taps.reshape(geometry.groups, each, taps.shape[1], -1)
     return room, panel, panels
+
+
+def _pack_fours(calls: Any, lanes: Tensor, most: int) -> tuple[tuple[Tensor, ...], Tensor, float]:
+    """Pack weights in runs of four whose pairs fit, pairs of these first.
+
+    Args:
+        lanes: int8 (vectors, taps, depth, channels of a vector).
+        most: the largest byte by which they are multiplied.
+
+    Returns:
+        `Packed.fours`, the runs, and the time of their products for each run that there would be if all pairs fitted,
+        in that of a run by itself.
+    """
+    vectors, taps, depth, _ = lanes.shape
+    firsts, places, weight = fours_that_fit(lanes.flatten(0, 1), most)
+    tap = (torch.arange(vectors * taps, dtype=torch.int32) % taps).repeat_interleave(firsts.diff())
+    of_vectors = firsts[::taps].to(torch.int64)
+    order, paired = pair_fours(calls, weight, of_vectors, most)
+    starts = torch.stack([of_vectors[:-1], of_vectors[:-1] + paired], 1).flatten()
+    starts = torch.cat([starts, of_vectors[-1:]]).to(torch.int32)
+    filled = int((of_vectors.diff() > 0).sum()) * taps * depth // 4
+    cost = (len(weight) - PAIRED_GAIN * int(paired.sum())) / max(1, filled)
+    return (starts, places[order], tap[order]), weight[order], cost
 
 
 def fours_that_fit(lanes: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -362,6 +390,27 @@ def fours_that_fit(lanes: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
     weight = torch.where(taken[..., None], lanes[vector[:, None], covered], 0).mT.contiguous()
     firsts = F.pad(begins[:, :depth].sum(1).cumsum(0), (1, 0))
     return firsts.to(torch.int32), place.to(torch.int32), weight
+
+
+def pair_fours(calls: Any, weight: Tensor, firsts: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Pair runs of four of which 16 bits hold the sums of the products of both, so that one addition of them in 32 bits
+    serves two.
+
+    Args:
+        calls: the library of kernels, which computes it.
+        weight: int8 (runs, channels of a vector, 4).
+        firsts: int64 (vectors + 1,), the number of the first run of each vector, and the number of all runs.
+        most: the largest byte by which weights are multiplied.
+
+    Returns:
+        int64 (runs,), the numbers of the runs of each vector: first those in pairs, one pair after the other.
+        int32 (vectors,), how many of each are in pairs.
+    """
+    order = torch.empty(len(weight), dtype=torch.int64)
+    paired = torch.empty(len(firsts) - 1, dtype=torch.int32)
+    pointers = (tensor.data_ptr() for tensor in (weight, firsts))
+    calls.hago_pair_fours(*pointers, len(paired), most, order.data_ptr(), paired.data_ptr())
+    return order, paired
 
 
 def _signed_parts(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,16 +11,8 @@
 
 namespace {
 
-// The window with its channels from `from` on, each row of taps `depth` bytes after the one before.
-void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
-  const int each = j.c.channels / j.c.groups;
-  for (int ky = 0; ky < j.c.kernel_h; ++ky) {
-    uint8_t* row = j.c.gather == IN_ROWS ? to + ky * j.c.depth : to + ky * j.c.kernel_w * each;
-    for (int kx = 0; kx < j.c.kernel_w; ++kx) std::memcpy(row + kx * each, tap(j, p, ky, kx) + from, each);
-  }
-}
-
-// The same by N fours at a time, of which the sums of pairs fit 16 bits; what is left over is added one by one.
+// `accumulate` by N fours of bytes at a time, of which the sums of pairs fit 16 bits; what is left over is added one by
+// one.
 template <int N, int R, Type X>
 ALWAYS void accumulate_pairs(Ints (&acc)[R][1], const uint8_t* const* x, const int8_t* w, int depth) {
   const auto run = [&](auto count, int k, int end) __attribute__((always_inline)) {
@@ -43,37 +35,6 @@ ALWAYS void accumulate_pairs(Ints (&acc)[R][1], const uint8_t* const* x, const i
   const int whole = run(std::integral_constant<int, N>{}, 0, depth);
   if (N > 1) run(std::integral_constant<int, 1>{}, whole, depth);
 }
-
-#ifdef HAGO_PAIRS
-// The same by the fours [begin[h], end[h]) for half h of the channels, each by the bytes at its place; unrolled by
-// two, since processors that start four instructions a cycle are held up by those of the loop.
-template <int R>
-ALWAYS void accumulate_fours(Ints (&acc)[R][1], const uint8_t* const* x, const int8_t* weight, const int32_t* places,
-                             const int32_t (&begin)[2], const int32_t (&end)[2]) {
-  const auto run = [&](auto half) __attribute__((always_inline)) {
-    const int8_t* w = weight + 32 * (int64_t)begin[half];
-    const int32_t *place = places + begin[half], *last = places + end[half];
-    const auto add = [&](int i) __attribute__((always_inline)) {
-      const Vec b[1] = {load_vec(w + 32 * i)};
-      const int64_t k = place[i];
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const Vec a[1] = {all_packed(x[r] + k).low};
-        Vec& sum = half ? acc[r][0].high : acc[r][0].low;
-        sum = dot_pairs<1>(sum, a, b);
-      }
-    };
-    for (; last - place >= 2; place += 2, w += 64) {
-      __builtin_prefetch(w + AHEAD);
-      add(0);
-      add(1);
-    }
-    if (place < last) add(0);
-  };
-  run(std::integral_constant<int, 0>{});
-  run(std::integral_constant<int, 1>{});
-}
-#endif
 
 template <int R, int Z, Type X, bool HALF>
 ALWAYS void accumulate_any(Ints (&acc)[R][Z], const uint8_t* const* x, const int8_t* w, int depth, int fits) {
@@ -143,7 +104,7 @@ struct Panel {
   const Pixels& pixels;
   const int from, width, column, room;
   const int8_t* weight;
-  const int32_t *offset, *fours;
+  const int32_t* offset;
   std::vector<uint8_t> copies;
 
   Panel(const Job& j, const Pixels& pixels, int group, int panel)
@@ -152,7 +113,6 @@ struct Panel {
         column(group * (c.out_channels / c.groups) + panel * c.panel), room(c.taps * c.depth + 4),
         weight(c.weight + (int64_t)(group * c.panels + panel) * c.taps * c.depth * 16 * Z),
         offset(c.offset + (group * c.panels + panel) * c.panel),
-        fours(c.fours ? c.fours + (int64_t)(group * c.panels + panel) * (c.panel / 8) * c.taps : nullptr),
         copies(c.gather == AT_PIXELS ? 0 : R * room) {}
 
   // The pixels [begin, end).
@@ -213,12 +173,6 @@ struct Panel {
     if (!all_inside && c.gather != AT_PIXELS)
       for (int r = 0; r < R; ++r)
         if (!place[r].inside) copy_window(j, place[r], from, copies.data() + r * room);
-#ifdef HAGO_PAIRS
-    if (X == U8 && all_inside && !j.places.empty()) {
-      for (int r = 0; r < R; ++r) at[r] = place[r].first + from;
-      return add_fours(acc, at, j.places.data(), 0, c.taps);
-    }
-#endif
     const int64_t* steps = j.steps.data();
     for (int k = 0, ky = 0, kx = 0; k < c.taps; ++k) {
       bool nothing = pixels.skips && !all_inside;
@@ -235,18 +189,7 @@ struct Panel {
     }
   }
 
-#ifdef HAGO_PAIRS
-  // Those of the taps [first, last), which lie `places` after `at`.
-  ALWAYS void add_fours(Sums& acc, const uint8_t* const* at, const int32_t* places, int first, int last) const {
-    const int32_t *low = fours, *high = fours + c.taps;
-    accumulate_fours<R>(acc, at, c.weight, places, {low[first], high[first]}, {low[last], high[last]});
-  }
-#endif
-
   ALWAYS void add_tap(Sums& acc, const uint8_t* const* at, int k) const {
-#ifdef HAGO_PAIRS
-    if (X == U8 && fours) return add_fours(acc, at, c.places, k, k + 1);
-#endif
     accumulate_any<R, Z, X, HALF>(acc, at, weight + (int64_t)k * c.depth * 16 * Z, c.depth, c.fits);
   }
 
@@ -322,8 +265,9 @@ void by_panels(const Job& job, int first, int count, int64_t begin, int64_t end,
   if (job.c.steps) return by_tiles(job, first, count, begin, end, room);
 #endif
   if (job.c.winograd) return by_winograd(job, first, count, begin, end, room);
-  if (job.c.widens || turns(job.c)) return some_panels(copied(job, begin, end, room), first, count, begin, end);
-  some_panels(job, first, count, begin, end);
+  const auto panels = job.c.fours ? by_fours : some_panels;
+  if (job.c.widens || turns(job.c)) return panels(copied(job, begin, end, room), first, count, begin, end);
+  panels(job, first, count, begin, end);
 }
 
 // The most output channels of a panel.

@@ -27,8 +27,10 @@ struct Conv {
   const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
   const uint8_t* zeros;  // `channels` (and 64 more) bytes of zero points, as products read them
   // Where weights are split into fours whose pairs fit 16 bits, `weight` is [four][8 channels][4 bytes]; else null.
-  const int32_t* fours;  // [group][panel][panel channels / 8][tap]: the number of the first four, and last of all fours
-  const int32_t* places; // of each four: the byte of the tap that the first of it is multiplied by
+  const int32_t* fours;      // [group][panel][panel channels / 8][2]: the first that is in a pair, the first that is
+                             // not; and the number of all
+  const int32_t* places;     // of each four: the byte of its tap that the first of it is multiplied by
+  const int32_t* four_taps;  // of each four
 };
 
 // How the bytes of a window are read: tap by tap; a row of the window at once, where pixels have few channels;
@@ -48,7 +50,6 @@ struct Job {
   const EndForm end_form;
   const bool plain;
   std::vector<int64_t> steps;  // from the first byte of a window that lies inside to that of each tap
-  std::vector<int32_t> places; // from there to the bytes of each four; empty where taps are long
 
   Job(const Conv& c, const Shape& s, const Tail& t, const uint8_t* x)
       : c(c), s(s), t(t), x(x), end_form(end_form_of(t)), plain(is_plain(t)) {
@@ -56,18 +57,6 @@ struct Job {
     const int across = c.gather == AT_PIXELS ? c.kernel_w : 1;
     for (int k = 0; k < c.taps; ++k)
       steps.push_back((k / across * c.dilation_h * s.width + k % across * c.dilation_w) * c.channels);
-    constexpr int SHORT = 256;  // bytes of a tap
-    if (c.fours && c.taps > 1 && c.depth < SHORT && steps.back() < INT32_MAX - SHORT) place_fours();
-  }
-
- private:
-  void place_fours() {
-    const int64_t all = (int64_t)c.groups * c.panels * (c.panel / 8) * c.taps;
-    places.resize(c.fours[all]);
-    for (int64_t i = 0; i < all; ++i) {
-      const int32_t step = (int32_t)steps[i % c.taps];
-      for (int32_t four = c.fours[i]; four < c.fours[i + 1]; ++four) places[four] = c.places[four] + step;
-    }
   }
 };
 
@@ -151,6 +140,15 @@ inline const uint8_t* tap(const Job& j, const Place& p, int ky, int kx) {
   const int64_t y = p.y + ky * j.c.dilation_h, x = p.x + kx * j.c.dilation_w;
   const bool inside = (uint64_t)y < (uint64_t)j.s.height && (uint64_t)x < (uint64_t)j.s.width;
   return inside ? p.image + (y * j.s.width + x) * j.c.channels : j.c.zeros;
+}
+
+// The window with its channels from `from` on, tap by tap as weights are laid.
+inline void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
+  const Conv& c = j.c;
+  const int each = c.channels / c.groups;
+  const int across = c.gather == AT_PIXELS ? c.depth : each, down = c.gather == IN_ROWS ? c.depth : c.kernel_w * across;
+  for (int ky = 0; ky < c.kernel_h; ++ky)
+    for (int kx = 0; kx < c.kernel_w; ++kx) std::memcpy(to + ky * down + kx * across, tap(j, p, ky, kx) + from, each);
 }
 
 inline void finish_any(const Tail& t, bool plain, const Tile& tile) {
@@ -244,6 +242,7 @@ inline Job copied(const Job& j, int64_t begin, int64_t end, Room& room) {
 void by_channel(const Job& job, int64_t begin, int64_t end, Room& room);
 void by_panels(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room);
 void by_tiles(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room);
+void by_fours(const Job& job, int first, int count, int64_t begin, int64_t end);
 void by_winograd(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room);
 
 // Output pixels whose windows stay in the cache while all panels pass over them; copies of them, for matrix tiles.
