@@ -176,12 +176,7 @@ ALWAYS void bring_near(const Tail& t, const Tile& tile) {
 inline void end_rows(const Job& j, const Tile& tile) {
   const Output& o = j.t.output[0];
   if (j.end_form == ANY) return finish_any(j.t, j.plain, tile);
-  if (j.end_form == RAW) {
-    int32_t* to = reinterpret_cast<int32_t*>(o.data) + tile.column;
-    for (int r = 0; r < tile.rows; ++r)
-      std::memcpy(to + tile.at(r) * o.stride, tile.sums + r * tile.pitch, tile.width * sizeof(int32_t));
-    return;
-  }
+  if (j.end_form == RAW) return raw_tile(tile, o);
   end_quick(o, tile);
 }
 

@@ -149,8 +149,7 @@ class Panel {
       const Quick<1> quick(o, column, width);
       return each_tile(windows.rows, [&](const Tile& tile) __attribute__((always_inline)) {
         for (int r = 0; r < tile.rows; ++r) {
-          const Ints row[1] = {load_ints(tile.sums + r * LANES)};
-          quick.straight(row, reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + column);
+          quick.straight(tile.sums + r * LANES, reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + column);
         }
       });
     }

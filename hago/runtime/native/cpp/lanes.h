@@ -77,23 +77,35 @@ struct First {
   explicit First(int n) : lanes(n < 0 ? 0 : n > LANES ? LANES : n) {}
 };
 
-// Eight numbers, as rows of 8, 24 or 40 channels end in, take no call.
 template <typename T>
-ALWAYS void copy_first(T* to, const T* from, First f) {
-  if (f.lanes == LANES / 2) std::memcpy(to, from, LANES / 2 * sizeof(T));
-  else std::memcpy(to, from, f.lanes * sizeof(T));
-}
-template <typename T>
-ALWAYS Ints load_16(const T* at, First f) {
+ALWAYS Ints load_some(const T* at, int n) {
   T there[LANES] = {};
-  copy_first(there, at, f);
+  std::memcpy(there, at, n * sizeof(T));
   return load_16(there, All{});
 }
 template <typename T, typename Lanes>
-ALWAYS void store_16(T* at, Lanes q, First f) {
+ALWAYS void store_some(T* at, Lanes q, int n) {
   T there[LANES];
   store_16(there, q, All{});
-  copy_first(at, there, f);
+  std::memcpy(at, there, n * sizeof(T));
+}
+// Those that take no call: of eight numbers, a constant, which rows of 8, 24 or 40 channels end in.
+template <typename T>
+ALWAYS Ints load_8(const T* at) {
+  return load_some(at, LANES / 2);
+}
+template <typename T, typename Lanes>
+ALWAYS void store_8(T* at, Lanes q) {
+  store_some(at, q, LANES / 2);
+}
+template <typename T>
+ALWAYS Ints load_16(const T* at, First f) {
+  return f.lanes == LANES / 2 ? load_8(at) : load_some(at, f.lanes);
+}
+template <typename T, typename Lanes>
+ALWAYS void store_16(T* at, Lanes q, First f) {
+  if (f.lanes == LANES / 2) store_8(at, q);
+  else store_some(at, q, f.lanes);
 }
 ALWAYS void store_64(uint8_t* to, Ints a, Ints b, Ints c, Ints d) {
   store_16(to, a, All{});

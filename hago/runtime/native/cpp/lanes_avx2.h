@@ -63,6 +63,13 @@ ALWAYS void store_16(float* at, Floats v, All) {
   _mm256_storeu_ps(at + 8, v.high);
 }
 
+// The first eight of sixteen, which rows of 8, 24 or 40 channels end in.
+ALWAYS Ints load_8(const uint8_t* at) {
+  return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at)), _mm256_setzero_si256()};
+}
+ALWAYS Ints load_8(const int32_t* at) { return {_mm256_loadu_si256((const __m256i*)at), _mm256_setzero_si256()}; }
+ALWAYS void store_8(int32_t* at, Ints q) { _mm256_storeu_si256((__m256i*)at, q.low); }
+
 #define HAGO_PACKS
 struct ByteRange {
   const __m256i zero, low, high;

@@ -159,6 +159,14 @@ inline void real_tile(const Tile& t, const Output& o) {
   });
 }
 
+inline void raw_tile(const Tile& t, const Output& o) {
+  by_columns(t, [&](int i, auto lanes) {
+    int32_t* data = reinterpret_cast<int32_t*>(o.data) + t.column + i;
+    for (int r = 0; r < t.rows; ++r)
+      store_16(data + t.at(r) * o.stride, load_ints(t.sums + r * t.pitch + i), lanes);
+  });
+}
+
 template <typename T>
 void store_tile(const Tile& t, const Output& o) {
   const Ints zero = all_ints(o.zero);
@@ -203,6 +211,13 @@ struct Quick {
     store_bytes(to, q, 16 * V, range);
   }
 
+  ALWAYS void straight(const int32_t* sums, uint8_t* to) const {
+    Ints row[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) row[v] = load_ints(sums + 16 * v);
+    straight(row, to);
+  }
+
   ALWAYS void operator()(const int32_t* sums, uint8_t* to) const {
     Ints row[V];
 #pragma GCC unroll 4
@@ -232,8 +247,11 @@ struct Quick {
 template <int V>
 __attribute__((noinline)) void end_quick_of(const Output& o, const Tile& tile) {
   const Quick<V> quick(o, tile.channel, tile.width);
-  for (int r = 0; r < tile.rows; ++r)
-    quick(tile.sums + r * tile.pitch, reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + tile.column);
+  const auto to = [&](int r) { return reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + tile.column; };
+  if (tile.width == 16 * V && is_straight(o))
+    for (int r = 0; r < tile.rows; ++r) quick.straight(tile.sums + r * tile.pitch, to(r));
+  else
+    for (int r = 0; r < tile.rows; ++r) quick(tile.sums + r * tile.pitch, to(r));
 }
 
 inline void end_quick(const Output& o, const Tile& tile) {
@@ -261,6 +279,7 @@ inline void finish_tile(const Tile& tile, const Tail& t) {
   for (int k = 0; k < t.outputs; ++k) {
     const Output& o = t.output[k];
     if (o.move.form == TO_REAL) real_tile(tile, o);
+    else if (is_raw(o)) raw_tile(tile, o);
     else if (is_quick(o) && tile.width <= 64) end_quick(o, tile);
     else if (o.type <= I8) store_tile<uint8_t>(tile, o);
     else if (o.type == I16) store_tile<int16_t>(tile, o);
