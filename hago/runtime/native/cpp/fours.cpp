@@ -59,9 +59,7 @@ __attribute__((noinline)) void add_fours(const Fours& f, const uint8_t* x, int64
 }
 
 using AddFours = void (*)(const Fours&, const uint8_t*, int64_t, const int32_t*, int32_t*);
-constexpr AddFours ADD_FOURS[MOST + 1] = {nullptr,      add_fours<1>, add_fours<2>, add_fours<3>,  add_fours<4>,
-                                          add_fours<5>, add_fours<6>, add_fours<7>, add_fours<8>,  add_fours<9>,
-                                          add_fours<10>, add_fours<11>, add_fours<12>};
+constexpr AddFours ADD_FOURS[MOST + 1] = {nullptr, add_fours<1>, add_fours<2>, add_fours<3>, add_fours<4>, add_fours<5>, add_fours<6>, add_fours<7>, add_fours<8>, add_fours<9>, add_fours<10>, add_fours<11>, add_fours<12>};
 
 // Windows that lie `step` bytes apart: where they are stored, or copied.
 struct Rows {
