@@ -50,15 +50,16 @@ ALWAYS void accumulate_any(Ints (&acc)[R][Z], const uint8_t* const* x, const int
   }
 }
 
-// The pixels of a block and their windows, MOST_ROWS more than there are; no windows where they are single pixels
+// The pixels [begin, end) of a block and their windows, MOST_ROWS more than there are; no windows where they are single pixels
 // one after the other. Where a zero point is stored as 0, taps that no window of a tile has need not be added: so
 // pixels whose windows lie across the same edges of an image stand side by side, the edges going round.
 struct Pixels {
+  const int64_t begin, end;
   std::vector<Place> places;
   std::vector<int64_t> order;
   bool skips = false;
 
-  Pixels(const Job& j, int64_t begin, int64_t end) {
+  Pixels(const Job& j, int64_t begin, int64_t end) : begin(begin), end(end) {
     const Conv& c = j.c;
     if (is_pointwise(j)) return;
     places = places_of(j, begin, end, MOST_ROWS);
@@ -66,12 +67,14 @@ struct Pixels {
     const bool many = 20 * (j.s.out_height + j.s.out_width) > j.s.out_height * j.s.out_width;  // edges
     const bool turned = c.values == TURNED && !c.widens && !c.fours;
     skips = many && c.gather == AT_PIXELS && !turned && c.zeros[0] == 0 && (c.pad_h || c.pad_w);
-    if (skips) sort(j, begin, count);
+    if (skips) sort(j, count);
     std::fill(places.begin() + count, places.end(), places[count - 1]);
   }
 
+  const int64_t* order_of(int64_t pixel) const { return skips ? &order[pixel - begin] : nullptr; }
+
  private:
-  void sort(const Job& j, int64_t begin, int64_t count) {
+  void sort(const Job& j, int64_t count) {
     // by whether a window passes the top (1), the bottom (2), the left (4), the right (8)
     static constexpr int RANK[16] = {0, 2, 6, 9, 8, 1, 7, 9, 4, 3, 5, 9, 9, 9, 9, 9};
     const auto rank = [&](const Place& p) {
@@ -115,40 +118,38 @@ struct Panel {
         offset(c.offset + (group * c.panels + panel) * c.panel),
         copies(c.gather == AT_PIXELS ? 0 : R * room) {}
 
-  // The pixels [begin, end).
-  void operator()(int64_t begin, int64_t end) {
-    if (j.end_form == QUICK && width == 16 * Z && !pixels.skips && is_straight(j.t.output[0]))
-      straight_tiles(begin, end);
-    else any_tiles(begin, end);
+  void operator()() {
+    if (j.end_form == QUICK && width == 16 * Z && !pixels.skips && is_straight(j.t.output[0])) straight_tiles();
+    else any_tiles(pixels.begin);
   }
 
+ private:
   // In a function of its own, like the other loop over tiles: where both are in one, compilers keep some of the sums in
   // memory.
-  __attribute__((noinline)) void straight_tiles(int64_t begin, int64_t end) {
+  __attribute__((noinline)) void straight_tiles() {
     const Output& o = j.t.output[0];
     const Quick<Z> quick(o, column, width);
-    each_tile(begin, end, [&](const Sums& acc, const Tile& tile) __attribute__((always_inline)) {
-      if (tile.rows < R) return end_tile(acc, tile);
-      uint8_t* to = reinterpret_cast<uint8_t*>(o.data) + tile.row * o.stride + column;
+    uint8_t* to = reinterpret_cast<uint8_t*>(o.data) + pixels.begin * o.stride + column;
+    int64_t first = pixels.begin;
+    for (; first + R <= pixels.end; first += R) {
+      Sums acc;
+      start(acc);
+      add_window(acc, first, R);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r, to += o.stride) quick.straight(acc[r], to);
-    });
+    }
+    if (first < pixels.end) any_tiles(first);
   }
 
-  __attribute__((noinline)) void any_tiles(int64_t begin, int64_t end) {
-    each_tile(begin, end, [&](const Sums& acc, const Tile& tile) __attribute__((always_inline)) { end_tile(acc, tile); });
-  }
-
-  template <typename End>
-  ALWAYS void each_tile(int64_t begin, int64_t end, End end_of) {
-    for (int64_t first = begin; first < end; first += R) {
-      const Tile tile{nullptr, (int)std::min<int64_t>(R, end - first), 16 * Z, width, column, first, column,
-                      pixels.skips ? &pixels.order[first - begin] : nullptr};
+  __attribute__((noinline)) void any_tiles(int64_t first) {
+    for (; first < pixels.end; first += R) {
+      const int rows = (int)std::min<int64_t>(R, pixels.end - first);
+      const Tile tile{nullptr, rows, 16 * Z, width, column, first, column, pixels.order_of(first)};
       if (j.end_form == ANY) bring_near(j.t, tile);
       Sums acc;
       start(acc);
-      add_window(acc, tile, pixels.places.empty() ? nullptr : &pixels.places[first - begin]);
-      end_of(acc, tile);
+      add_window(acc, first, rows);
+      end_tile(acc, tile);
     }
   }
 
@@ -161,13 +162,14 @@ struct Panel {
     }
   }
 
-  // Adds the windows at `place`; rows past the end of a tile are computed and dropped.
-  ALWAYS void add_window(Sums& acc, const Tile& tile, const Place* place) {
+  // Adds the windows of `rows` pixels from `first` on; as many as R are computed.
+  ALWAYS void add_window(Sums& acc, int64_t first, int rows) {
     const uint8_t* at[R];
-    if (!place) {
-      for (int r = 0; r < R; ++r) at[r] = j.x + (tile.row + (r < tile.rows ? r : 0)) * c.channels + from;
+    if (pixels.places.empty()) {
+      for (int r = 0; r < R; ++r) at[r] = j.x + (first + (r < rows ? r : 0)) * c.channels + from;
       return add_tap(acc, at, 0);
     }
+    const Place* place = &pixels.places[first - pixels.begin];
     bool all_inside = true;
     for (int r = 0; r < R; ++r) all_inside = all_inside && place[r].inside;
     if (!all_inside && c.gather != AT_PIXELS)
@@ -220,33 +222,33 @@ struct Panel {
 };
 
 template <int R, int Z, Type X, bool HALF = false>
-void tiles(const Job& j, const Pixels& pixels, int group, int panel, int64_t begin, int64_t end) {
-  Panel<R, Z, X, HALF>(j, pixels, group, panel)(begin, end);
+void tiles(const Job& j, const Pixels& pixels, int group, int panel) {
+  Panel<R, Z, X, HALF>(j, pixels, group, panel)();
 }
 
 template <Type X>
-void panel_of(const Job& j, const Pixels& pixels, int group, int panel, int64_t begin, int64_t end) {
-  const bool few = end - begin <= 2;  // a row or two of a matrix: no tile of pixels
+void panel_of(const Job& j, const Pixels& pixels, int group, int panel) {
+  const bool few = pixels.end - pixels.begin <= 2;  // a row or two of a matrix: no tile of pixels
 #ifdef HAGO_AVX512
   switch (j.c.panel / 16 + (few ? 4 : 0)) {
-    case 1: return tiles<ROWS_OF[1], 1, X>(j, pixels, group, panel, begin, end);
-    case 2: return tiles<ROWS_OF[2], 2, X>(j, pixels, group, panel, begin, end);
-    case 3: return tiles<ROWS_OF[3], 3, X>(j, pixels, group, panel, begin, end);
-    case 4: return tiles<ROWS_OF[4], 4, X>(j, pixels, group, panel, begin, end);
-    case 5: return tiles<1, 1, X>(j, pixels, group, panel, begin, end);
-    case 6: return tiles<1, 2, X>(j, pixels, group, panel, begin, end);
-    case 7: return tiles<1, 3, X>(j, pixels, group, panel, begin, end);
-    default: return tiles<1, 4, X>(j, pixels, group, panel, begin, end);
+    case 1: return tiles<ROWS_OF[1], 1, X>(j, pixels, group, panel);
+    case 2: return tiles<ROWS_OF[2], 2, X>(j, pixels, group, panel);
+    case 3: return tiles<ROWS_OF[3], 3, X>(j, pixels, group, panel);
+    case 4: return tiles<ROWS_OF[4], 4, X>(j, pixels, group, panel);
+    case 5: return tiles<1, 1, X>(j, pixels, group, panel);
+    case 6: return tiles<1, 2, X>(j, pixels, group, panel);
+    case 7: return tiles<1, 3, X>(j, pixels, group, panel);
+    default: return tiles<1, 4, X>(j, pixels, group, panel);
   }
 #else
 #ifdef HAGO_PAIRS
   if constexpr (X == I16) {
     const bool half = j.c.out_channels / j.c.groups - panel * j.c.panel <= LANES / 2;
-    if (half && !few) return tiles<TALLEST, 1, X, true>(j, pixels, group, panel, begin, end);
+    if (half && !few) return tiles<TALLEST, 1, X, true>(j, pixels, group, panel);
   }
 #endif
-  if (few) return tiles<1, 1, X>(j, pixels, group, panel, begin, end);
-  tiles<TALLEST, 1, X>(j, pixels, group, panel, begin, end);
+  if (few) return tiles<1, 1, X>(j, pixels, group, panel);
+  tiles<TALLEST, 1, X>(j, pixels, group, panel);
 #endif
 }
 
@@ -255,7 +257,7 @@ void some_panels(const Job& j, int first, int count, int64_t begin, int64_t end)
   auto each = panel_of<I16>;
   if constexpr (DOTS_BYTES != NEVER)
     if (!j.c.widens && j.c.values != I16) each = j.c.values == U8 || turns(j.c) ? panel_of<U8> : panel_of<I8>;
-  for (int p = first; p < first + count; ++p) each(j, pixels, p / j.c.panels, p % j.c.panels, begin, end);
+  for (int p = first; p < first + count; ++p) each(j, pixels, p / j.c.panels, p % j.c.panels);
 }
 
 }  // namespace

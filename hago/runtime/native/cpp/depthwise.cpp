@@ -253,13 +253,26 @@ class Words {
 
   void operator()() {
     const int channels = j.c.out_channels;
+#ifdef HAGO_STORES_PAIRS
+    if (j.end_form == QUICK && channels % WORDS == 0 && is_straight(j.t.output[0])) {
+      for (int channel = 0; channel < channels; channel += WORDS) to_bytes_of(channel);
+      return;
+    }
+#endif
     for (block = 0; block < channels; block += BLOCK) {
       const int width = std::min(BLOCK, channels - block);
       for (int64_t first = begin; first < end; first += PIXELS) {
         const int some = (int)std::min<int64_t>(PIXELS, end - first);
-        for (int part = 0; part * WORDS < width; ++part) {
-          if (taps == 9) by_vec<9>(&windows[first - begin], some, part);
-          else by_vec<0>(&windows[first - begin], some, part);
+        for (int channel = block; channel < block + width; channel += WORDS) {
+          const int32_t* offset = j.c.offset + channel;
+          const Vec start[2] = {load_vec(offset), load_vec(offset + WORDS / 2)}, none[2] = {};
+          int32_t* to = sums + channel - block;
+          of_vec(&windows[first - begin], some, channel, none, [&](Vec low, Vec high) __attribute__((always_inline)) {
+            put_in_order(low, high);
+            store_vec(to, add_vec(low, start[0]));
+            store_vec(to + WORDS / 2, add_vec(high, start[1]));
+            to += BLOCK;
+          });
         }
         end_rows(j, {sums, some, BLOCK, width, block, first, block});
       }
@@ -277,14 +290,37 @@ class Words {
   int block;
   alignas(64) int32_t sums[BLOCK * PIXELS];
 
-  // Sums of `some` pixels, of one Vec of channels; weights of TAPS taps stay in registers, 0 for any number. Channels
-  // past the last one have weights of 0.
-  template <int TAPS>
-  void by_vec(const int16_t* const* window, int some, int part) {
+#ifdef HAGO_STORES_PAIRS
+  // All pixels of WORDS channels to bytes, straight from registers.
+  void to_bytes_of(int channel) const {
+    const Output& o = j.t.output[0];
+    const ByteRange range(o.type == I8, o.zero, (int)o.move.low, (int)o.move.high);
+    const float* ratio = o.move.ratio + channel;
+    Vec by[2] = {load_vec(ratio), load_vec(ratio + WORDS / 2)};
+    Vec start[2] = {load_vec(j.c.offset + channel), load_vec(j.c.offset + channel + WORDS / 2)};
+    take_out_of_order(by[0], by[1]);
+    take_out_of_order(start[0], start[1]);
+    uint8_t* to = reinterpret_cast<uint8_t*>(o.data) + begin * o.stride + channel;
+    of_vec(windows.data(), end - begin, channel, start, [&](Vec low, Vec high) __attribute__((always_inline)) {
+      store_pairs(to, low, high, by, range);
+      to += o.stride;
+    });
+  }
+#endif
+
+  template <typename End>
+  ALWAYS void of_vec(const int16_t* const* window, int64_t count, int channel, const Vec (&start)[2], End end_of) const {
+    if (taps == 9) by_vec<9>(window, count, channel, start, end_of);
+    else by_vec<0>(window, count, channel, start, end_of);
+  }
+
+  // Has `end_of` take the sums of `count` pixels, of one Vec of channels, as `start` and the interleaving order them;
+  // weights of TAPS taps stay in registers, 0 for any number. Channels past the last one have weights of 0.
+  template <int TAPS, typename End>
+  ALWAYS void by_vec(const int16_t* const* window, int64_t count, int channel, const Vec (&start)[2], End end_of) const {
     constexpr int TWOS = (TAPS + 1) / 2;
-    const int channel = block + part * WORDS, number = twos;
-    const int8_t* w = j.c.weight + (int64_t)block / BLOCK * twos * STEP + part * sizeof(Vec);
-    const Vec start[2] = {load_vec(j.c.offset + channel), load_vec(j.c.offset + channel + WORDS / 2)};
+    const int number = twos;
+    const int8_t* w = j.c.weight + (int64_t)channel / BLOCK * twos * STEP + channel % BLOCK / WORDS * sizeof(Vec);
     const int64_t* step = steps.data();
     Vec held[TWOS ? TWOS : 1][2];
 #pragma GCC unroll 8
@@ -292,10 +328,9 @@ class Words {
       held[k][0] = load_vec(w + STEP * k);
       held[k][1] = load_vec(w + STEP * k + STEP / 2);
     }
-    int32_t* to = sums + part * WORDS;
-    for (int r = 0; r < some; ++r, to += BLOCK) {
+    for (int64_t r = 0; r < count; ++r) {
       const int16_t* x = window[r] + channel;
-      Vec low{}, high{};
+      Vec low = start[0], high = start[1];
 #pragma GCC unroll 8
       for (int k = 0; k < (TAPS ? TWOS : number); ++k) {
         Vec a, b;
@@ -303,9 +338,7 @@ class Words {
         low = dot_vec(low, a, TAPS ? held[k][0] : load_vec(w + STEP * k));
         high = dot_vec(high, b, TAPS ? held[k][1] : load_vec(w + STEP * k + STEP / 2));
       }
-      put_in_order(low, high);
-      store_vec(to, add_vec(low, start[0]));
-      store_vec(to + WORDS / 2, add_vec(high, start[1]));
+      end_of(low, high);
     }
   }
 };

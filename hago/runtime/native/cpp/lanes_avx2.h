@@ -80,15 +80,18 @@ struct ByteRange {
         high(_mm256_set1_epi16((int16_t)(high + zero))), is_signed(is_signed),
         whole(low + zero == (is_signed ? -128 : 0) && high + zero == (is_signed ? 127 : 255)) {}
 };
+// Sixteen of them, in each half of a register the same eight twice.
+ALWAYS __m256i to_bytes(Ints q, const ByteRange& r) {
+  __m256i words = _mm256_adds_epi16(_mm256_packs_epi32(q.low, q.high), r.zero);
+  if (!r.whole) words = _mm256_min_epi16(_mm256_max_epi16(words, r.low), r.high);
+  return r.is_signed ? _mm256_packs_epi16(words, words) : _mm256_packus_epi16(words, words);
+}
 template <int V>
 ALWAYS void store_bytes(uint8_t* to, const Ints (&q)[V], int width, const ByteRange& r) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
 #pragma GCC unroll 4
   for (int v = 0; v < V; ++v, to += 16) {
-    __m256i words = _mm256_adds_epi16(_mm256_packs_epi32(q[v].low, q[v].high), r.zero);
-    if (!r.whole) words = _mm256_min_epi16(_mm256_max_epi16(words, r.low), r.high);
-    const __m256i packed = r.is_signed ? _mm256_packs_epi16(words, words) : _mm256_packus_epi16(words, words);
-    const __m128i bytes = _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(packed, order));
+    const __m128i bytes = _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(to_bytes(q[v], r), order));
     if (width >= 16 * (v + 1)) _mm_storeu_si128((__m128i*)to, bytes);
     else _mm_storel_epi64((__m128i*)to, bytes);
   }
@@ -161,6 +164,14 @@ ALWAYS void put_in_order(Vec& first, Vec& second) {
   const Vec low = _mm256_permute2x128_si256(first, second, 0x20);
   second = _mm256_permute2x128_si256(first, second, 0x31);
   first = low;
+}
+// The reverse; and sixteen sums in this order, by ratios in the same, to bytes in that of memory.
+#define HAGO_STORES_PAIRS
+ALWAYS void take_out_of_order(Vec& first, Vec& second) { put_in_order(first, second); }
+ALWAYS void store_pairs(uint8_t* to, Vec first, Vec second, const Vec (&ratio)[2], const ByteRange& r) {
+  const Floats by{_mm256_castsi256_ps(ratio[0]), _mm256_castsi256_ps(ratio[1])};
+  const __m256i bytes = to_bytes(to_ints(multiply(to_floats({first, second}), by)), r);
+  _mm_storeu_si128((__m128i*)to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(bytes, 0x08)));
 }
 
 #ifdef __AVXVNNI__
