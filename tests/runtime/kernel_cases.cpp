@@ -23,11 +23,12 @@ std::vector<T> read(std::FILE* file) {
   return values;
 }
 
-int64_t differing(const std::vector<uint8_t>& bytes, const std::vector<int32_t>& sums, float ratio, int zero) {
+int64_t differing(const std::vector<uint8_t>& bytes, const std::vector<int32_t>& sums, const Conv& conv,
+                  const Output& o) {
   int64_t wrong = 0;
   for (size_t i = 0; i < sums.size(); ++i) {
-    const float v = std::fmin(std::fmax(std::rint((float)sums[i] * ratio), 0.0f - zero), 255.0f - zero);
-    wrong += bytes[i] != (uint8_t)((int)v + zero);
+    const float v = std::rint((float)sums[i] * o.move.ratio[i % conv.out_channels]);
+    wrong += bytes[i] != (uint8_t)((int)std::fmin(std::fmax(v, o.move.least), o.move.most) + o.zero);
   }
   return wrong;
 }
@@ -52,7 +53,7 @@ int main(int count, char** arguments) {
     const std::vector<int32_t> fours = read<int32_t>(file), places = read<int32_t>(file);
     const std::vector<int32_t> four_taps = read<int32_t>(file), exact = read<int32_t>(file);
     conv.weight = weight.data(), conv.offset = offset.data(), conv.zeros = zeros.data();
-    if (!fours.empty()) conv.fours = fours.data(), conv.places = places.data(), conv.four_taps = four_taps.data();
+    if (!fours.empty()) conv.four_starts = fours.data(), conv.places = places.data(), conv.four_taps = four_taps.data();
     const Shape shape{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]};
     std::vector<int32_t> sums(exact.size());
     Tail tail{};
@@ -61,18 +62,24 @@ int main(int count, char** arguments) {
     output.type = I32, output.stride = conv.out_channels, output.data = (char*)sums.data();
     hago_conv(&conv, &shape, &tail, x.data(), 1);
     for (size_t i = 0; i < sums.size(); ++i) wrong += sums[i] != exact[i];
-    const int zero = 37;
-    const std::vector<float> ratio(conv.out_channels + 1024, 3e-4f);
+    std::vector<float> ratio(conv.out_channels + 1024);
+    for (size_t i = 0; i < ratio.size(); ++i) ratio[i] = (float)(1e-4 + 1e-5 * (i * 7 % 31));
     std::vector<uint8_t> bytes(exact.size());
-    output.type = U8, output.zero = zero, output.data = (char*)bytes.data();
-    output.move.form = RATIO, output.move.plain = 1, output.move.ratio = ratio.data();
-    output.move.low = output.move.least = 0 - zero, output.move.high = output.move.most = 255 - zero;
-    hago_conv(&conv, &shape, &tail, x.data(), 1000);  // blocks of single pixels where there are few
-    wrong += differing(bytes, exact, 3e-4f, zero);
+    output.data = (char*)bytes.data(), output.move.form = RATIO, output.move.plain = 1, output.move.ratio = ratio.data();
+    const auto store = [&](Type type, int zero, int low, int high, int threads) {
+      output.type = type, output.zero = zero;
+      output.move.low = output.move.least = low - zero, output.move.high = output.move.most = high - zero;
+      std::fill(bytes.begin(), bytes.end(), 0);
+      hago_conv(&conv, &shape, &tail, x.data(), threads);
+      wrong += differing(bytes, exact, conv, output);
+      total += exact.size();
+    };
+    store(U8, 37, 0, 255, 1000);  // blocks of single pixels where there are few
     output.move.bounded = 1;
-    hago_conv(&conv, &shape, &tail, x.data(), 1);
-    wrong += differing(bytes, exact, 3e-4f, zero);
-    total += 3 * (int64_t)exact.size();
+    store(U8, 37, 0, 255, 1);
+    store(I8, -5, -128, 127, 1);
+    store(I8, 3, -120, 100, 1);
+    total += exact.size();
   }
   std::printf("%lld cases, %lld of %lld values are wrong\n", (long long)cases, (long long)wrong, (long long)total);
   return wrong != 0;

@@ -104,6 +104,7 @@ CONVS = {
     "few channels": ((3, 70, 3), {"stride": [2, 2]}),
     "pointwise": ((16, 33, 1), {"padding": [0, 0]}),
     "depthwise": ((70, 70, 3), {"groups": 70}),
+    "depthwise, whole vectors": ((64, 64, 3), {"groups": 64}),
     "depthwise strided": ((16, 16, 5), {"groups": 16, "stride": [2, 1]}),
     "grouped": ((12, 20, 3), {"groups": 4}),
     "grouped with a multiplier": ((6, 18, 3), {"groups": 6}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -226,33 +226,43 @@ def test_fours_that_fit_overlap_where_pairs_do_not_fit() -> None:
     assert [part.tolist() for part in fours_that_fit(lanes, 254)[:2]] == [[0, 2], [0, 4]]
 
 
+def both_fit(first: Tensor, second: Tensor, most: int) -> bool:
+    """Whether 16 bits hold the sums of the products of two runs of four by bytes up to `most`."""
+    parts = torch.stack([first, second]).to(torch.int64).unflatten(2, (2, 2))
+    return all(
+        most * int(sums.min()) >= -(2**15) and most * int(sums.max()) < 2**15
+        for sums in (parts.clamp_min(0).sum((0, 3)), parts.clamp_max(0).sum((0, 3)))
+    )
+
+
 @given(
     counts=st.lists(st.integers(0, 40), min_size=1, max_size=4),
-    most=st.sampled_from([255, 200, 150]),
-    spread=st.sampled_from([2, 10, 25, 35]),
+    most=st.sampled_from([255, 200, 150, 128, 1]),
+    spread=st.sampled_from([2, 10, 25, 35, 1000]),
     seed=st.integers(0, 2**20),
 )
 def test_fours_are_paired_where_16_bits_hold_both(counts: list[int], most: int, spread: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = (spread * torch.randn(sum(counts), 8, 4, generator=generator)).round()
-    weight = weight.clamp(-63, 63).to(torch.int8)  # so that pairs fit
+    weight = weight.clamp(-128, 127).to(torch.int8)
     firsts = F.pad(torch.tensor(counts).cumsum(0), (1, 0))
     order, paired = pair_fours(native.library().calls, weight, firsts, most)
-
-    def fit(first: Tensor, second: Tensor) -> bool:
-        parts = torch.stack([first, second]).to(torch.int64).unflatten(2, (2, 2))
-        return all(
-            most * int(sums.min()) >= -(2**15) and most * int(sums.max()) < 2**15
-            for sums in (parts.clamp_min(0).sum((0, 3)), parts.clamp_max(0).sum((0, 3)))
-        )
-
     for begin, end, count in zip(firsts, firsts[1:], paired.tolist(), strict=False):
         numbers = order[begin:end]
         assert sorted(numbers.tolist()) == list(range(int(begin), int(end)))
         assert count % 2 == 0 and count <= len(numbers)
-        assert all(fit(weight[a], weight[b]) for a, b in numbers[:count].reshape(-1, 2))
+        assert all(both_fit(weight[a], weight[b], most) for a, b in numbers[:count].reshape(-1, 2))
         alone = weight[numbers[count:]]
-        assert not any(fit(a, b) for i, a in enumerate(alone) for b in alone[:i])
+        assert not any(both_fit(a, b, most) for i, a in enumerate(alone) for b in alone[:i])
+
+
+def test_fours_are_paired_among_the_next_thousand_only() -> None:
+    # two of the first 1500 do not fit; the others fit beside them, but are more than 1024 places behind the first 476
+    weight = torch.full((2000, 8, 4), 40, dtype=torch.int8)
+    weight[1500:] = 1
+    order, paired = pair_fours(native.library().calls, weight, torch.tensor([0, 2000]), 255)
+    assert int(paired) == 1000 and order[:1000].reshape(-1, 2)[[0, -1]].tolist() == [[476, 1500], [975, 1999]]
+    assert sorted(order.tolist()) == list(range(2000))
 
 
 def weights_of(kind: str, out: int, each: int, generator: torch.Generator) -> Tensor:
@@ -275,7 +285,7 @@ def weights_of(kind: str, out: int, each: int, generator: torch.Generator) -> Te
 def test_weights_with_pairs_that_do_not_fit(instruction_set: str, kind: str, dtype: torch.dtype) -> None:
     calls, generator = library_for(instruction_set).calls, torch.Generator().manual_seed(0)
     low = torch.iinfo(dtype).min
-    # pixel by pixel in short and long taps, in groups, row by row, and as a patch
+    # in squares, in groups, row by row, and as a patch
     for channels, out, groups, dilation in (
         *((64, 40, 1, 1), (256, 16, 1, 1), (64, 24, 2, 1), (3, 16, 1, 1), (18, 8, 1, 1), (18, 8, 1, 2)),
     ):
@@ -292,6 +302,51 @@ def test_weights_with_pairs_that_do_not_fit(instruction_set: str, kind: str, dty
                 exact = F.conv2d(x.double() - zero, w.double(), None, 1, 1, dilation, groups)
                 found = sums_of(calls, x, w, geometry, zero, tiles=False)
                 assert torch.equal(found, exact.to(torch.int64).to(torch.int32))
+
+
+#: Channels, output channels, groups, kernel, stride, padding, dilation of convolutions whose bell-shaped weights are
+#: split into fours: rows longer than a tile, windows across edges, halves of panels, long and short taps.
+WITH_FOURS: Final = (
+    *((64, 40, 1, (3, 3), (2, 2), (1, 1), (1, 1)), (32, 24, 1, (3, 3), (1, 2), (1, 1), (1, 1))),
+    *((64, 24, 2, (3, 3), (2, 1), (1, 1), (2, 1)), (32, 33, 1, (5, 5), (1, 1), (2, 2), (1, 1))),
+    *((64, 8, 1, (1, 1), (2, 2), (1, 1), (1, 1)), (40, 16, 1, (1, 3), (1, 1), (0, 4), (1, 1))),
+    *((256, 16, 1, (3, 3), (2, 2), (1, 1), (1, 1)), (72, 48, 1, (1, 1), (1, 1), (0, 0), (1, 1))),
+    *((96, 24, 3, (1, 1), (1, 1), (0, 0), (1, 1)), (3, 8, 1, (7, 7), (2, 2), (3, 3), (1, 1))),
+)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+@pytest.mark.parametrize("sizes", WITH_FOURS)
+def test_windows_of_fours(instruction_set: str, threads: int, dtype: torch.dtype, sizes: tuple[Any, ...]) -> None:
+    calls, generator = library_for(instruction_set).calls, torch.Generator().manual_seed(0)
+    channels, out, groups, kernel, stride, padding, dilation = sizes
+    geometry, low = Geometry(*sizes), torch.iinfo(dtype).min
+    w = (30 * torch.randn(out, channels // groups, *kernel, generator=generator)).round().clamp(-128, 127)
+    x = (torch.randint(0, 2, (2, channels, 19, 31), generator=generator) * 255 + low).to(dtype)
+    split = calls.hago_adds_bytes(0) == native.IF_PAIRS_FIT
+    assert bool(pack_for(calls, w, geometry, 255, tiles=False).fours) == split
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for zero in (low, 3):
+            exact = F.conv2d(x.double() - zero, w.double(), None, stride, padding, dilation, groups)
+            found = sums_of(calls, x, w, geometry, zero, tiles=False)
+            assert torch.equal(found, exact.to(torch.int64).to(torch.int32))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("out", [8, 200])
+def test_weights_are_words_where_fours_cost_more(out: int) -> None:
+    calls = library_for("").calls
+    if calls.hago_adds_bytes(0) != native.IF_PAIRS_FIT:
+        pytest.skip("the processor adds products of bytes exactly, or never")
+    w = (43 * torch.randn(out, 96, 1, 1, generator=torch.Generator().manual_seed(0))).round().clamp(-128, 127)
+    packed = pack_for(calls, w, Geometry(96, out, 1, (1, 1), (1, 1), (0, 0), (1, 1)), 255, tiles=False)
+    # with many output channels, widening the input costs less than more products
+    assert bool(packed.fours) == (out == 8) and packed.weight.dtype == (torch.int8 if out == 8 else torch.int16)
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)

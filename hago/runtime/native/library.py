@@ -160,7 +160,8 @@ class Conv(ctypes.Structure):
         winograd: whether weights are transformed, see `weights.winograd_weights`; the taps are then their 16 points.
         offset: by output channel, bias - zero point * sum of the weights.
         zeros: the zero points of a pixel, as products read them.
-        fours, places, four_taps: of weights in runs of four whose pairs fit, see `weights.Packed`; null for others.
+        four_starts, places, four_taps: of weights in runs of four whose pairs fit, see `weights.Packed`; null for
+            others.
     """
 
     _fields_ = [
@@ -170,7 +171,7 @@ class Conv(ctypes.Structure):
         *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather", "steps", "woven")),
         ("winograd", c_int32),
         ("weight", c_void_p), ("offset", c_void_p), ("zeros", c_void_p),
-        ("fours", c_void_p), ("places", c_void_p), ("four_taps", c_void_p),
+        ("four_starts", c_void_p), ("places", c_void_p), ("four_taps", c_void_p),
     ]  # fmt: skip
 
 

@@ -39,12 +39,12 @@ LEAST_TILED: Final = 384
 MOST_WOVEN: Final = 16
 #: The channels of a vector of products of bytes whose pairs must fit: the int32 sums of a register of AVX2.
 VECTOR: Final = 8
-#: The greatest time of products of runs of four, as `_pack_fours` has it, above which words are faster. The output
-#: channels share the time of widening the input to words, which is `WIDENING` for one.
-MOST_FOURS: Final = 1.05
-WIDENING: Final = 5
 #: The part of its time that a run of four saves in a pair.
 PAIRED_GAIN: Final = 0.15
+#: The most that runs of four may cost, see `_pack_fours`; beyond, words are faster (measured on a Zen 3). Output
+#: channels share the time that it takes to widen their input to words, which is `WIDENING` for one.
+MOST_COST: Final = 1.05
+WIDENING: Final = 5
 #: The matrix G of Winograd's F(2 x 2, 3 x 3), twice, so that it holds integers.
 WINOGRAD_G: Final = ((2, 0, 0), (1, 1, 1), (1, -1, 1), (0, 0, 2))
 #: How a window is read; see `_gather`.
@@ -125,9 +125,8 @@ class Packed:
         steps: steps of 64 bytes in a window that is read in matrix tiles; 0 for no tiles.
         woven: rows of a window that are interleaved in a step; 0 for none.
         fits: of the `Products` that they are packed for.
-        fours: of weights in runs of four, int32 arrays: for [group][panel][vector of a panel], the number of the first
-            run that is in a pair, and of the first that is not, and last the number of all runs; for every run, the
-            place in its tap of its first weight; and its tap. Empty for other weights.
+        fours: of weights in runs of four, the int32 arrays `four_starts`, `places` and `four_taps` of cpp/conv.h, with
+            vectors in the order [group][panel][vector of a panel]. Empty for other weights.
         winograd: whether they are those of `winograd_weights`.
     """
 
@@ -287,9 +286,11 @@ def pack(calls: Any, weight: Tensor, geometry: Geometry, how: Products, tiles: b
     depth = room.shape[3]
     if how.most:
         lanes = room.reshape(geometry.groups, panels, -1, VECTOR, *room.shape[2:]).permute(0, 1, 2, 4, 5, 3)
-        fours, laid, cost = _pack_fours(calls, lanes.flatten(0, 2), how.most)
-        if cost > MOST_FOURS + WIDENING / (geometry.out_channels // geometry.groups):
+        most_cost = MOST_COST + WIDENING / (geometry.out_channels // geometry.groups)
+        found = _pack_fours(calls, lanes.flatten(0, 2), how.most, most_cost)
+        if found is None:
             return pack(calls, centered, geometry, Products(words=True), tiles)
+        laid, fours = found
         return Packed(laid, sums, panel, panels, depth, taps.shape[1], gather, fours=fours)
     step = depth if woven else STEP
     steps = -(-taps.shape[1] * depth // step) if tiles else 0
@@ -316,27 +317,33 @@ def _in_panels(taps: Tensor, geometry: Geometry, widest: int, four: int) -> tupl
     return room, panel, panels
 
 
-def _pack_fours(calls: Any, lanes: Tensor, most: int) -> tuple[tuple[Tensor, ...], Tensor, float]:
-    """Pack weights in runs of four whose pairs fit, pairs of these first.
+def _pack_fours(
+    calls: Any, lanes: Tensor, most: int, most_cost: float
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]] | None:
+    """Pack weights in runs of four whose pairs fit. They cost (runs - PAIRED_GAIN * runs in pairs) / least runs, where
+    the least are those that would do if all pairs fitted.
 
     Args:
         lanes: int8 (vectors, taps, depth, channels of a vector).
         most: the largest byte by which they are multiplied.
+        most_cost: the most that they may cost.
 
     Returns:
-        `Packed.fours`, the runs, and the time of their products for each run that there would be if all pairs fitted,
-        in that of a run by itself.
+        The runs, and `Packed.fours`; None if they cost more.
     """
     vectors, taps, depth, _ = lanes.shape
     firsts, places, weight = fours_that_fit(lanes.flatten(0, 1), most)
+    starts = firsts[::taps].to(torch.int64)  # of vectors
+    least = int((starts.diff() > 0).sum()) * taps * depth // 4  # vectors of zeros take none
+    if (1 - PAIRED_GAIN) * len(weight) > most_cost * least:
+        return None
+    order, paired = pair_fours(calls, weight, starts, most)
+    if len(weight) - PAIRED_GAIN * int(paired.sum()) > most_cost * least:
+        return None
     tap = (torch.arange(vectors * taps, dtype=torch.int32) % taps).repeat_interleave(firsts.diff())
-    of_vectors = firsts[::taps].to(torch.int64)
-    order, paired = pair_fours(calls, weight, of_vectors, most)
-    starts = torch.stack([of_vectors[:-1], of_vectors[:-1] + paired], 1).flatten()
-    starts = torch.cat([starts, of_vectors[-1:]]).to(torch.int32)
-    filled = int((of_vectors.diff() > 0).sum()) * taps * depth // 4
-    cost = (len(weight) - PAIRED_GAIN * int(paired.sum())) / max(1, filled)
-    return (starts, places[order], tap[order]), weight[order], cost
+    interleaved = torch.stack([starts[:-1], starts[:-1] + paired], 1).flatten()
+    four_starts = torch.cat([interleaved, starts[-1:]]).to(torch.int32)
+    return weight[order], (four_starts, places[order], tap[order])
 
 
 def fours_that_fit(lanes: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -400,7 +407,7 @@ def pair_fours(calls: Any, weight: Tensor, firsts: Tensor, most: int) -> tuple[T
         calls: the library of kernels, which computes it.
         weight: int8 (runs, channels of a vector, 4).
         firsts: int64 (vectors + 1,), the number of the first run of each vector, and the number of all runs.
-        most: the largest byte by which weights are multiplied.
+        most: the largest byte by which weights are multiplied, from 1 to 255.
 
     Returns:
         int64 (runs,), the numbers of the runs of each vector: first those in pairs, one pair after the other.

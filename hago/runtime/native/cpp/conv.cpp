@@ -3,7 +3,7 @@
 //
 // The dot products of four unsigned by four signed bytes (VPDPBUSD) and of two by two signed words (VPDPWSSD, VPMADDWD)
 // do not saturate, so a sum is exact modulo 2**32 in any order. VPMADDUBSW, whose sums of pairs do, is taken where the
-// weights prove that they cannot (`pairs_that_fit` of weights.py) or are split so that they cannot (`fours_that_fit`).
+// weights prove that they cannot (`pairs_that_fit` of weights.py) or are split so that they cannot (fours.cpp).
 // Bytes of the type that products do not read have their highest bit turned, which the offset takes out again. Where no
 // product of bytes is exact, they are widened to words.
 #include "accumulate.h"
@@ -65,7 +65,7 @@ struct Pixels {
     places = places_of(j, begin, end, MOST_ROWS);
     const int64_t count = end - begin;
     const bool many = 20 * (j.s.out_height + j.s.out_width) > j.s.out_height * j.s.out_width;  // edges
-    const bool turned = c.values == TURNED && !c.widens && !c.fours;
+    const bool turned = c.values == TURNED && !c.widens;
     skips = many && c.gather == AT_PIXELS && !turned && c.zeros[0] == 0 && (c.pad_h || c.pad_w);
     if (skips) sort(j, count);
     std::fill(places.begin() + count, places.end(), places[count - 1]);
@@ -256,7 +256,7 @@ void some_panels(const Job& j, int first, int count, int64_t begin, int64_t end)
   const Pixels pixels(j, begin, end);
   auto each = panel_of<I16>;
   if constexpr (DOTS_BYTES != NEVER)
-    if (!j.c.widens && j.c.values != I16) each = j.c.values == U8 || turns(j.c) ? panel_of<U8> : panel_of<I8>;
+    if (!j.c.widens && j.c.values != I16) each = j.c.values == U8 ? panel_of<U8> : panel_of<I8>;
   for (int p = first; p < first + count; ++p) each(j, pixels, p / j.c.panels, p % j.c.panels);
 }
 
@@ -267,9 +267,12 @@ void by_panels(const Job& job, int first, int count, int64_t begin, int64_t end,
   if (job.c.steps) return by_tiles(job, first, count, begin, end, room);
 #endif
   if (job.c.winograd) return by_winograd(job, first, count, begin, end, room);
-  const auto panels = job.c.fours ? by_fours : some_panels;
-  if (job.c.widens || turns(job.c)) return panels(copied(job, begin, end, room), first, count, begin, end);
-  panels(job, first, count, begin, end);
+#ifdef HAGO_PAIRS
+  if (job.c.four_starts && turns(job.c)) return by_fours(copied(job, begin, end, room), first, count, begin, end);
+  if (job.c.four_starts) return by_fours(job, first, count, begin, end);
+#endif
+  if (job.c.widens) return some_panels(copied(job, begin, end, room), first, count, begin, end);
+  some_panels(job, first, count, begin, end);
 }
 
 // The most output channels of a panel.

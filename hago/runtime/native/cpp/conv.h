@@ -26,11 +26,12 @@ struct Conv {
   const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4 bytes]; see weights.py for the others
   const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
   const uint8_t* zeros;  // `channels` (and 64 more) bytes of zero points, as products read them
-  // Where weights are split into fours whose pairs fit 16 bits, `weight` is [four][8 channels][4 bytes]; else null.
-  const int32_t* fours;      // [group][panel][panel channels / 8][2]: the first that is in a pair, the first that is
-                             // not; and the number of all
-  const int32_t* places;     // of each four: the byte of its tap that the first of it is multiplied by
-  const int32_t* four_taps;  // of each four
+  // Of weights that are split into fours whose pairs fit 16 bits, which `weight` then holds as [four][8 channels][4
+  // bytes], those of a vector of 8 channels one after the other: every two of them to multiply together, then the rest.
+  // Null for other weights.
+  const int32_t* four_starts;  // [vector][2]: its first four, and its first of the rest; at the end, how many there are
+  const int32_t* places;       // of each four: the byte of its tap that the first of it is multiplied by
+  const int32_t* four_taps;    // of each four: its tap
 };
 
 // How the bytes of a window are read: tap by tap; a row of the window at once, where pixels have few channels;
@@ -67,7 +68,7 @@ inline bool is_pointwise(const Job& j) {
 }
 
 // Whether signed bytes are copied as unsigned ones before products read them.
-inline bool turns(const Conv& c) { return c.fours && c.values == I8; }
+inline bool turns(const Conv& c) { return c.four_starts && c.values == I8; }
 
 // Bytes of a pixel as it is stored.
 inline int64_t stored_pixel(const Conv& c) { return c.widens ? c.channels / 2 : c.channels; }
@@ -82,8 +83,8 @@ struct Padded {
 
   Padded(const Conv& c, const Shape& s, const uint8_t* from, int threads) : conv(c), shape(s), x(from) {
     if (c.gather != IN_ROWS || !(c.pad_h || c.pad_w || c.woven)) return;
-    const bool flips = (c.woven || c.fours) && c.values == I8;
-    const uint8_t flip = flips ? 0x80 : 0, around = c.fours ? 0 : flip;  // of fours, the zeros are turned
+    const bool flips = (c.woven || c.four_starts) && c.values == I8;
+    const uint8_t flip = flips ? 0x80 : 0, around = c.four_starts ? 0 : flip;  // of fours, the zeros are turned
     if (flips) conv.values = U8;
     conv.pad_h = conv.pad_w = 0;
     shape.height += 2 * c.pad_h;
@@ -237,7 +238,9 @@ inline Job copied(const Job& j, int64_t begin, int64_t end, Room& room) {
 void by_channel(const Job& job, int64_t begin, int64_t end, Room& room);
 void by_panels(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room);
 void by_tiles(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room);
+#ifdef HAGO_PAIRS
 void by_fours(const Job& job, int first, int count, int64_t begin, int64_t end);
+#endif
 void by_winograd(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room);
 
 // Output pixels whose windows stay in the cache while all panels pass over them; copies of them, for matrix tiles.

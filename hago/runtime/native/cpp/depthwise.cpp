@@ -253,13 +253,13 @@ class Words {
 
   void operator()() {
     const int channels = j.c.out_channels;
-#ifdef HAGO_STORES_PAIRS
+#ifdef HAGO_STORES_INTERLEAVED
     if (j.end_form == QUICK && channels % WORDS == 0 && is_straight(j.t.output[0])) {
       for (int channel = 0; channel < channels; channel += WORDS) to_bytes_of(channel);
       return;
     }
 #endif
-    for (block = 0; block < channels; block += BLOCK) {
+    for (int block = 0; block < channels; block += BLOCK) {
       const int width = std::min(BLOCK, channels - block);
       for (int64_t first = begin; first < end; first += PIXELS) {
         const int some = (int)std::min<int64_t>(PIXELS, end - first);
@@ -267,7 +267,7 @@ class Words {
           const int32_t* offset = j.c.offset + channel;
           const Vec start[2] = {load_vec(offset), load_vec(offset + WORDS / 2)}, none[2] = {};
           int32_t* to = sums + channel - block;
-          of_vec(&windows[first - begin], some, channel, none, [&](Vec low, Vec high) __attribute__((always_inline)) {
+          by_vec(&windows[first - begin], some, channel, none, [&](Vec low, Vec high) __attribute__((always_inline)) {
             put_in_order(low, high);
             store_vec(to, add_vec(low, start[0]));
             store_vec(to + WORDS / 2, add_vec(high, start[1]));
@@ -287,10 +287,9 @@ class Words {
   const Slab slab;
   std::vector<int64_t> steps;                 // from the first word of a window to that of each tap
   const std::vector<const int16_t*> windows;  // of the pixels
-  int block;
   alignas(64) int32_t sums[BLOCK * PIXELS];
 
-#ifdef HAGO_STORES_PAIRS
+#ifdef HAGO_STORES_INTERLEAVED
   // All pixels of WORDS channels to bytes, straight from registers.
   void to_bytes_of(int channel) const {
     const Output& o = j.t.output[0];
@@ -298,26 +297,28 @@ class Words {
     const float* ratio = o.move.ratio + channel;
     Vec by[2] = {load_vec(ratio), load_vec(ratio + WORDS / 2)};
     Vec start[2] = {load_vec(j.c.offset + channel), load_vec(j.c.offset + channel + WORDS / 2)};
-    take_out_of_order(by[0], by[1]);
-    take_out_of_order(start[0], start[1]);
+    put_out_of_order(by[0], by[1]);
+    put_out_of_order(start[0], start[1]);
     uint8_t* to = reinterpret_cast<uint8_t*>(o.data) + begin * o.stride + channel;
-    of_vec(windows.data(), end - begin, channel, start, [&](Vec low, Vec high) __attribute__((always_inline)) {
-      store_pairs(to, low, high, by, range);
+    by_vec(windows.data(), end - begin, channel, start, [&](Vec low, Vec high) __attribute__((always_inline)) {
+      store_interleaved(to, low, high, by, range);
       to += o.stride;
     });
   }
 #endif
 
+  // Has `end_of` take the sums of `count` pixels, of one Vec of channels, in the order of `start` and the interleaving.
+  // Weights of 9 taps stay in registers. Channels past the last one have weights of 0.
   template <typename End>
-  ALWAYS void of_vec(const int16_t* const* window, int64_t count, int channel, const Vec (&start)[2], End end_of) const {
-    if (taps == 9) by_vec<9>(window, count, channel, start, end_of);
-    else by_vec<0>(window, count, channel, start, end_of);
+  ALWAYS void by_vec(const int16_t* const* window, int64_t count, int channel, const Vec (&start)[2],
+                     End end_of) const {
+    if (taps == 9) by_taps<9>(window, count, channel, start, end_of);
+    else by_taps<0>(window, count, channel, start, end_of);
   }
 
-  // Has `end_of` take the sums of `count` pixels, of one Vec of channels, as `start` and the interleaving order them;
-  // weights of TAPS taps stay in registers, 0 for any number. Channels past the last one have weights of 0.
   template <int TAPS, typename End>
-  ALWAYS void by_vec(const int16_t* const* window, int64_t count, int channel, const Vec (&start)[2], End end_of) const {
+  ALWAYS void by_taps(const int16_t* const* window, int64_t count, int channel, const Vec (&start)[2],
+                      End end_of) const {
     constexpr int TWOS = (TAPS + 1) / 2;
     const int number = twos;
     const int8_t* w = j.c.weight + (int64_t)channel / BLOCK * twos * STEP + channel % BLOCK / WORDS * sizeof(Vec);

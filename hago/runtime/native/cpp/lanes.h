@@ -28,6 +28,9 @@
 // dot_vec        dot_words of a part.
 // interleave     word i of a beside word i of b: of every eight, the first four in `first`, the others in `second`.
 // put_in_order   takes sums of such pairs apart again.
+// Where HAGO_STORES_INTERLEAVED:
+// put_out_of_order    the inverse.
+// store_interleaved   such sums, by ratios that were put out of order like them, to bytes in the order of memory.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -89,7 +92,7 @@ ALWAYS void store_some(T* at, Lanes q, int n) {
   store_16(there, q, All{});
   std::memcpy(at, there, n * sizeof(T));
 }
-// Those that take no call: of eight numbers, a constant, which rows of 8, 24 or 40 channels end in.
+// Eight numbers, in which rows of 8, 24 or 40 channels end: a copy of constant size takes no call.
 template <typename T>
 ALWAYS Ints load_8(const T* at) {
   return load_some(at, LANES / 2);

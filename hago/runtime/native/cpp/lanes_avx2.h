@@ -80,7 +80,7 @@ struct ByteRange {
         high(_mm256_set1_epi16((int16_t)(high + zero))), is_signed(is_signed),
         whole(low + zero == (is_signed ? -128 : 0) && high + zero == (is_signed ? 127 : 255)) {}
 };
-// Sixteen of them, in each half of a register the same eight twice.
+// Sixteen integers to bytes of a range: in each half of a register the same eight, twice.
 ALWAYS __m256i to_bytes(Ints q, const ByteRange& r) {
   __m256i words = _mm256_adds_epi16(_mm256_packs_epi32(q.low, q.high), r.zero);
   if (!r.whole) words = _mm256_min_epi16(_mm256_max_epi16(words, r.low), r.high);
@@ -165,10 +165,9 @@ ALWAYS void put_in_order(Vec& first, Vec& second) {
   second = _mm256_permute2x128_si256(first, second, 0x31);
   first = low;
 }
-// The reverse; and sixteen sums in this order, by ratios in the same, to bytes in that of memory.
-#define HAGO_STORES_PAIRS
-ALWAYS void take_out_of_order(Vec& first, Vec& second) { put_in_order(first, second); }
-ALWAYS void store_pairs(uint8_t* to, Vec first, Vec second, const Vec (&ratio)[2], const ByteRange& r) {
+#define HAGO_STORES_INTERLEAVED
+ALWAYS void put_out_of_order(Vec& first, Vec& second) { put_in_order(first, second); }  // its own inverse
+ALWAYS void store_interleaved(uint8_t* to, Vec first, Vec second, const Vec (&ratio)[2], const ByteRange& r) {
   const Floats by{_mm256_castsi256_ps(ratio[0]), _mm256_castsi256_ps(ratio[1])};
   const __m256i bytes = to_bytes(to_ints(multiply(to_floats({first, second}), by)), r);
   _mm_storeu_si128((__m128i*)to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(bytes, 0x08)));
