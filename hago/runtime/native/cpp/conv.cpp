@@ -50,9 +50,9 @@ ALWAYS void accumulate_any(Ints (&acc)[R][Z], const uint8_t* const* x, const int
   }
 }
 
-// The pixels [begin, end) of a block and their windows, MOST_ROWS more than there are; no windows where they are single pixels
-// one after the other. Where a zero point is stored as 0, taps that no window of a tile has need not be added: so
-// pixels whose windows lie across the same edges of an image stand side by side, the edges going round.
+// The pixels [begin, end) of a block and their windows, MOST_ROWS more than there are; no windows where they are single
+// pixels one after the other. Where a zero point is stored as 0, taps that no window of a tile has need not be added:
+// so pixels whose windows lie across the same edges of an image stand side by side, the edges going round.
 struct Pixels {
   const int64_t begin, end;
   std::vector<Place> places;

@@ -23,9 +23,8 @@ struct Four {
   }
 };
 
-// Whether 16 bits hold the sums of the products of both by bytes up to `most`.
-bool fit(const Four& a, const Four& b, int most) {
-  const int highest = INT16_MAX / most, lowest = (INT16_MAX + 1) / most;
+// Whether every sum of positive weights is at most `highest`, and of negative ones at most `lowest`.
+bool fit(const Four& a, const Four& b, int highest, int lowest) {
   bool all = true;
   for (int i = 0; i < SUMS / 2; ++i) all &= a.sums[i] + b.sums[i] <= highest;
   for (int i = SUMS / 2; i < SUMS; ++i) all &= a.sums[i] + b.sums[i] <= lowest;
@@ -45,6 +44,7 @@ bool fit(const Four& a, const Four& b, int most) {
 extern "C" void hago_pair_fours(const int8_t* weight, const int64_t* firsts, int64_t vectors, int32_t most,
                                 int64_t* order, int32_t* paired) {
   constexpr size_t TRIES = 1024;
+  const int highest = INT16_MAX / most, lowest = (INT16_MAX + 1) / most;  // that 16 bits hold, multiplied by `most`
   for (int64_t v = 0; v < vectors; ++v) {
     std::vector<Four> fours;
     for (int64_t number = firsts[v]; number < firsts[v + 1]; ++number) fours.emplace_back(weight, number);
@@ -56,7 +56,7 @@ extern "C" void hago_pair_fours(const int8_t* weight, const int64_t* firsts, int
       if (taken[i]) continue;
       const size_t last = std::min(fours.size(), i + 1 + TRIES);
       size_t other = i + 1;
-      while (other < last && (taken[other] || !fit(fours[i], fours[other], most))) ++other;
+      while (other < last && (taken[other] || !fit(fours[i], fours[other], highest, lowest))) ++other;
       if (other == last) {
         alone.push_back(fours[i].number);
         continue;

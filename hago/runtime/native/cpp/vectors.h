@@ -211,20 +211,6 @@ struct Quick {
     store_bytes(to, q, 16 * V, range);
   }
 
-  ALWAYS void straight(const int32_t* sums, uint8_t* to) const {
-    Ints row[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) row[v] = load_ints(sums + 16 * v);
-    straight(row, to);
-  }
-
-  ALWAYS void operator()(const int32_t* sums, uint8_t* to) const {
-    Ints row[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) row[v] = load_ints(sums + 16 * v);
-    (*this)(row, to);
-  }
-
   ALWAYS void operator()(const Ints (&row)[V], uint8_t* to) const {
     Ints q[V];
 #pragma GCC unroll 4
@@ -247,11 +233,15 @@ struct Quick {
 template <int V>
 __attribute__((noinline)) void end_quick_of(const Output& o, const Tile& tile) {
   const Quick<V> quick(o, tile.channel, tile.width);
-  const auto to = [&](int r) { return reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + tile.column; };
-  if (tile.width == 16 * V && is_straight(o))
-    for (int r = 0; r < tile.rows; ++r) quick.straight(tile.sums + r * tile.pitch, to(r));
-  else
-    for (int r = 0; r < tile.rows; ++r) quick(tile.sums + r * tile.pitch, to(r));
+  const bool straight = tile.width == 16 * V && is_straight(o);
+  for (int r = 0; r < tile.rows; ++r) {
+    uint8_t* to = reinterpret_cast<uint8_t*>(o.data) + tile.at(r) * o.stride + tile.column;
+    Ints row[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) row[v] = load_ints(tile.sums + r * tile.pitch + 16 * v);
+    if (straight) quick.straight(row, to);
+    else quick(row, to);
+  }
 }
 
 inline void end_quick(const Output& o, const Tile& tile) {
