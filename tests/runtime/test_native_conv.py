@@ -18,12 +18,11 @@ from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.requantize import AS_IS
 from hago.runtime.native.weights import (
     Geometry,
-    Products,
     fours_that_fit,
-    pack,
     pack_for,
     pair_fours,
     pairs_that_fit,
+    sums_fit_winograd,
     winograd_weights,
 )
 from runtime.instruction_sets import INSTRUCTION_SETS, library_for
@@ -156,17 +155,21 @@ def test_sums_of_squares_of_pixels_are_exact(
     assert torch.equal(found, exact.to(torch.int32))
 
 
-def test_winograd_weights_are_refused_where_four_sums_exceed_int32() -> None:
-    most = (2**31 - 1) // (4 * 255)
-    channels = most // (9 * 127)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_weights_are_transformed_where_int32_holds_four_sums(instruction_set: str) -> None:
+    calls = library_for(instruction_set).calls
+    channels = (2**31 - 1) // (4 * 255) // (9 * 127) // 2 * 2
     fitting = torch.full((2, channels, 3, 3), 127, dtype=torch.int8)
+    for weight, fits in ((fitting, True), (F.pad(fitting, (0, 0, 0, 0, 0, 2), value=-128), False)):
+        geometry = Geometry(weight.shape[1], 2, 1, (3, 3), (1, 1), (1, 1), (1, 1))
+        transformed = fits and calls.hago_winograd_channels() > 0
+        assert sums_fit_winograd(weight) == fits
+        assert pack_for(calls, weight, geometry, 255, tiles=False).winograd == transformed
+        x = torch.full((1, weight.shape[1], 4, 3), 255, dtype=torch.uint8)
+        found = sums_of(calls, x, weight, geometry, 0, tiles=False)
+        assert torch.equal(found, F.conv2d(x.double(), weight.double(), padding=1).to(torch.int32))
     points = winograd_weights(fitting)
-    assert points is not None and points.shape == (2, 16, channels) and int(points.max()) == 9 * 127
-    assert winograd_weights(F.pad(fitting, (0, 0, 0, 0, 0, 1), value=-128)) is None
-    geometry = Geometry(channels + 1, 2, 1, (3, 3), (1, 1), (1, 1), (1, 1))
-    wide = F.pad(fitting, (0, 0, 0, 0, 0, 1), value=-128)
-    left = pack(native.library().calls, wide, geometry, Products(words=False, winograd=True), tiles=False)
-    assert not left.winograd and left.weight.dtype == torch.int8
+    assert points.shape == (2, 16, channels) and int(points.max()) == 9 * 127
 
 
 def exact_pairs(weight: Tensor, most: int) -> bool:

@@ -203,16 +203,12 @@ class KernelConstantCache:
         def rows(weight: Tensor) -> Tensor:
             return (weight.t() if transposed else weight).reshape(geometry.out_channels, -1, *geometry.kernel)
 
-        def fits(most: int) -> int:
-            return self.derive(weight, (geometry, most, transposed), lambda w: pairs_that_fit(rows(w), geometry, most))
-
-        how = products_of(calls, geometry, most, fits)
-
-        def packed(weight: Tensor) -> Packed:
-            return pack(calls, rows(weight), geometry, how, tiles)
-
+        found = (calls, geometry, most, transposed)
+        how = self.derive(weight, found, lambda w: products_of(calls, rows(w), geometry, most))
+        # other activations may read the same weights
         key = (geometry, how.words, how.most, how.winograd, tiles, transposed)
-        return replace(self.derive(weight, key, packed), fits=how.fits)
+        packed = self.derive(weight, key, lambda w: pack(calls, rows(w), geometry, how, tiles))
+        return replace(packed, fits=how.fits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +220,7 @@ class Products:
         fits: how many sums of pairs of products of bytes are added in 16 bits; 0 where these are exact in any case, or
             where weights are split so that they are.
         most: the largest byte for which `fours_that_fit` splits weights; 0 where it does not.
-        winograd: whether `winograd_weights` transforms them to words instead, where it can.
+        winograd: whether `winograd_weights` transforms them to words.
     """
 
     words: bool
@@ -233,22 +229,23 @@ class Products:
     winograd: bool = False
 
 
-def products_of(calls: Any, geometry: Geometry, most: int | None, fits: Callable[[int], int]) -> Products:
-    """How a library multiplies by weights.
+def products_of(calls: Any, weight: Tensor, geometry: Geometry, most: int | None) -> Products:
+    """How a library multiplies by weights of shape (out, in / groups, h, w).
 
     Args:
         calls: the library.
         most: the largest byte of the activations and their padding, as it is read; None for activations of 16 bits.
-        fits: `pairs_that_fit` of the weights, given `most`; called where it matters.
     """
     if most is None:
         return Products(words=True)
-    adds, least = calls.hago_adds_bytes(geometry.by_channel), calls.hago_winograd_channels()
-    winograd = geometry.fits_winograd and 0 < least <= geometry.channels // geometry.groups
+    least = calls.hago_winograd_channels()
+    if geometry.fits_winograd and 0 < least <= geometry.channels // geometry.groups and sums_fit_winograd(weight):
+        return Products(words=True, winograd=True)
+    adds = calls.hago_adds_bytes(geometry.by_channel)
     if adds != native.IF_PAIRS_FIT:
-        return Products(words=adds != native.EXACTLY, winograd=winograd)
-    count = fits(most)
-    return Products(words=False, fits=count, most=0 if count else most, winograd=winograd)
+        return Products(words=adds != native.EXACTLY)
+    fits = pairs_that_fit(weight, geometry, most)
+    return Products(words=False, fits=fits, most=0 if fits else most)
 
 
 def pack_for(calls: Any, weight: Tensor, geometry: Geometry, most: int | None, tiles: bool) -> Packed:
@@ -258,7 +255,7 @@ def pack_for(calls: Any, weight: Tensor, geometry: Geometry, most: int | None, t
         calls, most: as in `products_of`.
         tiles: whether to pack them for matrix tiles, if products are of bytes.
     """
-    how = products_of(calls, geometry, most, lambda most: pairs_that_fit(weight, geometry, most))
+    how = products_of(calls, weight, geometry, most)
     return replace(pack(calls, weight, geometry, how, tiles), fits=how.fits)
 
 
@@ -271,9 +268,8 @@ def pack(calls: Any, weight: Tensor, geometry: Geometry, how: Products, tiles: b
         tiles: whether to lay panels out for matrix tiles; of int8 only.
     """
     widest = calls.hago_widest_panel()
-    points = winograd_weights(weight) if how.winograd else None
-    if points is not None:
-        return _pack_points(points, weight, geometry, widest)
+    if how.winograd:
+        return _pack_points(weight, geometry, widest)
     centered, weight, tiles = weight, weight.to(torch.int16 if how.words else torch.int8), tiles and not how.words
     size = weight.element_size()
     four = 4 // size  # values in four bytes
@@ -298,9 +294,9 @@ def pack(calls: Any, weight: Tensor, geometry: Geometry, how: Products, tiles: b
     return Packed(laid.contiguous(), sums, panel, panels, depth * size, taps.shape[1], gather, steps, woven)
 
 
-def _pack_points(points: Tensor, weight: Tensor, geometry: Geometry, widest: int) -> Packed:
+def _pack_points(weight: Tensor, geometry: Geometry, widest: int) -> Packed:
     """Pack `winograd_weights`: as words, with their points as taps."""
-    room, panel, panels = _in_panels(points, geometry, widest, four=2)
+    room, panel, panels = _in_panels(winograd_weights(weight), geometry, widest, four=2)
     laid, sums = _paneled(room, panel, four=2).contiguous(), weight.to(torch.int64).flatten(1).sum(1)
     return Packed(laid, sums, panel, panels, 2 * room.shape[3], room.shape[2], AT_PIXELS, winograd=True)
 
@@ -445,34 +441,37 @@ def pairs_that_fit(weight: Tensor, geometry: Geometry, most: int) -> int:
         weight: integers of 8 bits, of shape (out, in / groups, h, w).
         most: the largest byte that is read, as an unsigned one.
     """
-    taps = _by_taps(weight, geometry, _gather(geometry, 4)).to(torch.int64)
-    fours = -(-taps.shape[2] // 4)
-    for count in (4, 2, 1):
+    taps = _by_taps(weight, geometry, _gather(geometry, 4))
+    fours, fit = -(-taps.shape[2] // 4), 0
+    for count in (1, 2, 4):
         runs = -(-fours // count)
         filled = F.pad(taps, (0, runs * count * 4 - taps.shape[2]))
         # in a run, the sums of the first two bytes of each four are added, and those of the last two
         lanes = filled.reshape(*taps.shape[:2], runs, count, 2, 2)
         highest, lowest = (part.sum((3, 5)) for part in _signed_parts(lanes))
-        if bool(_fits(highest, lowest, most).all()):
-            return count
-    return 0
+        if not bool(_fits(highest, lowest, most).all()):
+            break
+        fit = count
+    return fit
 
 
-def winograd_weights(weight: Tensor) -> Tensor | None:
+def sums_fit_winograd(weight: Tensor) -> bool:
+    """Whether int32 holds four times a sum of products of bytes by weights of shape (out, in / groups, h, w)."""
+    return 4 * 255 * int(weight.to(torch.int64).abs().flatten(1).sum(1).max()) < 2**31
+
+
+def winograd_weights(weight: Tensor) -> Tensor:
     """Weights of 3 x 3 as the 16 points of Winograd's F(2 x 2, 3 x 3): GgG' of Lavin and Gray, "Fast Algorithms for
     Convolutional Neural Networks" (2016), with `WINOGRAD_G`, so that the kernel sums up four times the result.
 
     Args:
-        weight: integers of 8 bits, of shape (out, in / groups, 3, 3).
+        weight: integers of 8 bits, of shape (out, in / groups, 3, 3), of which `sums_fit_winograd`.
 
     Returns:
-        int16 (out, point, in / groups); None if int32 does not hold four times a sum of products by bytes.
+        int16 (out, point, in / groups).
     """
-    weight = weight.to(torch.int64)
-    if 4 * 255 * int(weight.abs().flatten(1).sum(1).max()) >= 2**31:
-        return None
     g = torch.tensor(WINOGRAD_G)
-    return (g @ weight @ g.T).flatten(2).mT.to(torch.int16)
+    return (g @ weight.to(torch.int64) @ g.T).flatten(2).mT.to(torch.int16)
 
 
 def _by_taps(weight: Tensor, geometry: Geometry, gather: int) -> Tensor:

@@ -5,7 +5,7 @@
 // Sums are the same integers as in conv.cpp. Weights are transformed by twice the matrix G, so everything is an integer.
 // A transformed value adds four values, each within 255 of the zero point, and a transformed weight nine weights within
 // 128: words hold both. The sums of products are modulo 2**32, and so is the transform back, but what it gives is four
-// times the sum of a pixel, which int32 holds for the weights that `winograd_weights` of weights.py takes.
+// times the sum of a pixel, which int32 holds for the weights that `sums_fit_winograd` of weights.py takes.
 #include "accumulate.h"
 #include "conv.h"
 
