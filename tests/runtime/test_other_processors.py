@@ -9,6 +9,7 @@ test is skipped and says which.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -43,12 +44,13 @@ SANITIZED: Final = ("-fsanitize=address", "--param", "asan-instrumentation-with-
 
 @dataclass(frozen=True)
 class Target:
-    """A processor: the compiler with its options, the command that runs programs, and what the system says of a
-    processor that runs them without one."""
+    """A processor: the compiler with its options, the command that runs programs, what the system says of a processor
+    that runs them without one, and the instructions that emulated_x86.h emulates."""
 
     compiler: tuple[str, ...]
     run: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    emulates: tuple[str, ...] = ()
 
 
 #: Instruction sets, files, and an instruction that these must have for those.
@@ -62,15 +64,22 @@ BUILT: Final = (
     ("AVX512_CORE_AMX", "tiles", "tdpbusd"),
 )
 SETS: Final = {each.name: each for each in INSTRUCTION_SETS}
+ON_AVX2: Final = ("c++", *SETS["AVX2"].options)
 RUN: Final = {
     "NEON": Target((ARM, "-march=armv8-a", "-static"), (EMULATOR,)),
     "NEON, dot products": Target((ARM, "-march=armv8.2-a+dotprod", "-static"), (EMULATOR, "-cpu", "max")),
     "NEON, i8mm": Target((ARM, "-march=armv8.2-a+dotprod+i8mm", "-static"), (EMULATOR, "-cpu", "max")),
     "products of bytes on plain vectors": Target(("c++", "-march=x86-64", "-DHAGO_PLAIN_BYTES", *SANITIZED)),
     "plain vectors": Target(("c++", "-march=x86-64", *SANITIZED)),
+    "AVX2": Target((*ON_AVX2, *SANITIZED), (), SETS["AVX2"].flags),
     **{
-        name: Target(("c++", *SETS[name].options, *SANITIZED), (), SETS[name].flags)
-        for name in ("AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_AMX")
+        f"{name}, emulated": Target((*ON_AVX2, *SANITIZED), (), SETS["AVX2"].flags, emulates)
+        for name, emulates in (
+            ("AVX2_VNNI", ("AVXVNNI",)),
+            ("AVX512_CORE", ("AVX512",)),
+            ("AVX512_CORE_VNNI", ("AVX512", "AVX512VNNI")),
+            ("AVX512_CORE_AMX", ("AVX512", "AVX512VNNI", "AVX512VBMI", "AMX")),
+        )
     },
 }
 
@@ -124,8 +133,23 @@ CONVOLUTIONS: Final = (
 )
 
 
-def write_cases(path: Path, calls: Described) -> None:
-    """Every convolution on extreme and random values of every type, with its exact sums."""
+def emulating(folder: Path) -> Path:
+    """A copy of the kernels whose intrinsics are those of emulated_x86.h."""
+    copies = folder / "emulating"
+    copies.mkdir()
+    for source in (*native.SOURCES.glob("*.cpp"), *native.SOURCES.glob("*.h")):
+        text = re.sub(r"\b_(?=mm512_|mm(256)?_maskz?_|mm256_dp|tile_)", "emulated_", source.read_text())
+        # what tells compilers to keep a register, which may be none here
+        (copies / source.name).write_text(re.sub(r'__asm__\(""[^;]*;', "", text))
+    return copies
+
+
+def write_cases(path: Path, calls: Described, *, tiles: bool) -> None:
+    """Every convolution on extreme and random values of every type, with its exact sums.
+
+    Args:
+        tiles: whether weights are packed for matrix tiles where products are of bytes.
+    """
     generator = torch.Generator().manual_seed(1)
     with path.open("wb") as file:
         for channels, out, groups, *sizes, height, width in CONVOLUTIONS:
@@ -144,7 +168,7 @@ def write_cases(path: Path, calls: Described) -> None:
                 bias = torch.randint(-1000, 1000, (out,), generator=generator)
                 exact = F.conv2d(x.double() - zero, w.double(), bias.double(), stride, padding, dilation, groups)
                 most = None if dtype == torch.int16 else 255
-                packed = pack_for(calls, w, geometry, most, tiles=False)
+                packed = pack_for(calls, w, geometry, most, tiles)
                 epilogue = Epilogue(out, [], stored=[StoredOutput("", AS_IS, SUMS)]).build()
                 source = (native.TYPES[str(dtype).removeprefix("torch.")], zero)
                 call = conv_call(calls, geometry, packed, source, epilogue, bias)  # type: ignore[arg-type]
@@ -174,15 +198,25 @@ def test_sums_are_exact(name: str, tmp_path: Path) -> None:
     if missing:
         pytest.skip(f"built only: the processor has no {', '.join(missing)}")
     program = tmp_path / "program"
-    sources = [str(native.SOURCES / f"{part}.cpp") for part in PARTS]
+    folder = emulating(tmp_path) if target.emulates else native.SOURCES
+    sources = [str(folder / f"{part}.cpp") for part in PARTS]
     options = [option for option in native.OPTIONS if option not in ("-O3", "-fPIC", "-shared")]
+    if target.emulates:
+        emulator = str(Path(__file__).with_name("emulated_x86.h"))
+        options += [
+            "-include",
+            emulator,
+            "-Wno-psabi",
+            "-Wno-ignored-attributes",
+            *(f"-DEMULATES_{each}" for each in target.emulates),
+        ]
     here = str(Path(__file__).with_name("kernel_cases.cpp"))
     # without optimization they compile in half the time; the other tests of kernels run them as they ship
-    command = [*target.compiler, "-O0", *options, f"-I{native.SOURCES}", here, *sources, "-o", str(program)]
+    command = [*target.compiler, "-O0", *options, f"-I{folder}", here, *sources, "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
     said = subprocess.run([*target.run, str(program)], check=True, capture_output=True, text=True, timeout=60).stdout
     cases = tmp_path / "cases"
-    write_cases(cases, Described(*map(int, said.split())))
+    write_cases(cases, Described(*map(int, said.split())), tiles="AMX" in target.emulates)
     run = [*target.run, str(program), str(cases)]
     done = subprocess.run(run, check=False, capture_output=True, text=True, timeout=600)
     assert done.stdout.startswith(f"{4 * len(CONVOLUTIONS)} cases, 0 of "), (done.stdout, done.stderr[-500:])
