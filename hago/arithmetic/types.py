@@ -181,6 +181,10 @@ class QParams:
             *(() if self.group is None else (self.group,)),
         )
 
+    def is_stored_as(self, other: QParams) -> bool:
+        """Whether equal centered integers are stored as the same bytes."""
+        return self.dtype.torch == other.dtype.torch and torch.equal(self.zero_point, other.zero_point)
+
     def spread_over(self, shape: Sequence[int]) -> QParams:
         """The parameters with a scale and a zero point that broadcast against a value of this shape: those of groups
         are repeated for every entry."""

@@ -40,7 +40,7 @@ def fuse_clamps(plan: Plan) -> Fused:
     for name, node in plan.nodes.items():
         form = plan.ops[plan.graph[name].op].integer
         edges = plan.graph.out_edges[name]
-        if form is None or form.limits is None or node.simqs[0] is not None or node.out_simq is not None:
+        if form is None or form.limits is None or not _stands_for(node.operands[0], node):
             continue
         narrowed = {e: _narrowed(plan, e, node, form.limits(node.attrs)) for e in edges if e.dst != OUTPUT}
         if len(narrowed) == len(edges) and all(s is not None for s in narrowed.values()):
@@ -48,6 +48,13 @@ def fuse_clamps(plan: Plan) -> Fused:
             simqs.update({e: s for e, s in narrowed.items() if s is not None})
     shared: dict[tuple[object, ...], QParams] = {}
     return Fused(frozenset(skipped), {e: _with_shared_target(s, shared) for e, s in simqs.items()})
+
+
+def _stands_for(operand: QParams | None, node: NodePlan) -> bool:
+    """Whether readers of a node can read its operand, which arrives as it is, as they read its output."""
+    if operand is None or node.simqs[0] is not None or node.out_simq is not None:
+        return False
+    return operand.is_stored_as(node.out)
 
 
 def redundant_clamps(plan: Plan) -> frozenset[str]:

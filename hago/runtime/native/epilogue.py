@@ -369,8 +369,8 @@ class FusedEpilogues:
             return node
         if not epilogue.stored:
             epilogue.clamp(*limits)
-        elif numbers and int(node_plan.out.zero_point) == int(self.plan.nodes[node.name].out.zero_point):
-            # the stored value keeps its qparams, so the clamp's must have the same zero point
+        elif numbers and node_plan.out.is_stored_as(self.plan.nodes[node.name].out):
+            # the stored value keeps its qparams
             epilogue.clamp_stored(*limits)
         else:
             return node

@@ -726,6 +726,8 @@ def _emit_clamp(state: LoweringState, node: Node) -> Call | str:
 def _match_max_pool(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
     if stored_type(node_plan.out) is None or node_plan.attrs["ceil_mode"]:
         return f"values of {node_plan.out.dtype}, or ceil_mode"
+    if why := _why_not_moved(node, node_plan):
+        return why
     return Match(f"on {node_plan.out.dtype.torch} with channels innermost".replace("torch.", ""))
 
 

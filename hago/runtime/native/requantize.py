@@ -82,8 +82,12 @@ def quantization_of(target: QParams, how: Requantize) -> FloatQuantization | Non
 
 
 def stored_type(qparams: QParams) -> int | None:
-    """The code of a storage type; None if the kernels do not have it."""
-    return _STORED.get(qparams.dtype.torch) if qparams.zero_point.numel() == 1 else None
+    """The code of a storage type; None if the kernels do not have it, or if int32 does not hold centered integers."""
+    if qparams.zero_point.numel() != 1:
+        return None
+    zero, ends = int(qparams.zero_point), torch.iinfo(torch.int32)
+    holds = ends.min <= qparams.qmin - zero and qparams.qmax - zero <= ends.max
+    return _STORED.get(qparams.dtype.torch) if holds else None
 
 
 def storage_format(qparams: QParams | None) -> StorageFormat:
