@@ -239,6 +239,11 @@ class OpDesc(Summarized):
         """The dtype of operand `slot`; the last listed one is also that of further operands."""
         return self.in_dtypes[min(slot, len(self.in_dtypes) - 1)]  # type: ignore[no-any-return]
 
+    def bits_of(self, dtype: DType) -> range:
+        """The bits that a search may choose for an operand, or an output, of a dtype."""
+        most = min(dtype.bits, self.max_bits)
+        return range(min(self.min_bits, most), most + 1)
+
     @property
     def widths(self) -> tuple[object, ...]:
         """A value that is equal for signatures that differ only in the signs of their dtypes."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -326,6 +327,8 @@ def _meaning(document: Document) -> Iterator[Finding]:
     if "rounding" in document:
         yield from known_name(("rounding",), document["rounding"], ROUNDINGS, "rounding")
     yield from _requantize(document)
+    yield from _products_with_multipliers(document)
+    yield from _scales_of_shifts(document)
     yield from nan_findings(("cost",), document.get("cost", {}))
     for name, body in document.get("signatures", {}).items():
         yield from check_signature(("signatures", name), body)
@@ -356,6 +359,33 @@ def _requantize(document: Document) -> Iterator[Finding]:
         if form == "shift" and scheme in SCHEMES and scheme != "hago":
             text = f"got {show(scheme)}; expected hago: a shift moves between powers of two only"
             yield Finding((part, "scheme"), text)
+
+
+def _scales_of_shifts(document: Document) -> Iterator[Finding]:
+    """Fixed scales that a chip that requantizes by shifts cannot reach."""
+    if document.get("requantize", {}).get("form") != "shift":
+        return
+    for name, body in document.get("signatures", {}).items():
+        scale = body.get("fixed_out", {}).get("scale", 1)
+        if math.frexp(scale)[0] != 0.5:
+            text = f"got {scale}; expected a power of two, since the chip requantizes by shifts"
+            yield Finding(("signatures", name, "fixed_out", "scale"), text)
+
+
+def _products_with_multipliers(document: Document) -> Iterator[Finding]:
+    """Registers whose integers times a multiplier exceed the 64 bits in which these are computed."""
+    how = document.get("requantize", {})
+    if how.get("form") != "multiplier_shift" or "wide" in how:
+        return
+    bits = int(how.get("multiplier_bits", 31))
+    for name, body in document.get("signatures", {}).items():
+        path = ("accumulator", "dtype") if "accumulator" in body else ("out",)
+        register = DTYPES.get(body["accumulator"]["dtype"] if "accumulator" in body else body["out"])
+        if register is not None and register.is_int and register.bits + bits > 63:
+            most = 63 - register.bits
+            fewer = f"multiplier_bits of at most {most} in requantize, " if most > 1 else ""
+            text = f"got {show(register.name)}; its products with multipliers of {bits} bits exceed 64 bits; expected"
+            yield Finding(("signatures", name, *path), f"{text} {fewer}wide: reduced there, or fewer bits")
 
 
 # ---------------------------------------------------------------- ops and what they refer to

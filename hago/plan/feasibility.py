@@ -81,10 +81,12 @@ def most_bits(resolver: Resolver, name: str, desc: OpDesc) -> dict[str, int]:
         # a common operand without bits of its own is rectified in the node, so it does not limit its producer's bits; a
         # bias or plain operand has none
         if key is not None and (key == str(edge) or form is None or form.slot(edge.slot) in ("own", "follow")):
-            most[key] = min(most.get(key, desc.in_dtype(edge.slot).bits), desc.in_dtype(edge.slot).bits)
+            limit = desc.bits_of(desc.in_dtype(edge.slot))[-1]
+            most[key] = min(most.get(key, limit), limit)
     out_key = f"{name}:out"
     if out_key in resolver.space.groups and desc.fixed_out is None:
-        most[out_key] = min(most.get(out_key, desc.out_dtype.bits), desc.out_dtype.bits)
+        limit = desc.bits_of(desc.out_dtype)[-1]
+        most[out_key] = min(most.get(out_key, limit), limit)
     return most
 
 
@@ -95,18 +97,17 @@ def descs_at(resolver: Resolver, name: str) -> tuple[OpDesc, ...]:
 
 
 def choices_by_dtype(resolver: Resolver, group: Group) -> list[tuple[int, ...]]:
-    """A group's choices, most bits first, split where the set of dtypes wide enough for them changes."""
-    widths: set[int] = set()
-    for edge in group.edges:
-        if edge.dst != OUTPUT:
-            widths |= {d.in_dtype(edge.slot).bits for d in descs_at(resolver, edge.dst)}
+    """A group's choices, most bits first, split where the signatures that take them change."""
+    taken: set[range] = set()
+    for edge in (e for e in group.edges if e.dst != OUTPUT):
+        for desc in descs_at(resolver, edge.dst):
+            bits_of = desc.bits_of(desc.in_dtype(edge.slot))
+            taken.add(bits_of if str(edge) == group.key else range(bits_of[-1] + 1))
     node, _, slot = group.key.rpartition(":")
     if slot == "out":
-        widths |= {d.out_dtype.bits for d in descs_at(resolver, node)}
-    by_dtypes: dict[int, list[int]] = {}
-    for bits in group.choices:
-        by_dtypes.setdefault(sum(w >= bits for w in widths), []).append(bits)
-    return [tuple(c) for c in by_dtypes.values()]
+        taken |= {d.bits_of(d.out_dtype) for d in descs_at(resolver, node)}
+    runs = itertools.groupby(group.choices, lambda bits: {t for t in taken if bits in t})
+    return [tuple(run) for _, run in runs]
 
 
 # ---------------------------------------------------------------- whether any point can be infeasible
@@ -145,12 +146,14 @@ def _accepts(desc: OpDesc, form: IntegerForm, dtypes: Mapping[int, DType]) -> bo
 
 
 def _accepts_all_bits(resolver: Resolver, node: Node, desc: OpDesc) -> bool:
-    """Whether a signature takes the most bits of every group of the node."""
+    """Whether a signature takes all bits of every group of the node."""
     groups = resolver.space.groups
     dtypes = [(groups[str(e)], desc.in_dtype(e.slot)) for e in node.edges if str(e) in groups]
     if desc.fixed_out is None and f"{node.name}:out" in groups:
         dtypes.append((groups[f"{node.name}:out"], desc.out_dtype))
-    return all(group.choices[0] <= dtype.bits for group, dtype in dtypes)
+    feeding = (groups[key].choices[0] for e in node.edges if (key := group_feeding(resolver, e)) not in (None, str(e)))
+    own = all({group.choices[0], group.choices[-1]} <= set(desc.bits_of(dtype)) for group, dtype in dtypes)
+    return own and all(bits <= desc.max_bits for bits in feeding)
 
 
 def _emitted_dtypes(resolver: Resolver, node: Node, form: IntegerForm) -> dict[int, set[DType]]:

@@ -113,8 +113,12 @@ class Operands:
         ndim = len(self.owner.graph[self.node.inputs[slot]].shape or ())
         return passes_through(self.form, source, desc.in_dtype(slot), ndim)
 
-    def takes_bits(self, slot: int, desc: OpDesc) -> bool:
-        """Whether a signature takes an operand with its bits."""
+    def takes_bits(self, slot: int, desc: OpDesc, *, own: bool) -> bool:
+        """Whether a signature takes an operand with its bits.
+
+        Args:
+            own: whether the bits were chosen for this operand, not for the output of its producer.
+        """
         kind, bits, source = self.form.slot(slot), self.bits[slot], self.sources[slot]
         if self.passes(slot, desc):
             return True
@@ -123,7 +127,10 @@ class Operands:
             if kind == "common" and desc.requantize_at == "edge" and source is not None:
                 return source.dtype.bits == dtype.bits
             return kind in ("bias", "plain", "common") or source is None or _stores(dtype, source)
-        return bits <= desc.in_dtype(slot).bits
+        taken = desc.bits_of(desc.in_dtype(slot))
+        # fewer where its producer has no more, or its bits are chosen for the producer
+        fewer = not own or (source is not None and source.dtype.bits == bits)
+        return bits in taken or (fewer and bits < taken[0])
 
     def reads_as_stored(self, desc: OpDesc) -> bool:
         """Whether a signature reads operands without bits of their own in the dtypes that their producers store."""

@@ -179,9 +179,10 @@ class NodeBuilder:
     def _takes_bits(self, desc: OpDesc) -> bool:
         """Whether a signature holds the bits of every operand and of the output."""
         output_has_bits = desc.requantize_at == "output" and desc.fixed_out is None
-        if output_has_bits and self.out_bits is not None and self.out_bits > desc.out_dtype.bits:
+        if output_has_bits and self.out_bits is not None and self.out_bits not in desc.bits_of(desc.out_dtype):
             return False
-        return all(self.operands.takes_bits(slot, desc) for slot in range(len(self.node.inputs)))
+        group_of = self.resolver.group_of
+        return all(self.operands.takes_bits(e.slot, desc, own=group_of.get(e) == str(e)) for e in self.node.edges)
 
     def _simq(self, slot: int, target: QParams | None) -> SimQ | None:
         source = self.sources[slot]
@@ -254,8 +255,8 @@ def stored_weight(resolver: Resolver, node: Node, edge: Edge, bits: int) -> Stor
         InfeasibleBits: no signature holds the bits.
     """
     descs = weight_only_descs(resolver.graph, node, resolver.hardware, resolver.ops)
-    wide_enough = [d for d in descs if bits <= d.in_dtype(edge.slot).bits]
-    if not wide_enough:
+    feasible = [d for d in descs if bits in d.bits_of(d.in_dtype(edge.slot))]
+    if not feasible:
         raise InfeasibleBits(
             f"no signature of {resolver.hardware.name} holds {bits} bits for edge {str(edge)!r}; it has "
             f"{'; '.join(map(str, descs))}",
@@ -263,9 +264,9 @@ def stored_weight(resolver: Resolver, node: Node, edge: Edge, bits: int) -> Stor
         )
     form, source = resolver.ops[node.op].integer, node.inputs[edge.slot]
     assert form is not None
-    same_widths = [d for d in wide_enough if d.widths == wide_enough[0].widths]
+    same_widths = [d for d in feasible if d.widths == feasible[0].widths]
     signed = resolver.thresholds.signed(str(edge), source)
-    desc = next((d for d in same_widths if d.in_dtype(edge.slot).signed or not signed), wide_enough[0])
+    desc = next((d for d in same_widths if d.in_dtype(edge.slot).signed or not signed), feasible[0])
     all_real = [None] * len(node.inputs)
     operands = Operands(resolver, node, form, all_real, all_real)
     group = None if desc.groups is None else desc.groups.size

@@ -279,7 +279,7 @@ class _Builder:
 
     def _add(self, edge: Edge, descs: Sequence[OpDesc]) -> None:
         source = self.graph.source(edge)
-        limit = max(min(d.in_dtype(edge.slot).bits, d.max_bits) for d in descs)
+        limit = max(d.bits_of(d.in_dtype(edge.slot))[-1] for d in descs)
         form = self.ops[self.graph[edge.dst].op].integer
         assert form is not None
         # operands that share a scale may need more bits than their producer has: that scale may be finer than its own
@@ -290,7 +290,7 @@ class _Builder:
         self.groups[key] = Group(key, source, (edge,), tuple(range(limit, lowest - 1, -1)))
 
     def _add_output(self, node: Node, descs: Sequence[OpDesc]) -> None:
-        limit = max(min(d.out_dtype.bits, d.max_bits) for d in descs)
+        limit = max(d.bits_of(d.out_dtype)[-1] for d in descs)
         lowest = min(limit, min(d.min_bits for d in descs))
         key = f"{node.name}:out"
         chain = range_chain(self.graph, self.hardware, self.topology, self.ops, node.name)

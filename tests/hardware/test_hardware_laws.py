@@ -98,12 +98,15 @@ def hardwares(draw: st.DrawFn) -> Hardware:
     weight = TensorScheme(draw(schemes), draw(st.sampled_from(get_args(hardware.Granularity))))
     grouped = draw(st.dictionaries(st.sampled_from(["conv1d", "conv3d"]), in_groups(weight.scheme), max_size=1))
     listed = draw(st.dictionaries(ops, st.lists(descs(at), min_size=1, max_size=3, unique_by=str), min_size=1))
+    registers = [d.register.dtype for each in listed.values() for d in each]
+    too_wide = form == "multiplier_shift" and any(d.is_int and d.bits + bits > 63 for d in registers)
+    wide = "reduced" if too_wide else None
     return Hardware(
         ops={**listed, **{op: (desc,) for op, desc in grouped.items()}},
         name=draw(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9)),
         activation=TensorScheme(draw(schemes)),
         weight=weight,
-        requantize=Requantize(form, draw(st.sampled_from(list(ROUNDINGS))), bits, two_stage),
+        requantize=Requantize(form, draw(st.sampled_from(list(ROUNDINGS))), bits, two_stage, wide=wide),
         other_ops=draw(st.sampled_from(get_args(hardware.OtherOps))),
         cost=draw(st.dictionaries(st.sampled_from(["clock_hz", "cores"]), st.integers(1, 10**12))),
         sources=tuple(draw(words)),

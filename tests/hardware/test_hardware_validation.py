@@ -145,6 +145,12 @@ MISTAKES: list[tuple[Callable[[Document], None], str, str]] = [
      "$.activation.scheme", "powers of two"),
     (lambda d: d.update(requantize={"form": "shift"}, weight={"scheme": "symmetric", "granularity": "per_tensor"}),
      "$.weight.scheme", "powers of two"),
+    (lambda d: (put("requantize", value={"form": "multiplier_shift"})(d),
+                put("signatures", "mac", "accumulator", value={"dtype": "int40", "overflow": "wrap"})(d)),
+     "$.signatures.mac.accumulator.dtype", "multiplier_bits of at most 23"),
+    (lambda d: (d.update(requantize={"form": "shift"}), put("signatures", "mac", "requantize_at", value="output")(d),
+                put("signatures", "mac", "fixed_out", value={"scale": 0.75, "zero_point": 0})(d)),
+     "$.signatures.mac.fixed_out.scale", "got 0.75; expected a power of two"),
 ]  # fmt: skip
 
 

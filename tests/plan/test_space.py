@@ -21,7 +21,9 @@ from random_graphs import random_graph, random_inputs
 from hago.errors import HagoError, InfeasibleBits
 from hago.graph.graph import Graph
 from hago.hardware.file import load_hardware
-from hago.hardware.hardware import Hardware
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.plan.feasibility import plan_or_refusal
+from hago.plan.plan import Plan
 from hago.plan.space import Space, build_space
 from hago.plan.topology import analyze
 from plan.test_topology import TOY
@@ -49,6 +51,28 @@ def test_choices_go_from_the_widest_down() -> None:
     assert {k: g.choices for k, g in space.groups.items()} == {"conv:0": (8, 7, 6, 5, 4), "conv:1": (8, 7, 6, 5, 4)}
     assert space.size == 10
     assert space.widest() == {"conv:0": 8, "conv:1": 8} and space.narrowest() == {"conv:0": 4, "conv:1": 4}
+
+
+def test_signatures_take_the_bits_that_they_state() -> None:
+    descs = [
+        OpDesc(["int8", "int8"], "int32", name="few", max_bits=6),
+        OpDesc(["int8", "int8"], "int32", name="many", min_bits=7, cost={"macs_per_cycle": 2}),
+        OpDesc(["int16", "int8"], "int32", name="wide", min_bits=5),
+        OpDesc(["int4", "int4"], "int32", name="narrow", min_bits=3),
+    ]
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    resolver = resolver_of(one_conv(), Hardware({"conv2d": descs}), [x])
+    groups, taken = resolver.space.groups, set[str]()
+    assert groups["conv:0"].choices == (16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3)
+    every = itertools.product(*(g.choices for g in groups.values()))
+    for point in (dict(zip(groups, bits, strict=True)) for bits in every):
+        fitting = [d for d in descs if all(point[f"conv:{i}"] in d.bits_of(d.in_dtype(i)) for i in (0, 1))]
+        plan = plan_or_refusal(resolver, point)
+        assert isinstance(plan, Plan) == bool(fitting), point
+        if isinstance(plan, Plan):
+            assert plan.nodes["conv"].desc in fitting
+            taken.add(plan.nodes["conv"].desc.name)
+    assert taken == {"few", "many", "wide", "narrow"}
 
 
 def test_thirty_two_bits_are_twenty_nine_choices() -> None:
