@@ -6,11 +6,21 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hago.arithmetic.equality import equal
 from hago.calibration import Estimator, GivenRanges, named_estimator
-from hago.errors import HASH_DIGITS, OTHER_DATA, OTHER_MODEL, HagoError, LogError, StrategyMismatch, shortened
+from hago.cost import plan_cost
+from hago.errors import (
+    HASH_DIGITS,
+    OTHER_DATA,
+    OTHER_MODEL,
+    HagoError,
+    InfeasibleBits,
+    LogError,
+    StrategyMismatch,
+    shortened,
+)
 from hago.graph import ModelLike
 from hago.hardware import hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_strategy
@@ -29,7 +39,10 @@ from hago.search.stored_strategy import plan_and_batches
 from hago.searchers import SEARCHERS
 from hago.serialization.summary import Summarized, Summary
 from hago.serialization.text_table import counted
-from hago.study import Header, Log, Trial, read_log
+from hago.study import Header, Log, Score, Trial, infeasible_score, normalized, read_log
+
+#: What trials are ranked by, besides costs.
+_COMPARED: Final = ("value", "overflows", "excess_bits", "unproved", "total_bits", "shortfall", "tie", "dropped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +135,10 @@ def replay_strategy(
         samples = None if "finetuned" in made_by else samples_of(made_by.get("effort"))
         seed, batches = _integer(made_by.get("seed", 0)), batches.thinned(samples)
     evaluator = make_evaluator(plan.graph, batches, measure, plan.ops, race=race, seed=seed, also=goal.measures)
-    score = evaluator.score(plan, chosen.bits)
-    return Replay(1, tuple(_compare(0, made_by.get("results", {}), score.results)))
+    score, figures = evaluator.score(plan, chosen.bits), plan_cost(plan).figures
+    costs = {name: figures.get(name) for name in made_by.get("costs", {})}
+    logged = {**made_by.get("results", {}), **_named("costs", made_by.get("costs", {}))}
+    return Replay(1, tuple(_compare(0, logged, {**score.results, **_named("costs", costs)})))
 
 
 def replay_log(
@@ -150,17 +165,33 @@ def replay_log(
     record = read_log(log)
     trials = record.trials
     scorer = logged_scorer(model, hardware, record, dataset, objective, estimator, where=f"log {log}")
-    prepared, measure = scorer.prepared, scorer.goal.objective
-    chosen = [_best_trial(trials)] if best_only and trials else [t for t in trials if t.same_as is None]
+    if not trials:
+        raise LogError(f"log {log} has no trials; there is nothing to replay")
+    chosen = [_best_trial(trials)] if best_only else [t for t in trials if t.same_as is None]
     differences: list[Difference] = []
     for trial in chosen:
-        rival = _rival_of(trial, trials, measure.figure)
-        of_rival = None if rival is None else prepared.resolver(rival.bits)
-        score = scorer.evaluator.score(prepared.resolver(trial.bits), trial.bits, of_rival)
-        logged = {**trial.results, "plan_key": trial.score.plan_key, "thresholds_sha256": trial.thresholds_sha256}
-        now = {**score.results, "plan_key": score.plan_key, "thresholds_sha256": score.thresholds_sha256}
-        differences += _compare(trial.index, logged, now)
+        rival = _rival_of(trial, trials, scorer.goal.objective.figure)
+        try:
+            score = scorer(trial.bits, None if rival is None else rival.bits)
+            score = normalized(score, score.plan_key)
+        except InfeasibleBits as error:
+            score = infeasible_score(error, trial.score.plan_key)
+        differences += _compare(trial.index, _figures(trial.score, trial.score), _figures(score, trial.score))
     return Replay(len(chosen), tuple(differences))
+
+
+def _figures(score: Score, logged: Score) -> dict[str, Any]:
+    """What a replay compares of a score: all but what its evaluation took, and costs and an interval only where they
+    were logged, as those of the first logs are not. Why a point is infeasible is said in words that may change."""
+    found = {**score.results, "plan_key": score.plan_key, "thresholds_sha256": score.thresholds_sha256}
+    found |= {f"score.{name}": getattr(score, name) for name in _COMPARED}
+    found |= _named("score.costs", {name: score.costs.get(name) for name in logged.costs})
+    interval = list(score.interval) if logged.interval else []
+    return found | {"score.interval": interval, "score.infeasible": bool(score.infeasible)}
+
+
+def _named(part: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{part}.{name}": figure for name, figure in figures.items()}
 
 
 def logged_scorer(

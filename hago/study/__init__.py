@@ -28,7 +28,7 @@ from hago.study.searcher import (
     random_generator,
     shifted,
 )
-from hago.study.trial_cache import PendingScore, Submit
+from hago.study.trial_cache import PendingScore, Submit, infeasible_score, normalized
 from hago.study.trial_front import TrialFront
 
 __all__ = [
@@ -51,8 +51,10 @@ __all__ = [
     "TrialFront",
     "ask_score",
     "best_trial",
+    "infeasible_score",
     "interruptible_job",
     "make_header",
+    "normalized",
     "point_key",
     "random_generator",
     "read_header",

@@ -91,8 +91,8 @@ class TrialCache:
             pending = self._pending.pop(key, None)
             score = self._score_point(*self._arguments(bits)) if pending is None else pending.result()
         except InfeasibleBits as error:
-            score = Score(-math.inf, infeasible=str(error) or "no signature holds these bits", forwards=0.0)
-        return _normalized(score, key if self._plan_key else score.plan_key or key), None
+            score = infeasible_score(error)
+        return normalized(score, key if self._plan_key else score.plan_key or key), None
 
     def remember(self, bits: Bits, trial: Trial) -> int | None:
         """Remember a trial, new or read from the log.
@@ -114,10 +114,16 @@ class TrialCache:
         try:
             return self._plan_key(bits), ""
         except InfeasibleBits as error:
-            return point_key(bits), str(error) or "no signature holds these bits"
+            return point_key(bits), infeasible_score(error).infeasible
 
 
-def _normalized(score: Score, key: str) -> Score:
+def infeasible_score(error: InfeasibleBits, key: str = "") -> Score:
+    """The score of a point that a node refuses, with the key of its Plan."""
+    why = str(error) or "no signature holds these bits"
+    return Score(-math.inf, infeasible=why, forwards=0.0, plan_key=key)
+
+
+def normalized(score: Score, key: str) -> Score:
     """The score with its Plan's key, without counts of 0, and with -inf in place of a value of NaN."""
     return replace(
         score,

@@ -84,3 +84,46 @@ def test_a_strategy_whose_search_cannot_be_read_is_refused(edited: dict[str, Any
     document["made_by"] |= edited
     with pytest.raises(LogError, match="the strategy: its made_by cannot be read"):
         hago.replay(residual_block(), "vta", type(strategy).from_json(document), DATA)
+
+
+#: Of a trial, where a figure stands that trials are ranked by, and what the edited log says.
+EDITS: dict[str, tuple[tuple[str, ...], Any]] = {
+    "value": (("score", "value"), 99.0),
+    "cost": (("score", "costs", "weight_bytes"), 1),
+    "overflows": (("score", "overflows"), {"q": 5}),
+    "proofs": (("score", "unproved"), 17),
+    "bits in all": (("score", "total_bits"), 3),
+    "interval": (("score", "interval"), [1.0, 2.0]),
+    "infeasible": (("score", "infeasible"), "x"),
+    "shortfall": (("score", "shortfall"), 0.5),
+    "measure": (("results", "sqnr"), 99.0),
+}
+
+
+@pytest.fixture(scope="module")
+def log_lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    log = tmp_path_factory.mktemp("log") / "log.jsonl"
+    how: dict[str, Any] = {"searcher": "random:trials=3", "corrections": "none", "progress": False}
+    hago.search_quantize_strategy(residual_block(), "x86_vnni", DATA[:1], log=log, **how)
+    return log.read_text("utf-8").splitlines()
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_every_figure_that_trials_are_ranked_by_is_compared(name: str, log_lines: list[str], tmp_path: Path) -> None:
+    path, value = EDITS[name]
+    index = next(i for i, line in enumerate(log_lines) if json.loads(line).get("index") == 1)
+    trial = at = json.loads(log_lines[index])
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join([*log_lines[:index], json.dumps(trial, sort_keys=True), *log_lines[index + 1 :], ""]))
+    replayed = hago.replay(residual_block(), "x86_vnni", log, DATA[:1])
+    assert [d.trial for d in replayed.differences] == [1] and path[1] in replayed.differences[0].figure
+
+
+def test_a_log_without_trials_is_refused(log_lines: list[str], tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(log_lines[0] + "\n")
+    with pytest.raises(LogError, match="has no trials; there is nothing to replay"):
+        hago.replay(residual_block(), "x86_vnni", log, DATA[:1])
