@@ -166,6 +166,18 @@ def attention_on(hardware: Hardware) -> Attention:
     return "opened" if takes(OPENED_INTO_GROUPS) else "opened_unless_shared"
 
 
+def _positional(model: nn.Module) -> list[inspect.Parameter]:
+    """The positional parameters of an nn.Module's forward."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        return [p for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
+    except ValueError:
+        raise GraphError(
+            f"the parameters of the forward of a {type(model).__name__} cannot be read; of a module of TorchScript, "
+            "pass the nn.Module that it was traced or scripted from"
+        ) from None
+
+
 def input_names(model: ModelLike) -> tuple[str, ...]:
     """The names of the model's inputs: parameters without a default of an nn.Module's forward."""
     if isinstance(model, Graph):
@@ -175,9 +187,7 @@ def input_names(model: ModelLike) -> tuple[str, ...]:
         return tuple(name for name in model.graph_signature.user_inputs if isinstance(name, str))
     if not isinstance(model, nn.Module):
         raise GraphError(f"the model is a {type(model).__name__}; expected an nn.Module, ExportedProgram or Graph")
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(model.forward).parameters.values()
-    names = tuple(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
+    names = tuple(p.name for p in _positional(model) if p.default is p.empty)
     return names or ("input",)
 
 
@@ -185,8 +195,7 @@ def optional_names(model: ModelLike) -> tuple[str, ...]:
     """The names of the positional parameters with a default of an nn.Module's forward, if it has others without."""
     if not isinstance(model, nn.Module):
         return ()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [p for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
+    parameters = _positional(model)
     names = tuple(p.name for p in parameters if p.default is not p.empty)
     return names if len(names) < len(parameters) else ()
 

@@ -1301,6 +1301,12 @@ ELSEWHERE: Final = {
         "export/test_model_explorer.py",
         "test_two_figures_of_one_file_are_refused",
     ),
+    "of a module of TorchScript, pass the nn.Module": ("test_api.py", "test_modules_of_torchscript_are_refused"),
+    "which mean the same; give one": ("test_api.py", "test_an_objective_is_given_once"),
+    "leave such samples out, or have the model return numbers": (
+        "search/test_infinite_outputs.py",
+        "test_outputs_that_are_no_numbers_are_refused",
+    ),
     "cannot be traced or scripted by torch.jit": ("test_api.py", "test_an_integer_model_is_not_traced"),
     "realize() for the integer model, simulate()": ("test_api.py", "test_models_are_modules"),
     "train it as any nn.Module, then hago.from_qat": (

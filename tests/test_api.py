@@ -219,7 +219,7 @@ def test_output_files_must_differ(model: nn.Module, tmp_path: Path, one: str, ot
 
 @pytest.mark.parametrize(
     ("finetune", "error"),
-    [({"step": 1}, TypeError), ({"steps": 1}, hago.HagoError)],
+    [({"step": 1}, hago.HagoError), ({"steps": 1}, hago.HagoError)],
     ids=["unknown", "no save_weights"],
 )
 def test_options_of_the_training_are_checked_before_the_search(
@@ -229,6 +229,20 @@ def test_options_of_the_training_are_checked_before_the_search(
     with pytest.raises(error, match=r"step|save_weights"):
         hago.search_quantize_strategy(model, CHIP, DATA, log=log, finetune=finetune, **QUIET)
     assert not log.exists()
+
+
+def test_modules_of_torchscript_are_refused(model: nn.Module) -> None:
+    with torch.no_grad():
+        traced = torch.jit.trace(model, DATA[0][0], check_trace=False)
+    with pytest.raises(hago.GraphError, match="pass the nn.Module that it was traced or scripted from"):
+        hago.quantize(traced, CHIP, DATA)
+    hago.quantize(model, CHIP, DATA)
+
+
+def test_an_objective_is_given_once(model: nn.Module) -> None:
+    with pytest.raises(hago.HagoError, match="maximize='kl' and objective='mse', which mean the same; give one"):
+        hago.search_quantize_strategy(model, CHIP, DATA, maximize="kl", objective="mse", **QUIET)
+    hago.search_quantize_strategy(model, CHIP, DATA, maximize="mse", budget=1, **QUIET)
 
 
 def test_signatures_do_not_print_the_registry() -> None:

@@ -64,7 +64,9 @@ def compute_real(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
     """
     rule = ops.get(node.op)
     try:
-        return (opaque.compute if rule is None else rule.compute)(node.attrs, *values)
+        if rule is not None:
+            return rule.compute(node.attrs, *values)
+        return _with_gradients_if_any(opaque.compute(node.attrs, *values))
     except HagoError:
         raise
     except Exception as error:
@@ -72,6 +74,12 @@ def compute_real(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
         # the rest of torch's message lists its registered backends, over many lines
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise GraphError(f"node {node} cannot be computed on shapes {shapes}: {first}") from error
+
+
+def _with_gradients_if_any(value: Any) -> Any:
+    """A value without gradients where torch has none for its op, such as a step: what is before it then gets none."""
+    made_by = value.grad_fn if isinstance(value, Tensor) else None
+    return value if made_by is None or not made_by.name().endswith("NotImplemented") else value.detach()
 
 
 def laid_out(value: Any) -> Any:

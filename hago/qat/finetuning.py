@@ -14,7 +14,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from os import PathLike
 from pathlib import Path
@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from hago.data import HELD_OUT_DATA, Batches
-from hago.errors import HagoError, LogError
+from hago.errors import HagoError, LogError, did_you_mean
 from hago.graph import ModelLike, check_batches
 from hago.hardware import hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_with_data
@@ -437,14 +437,18 @@ def search_and_finetune(
         finetune: options of the training, and `save_weights`; see `hago.search_quantize_strategy`.
 
     Raises:
-        HagoError, TypeError: before the search, if the options of the training are wrong; else as `run_search` and
-            `finetune_after_search` do.
+        HagoError, TypeError: before the search, if an option of the training is unknown, or wrong; else as `run_search`
+            and `finetune_after_search` do.
     """
     run, goal = options.run, options.goal
     files = {f"finetune[{name!r}]": finetune.get(name) for name in ("log", "checkpoint", "save_weights")}
     check_distinct({"log": run.log, "save": run.save, "front": run.front, **files})
     training = dict(finetune)
     weights = training.pop("save_weights", None)
+    known = [each.name for each in fields(FinetuneOptions)]
+    for name in training.keys() - known:
+        text = f"finetune has the unknown option {name!r}; known: {', '.join([*known, 'save_weights'])}."
+        raise HagoError(text + did_you_mean(str(name), [*known, "save_weights"]))
     training_options = FinetuneOptions(**training)
     _module_and_destination(model, weights)
     outcome = run_search(model, hardware, dataset, for_training(options, hardware))

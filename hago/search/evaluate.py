@@ -26,7 +26,15 @@ from hago.ops import OPS, Ops
 from hago.plan import Bits, Plan
 from hago.runtime.native import Executor, KernelConstantCache, exact_kernels
 from hago.search.intervals import jackknife_interval, quick_interval, wilson_interval
-from hago.search.objective import OBJECTIVES, Objective, check_rows, unfit_labels, warn_of_labels, warn_of_numbering
+from hago.search.objective import (
+    OBJECTIVES,
+    Objective,
+    check_numbers,
+    check_rows,
+    unfit_labels,
+    warn_of_labels,
+    warn_of_numbering,
+)
 from hago.simulation import AccumulatorExtremes, AccumulatorWatch, Carriers, Reuse, Simulator, ValueCache
 from hago.study import Score
 
@@ -120,6 +128,7 @@ class Evaluator:
         self._seconds = 0.0
         for batch, outputs in zip(batches, self._reference, strict=True):
             check_rows(outputs, batch.size)
+        check_numbers(batches, self._reference)
         why_not = unfit_labels(batches, [out[0] for out in self._reference])
         measures = (objective, *also)
         if why_not and any(m.needs_labels for m in measures):

@@ -391,7 +391,8 @@ def make_goal(options: GoalOptions) -> Goal:
     """Make the Goal that the options describe.
 
     Raises:
-        HagoError: both `maximize` and `minimize` are given, or a figure or a limit is unknown or malformed.
+        HagoError: both `maximize` and `minimize` are given, or `maximize` and another objective, or a figure or a limit
+            is unknown or malformed.
     """
     maximize, minimize = options.maximize, options.minimize
     minimize = ALIASES.get(minimize, minimize) if isinstance(minimize, str) else minimize
@@ -400,6 +401,8 @@ def make_goal(options: GoalOptions) -> Goal:
             f"got maximize={maximize!r} and minimize={minimize!r}; give one of them and limit the other "
             "(keep='...' or budget_cost='...'), or take the searcher 'pareto', which finds every trade between them"
         )
+    if maximize is not None and options.objective not in (GoalOptions().objective, maximize):
+        raise HagoError(f"got maximize={maximize!r} and objective={options.objective!r}, which mean the same; give one")
     if minimize is not None and minimize not in METRICS:
         close = meant(str(minimize), [*METRICS, *ALIASES])
         raise HagoError(f"minimize={minimize!r}; expected a cost: {', '.join(METRICS)}.{close}")

@@ -201,7 +201,8 @@ class _Pass:
             if pairs:
                 torch.autograd.backward([o for o, _ in pairs], [v for _, v in pairs])
         self.samples += int(inputs[0].shape[0])
-        self.signal += sum(float(o.detach().square().sum(dtype=torch.float64)) for o, _ in pairs)
+        values = (torch.where(o.isinf(), 0.0, o) for o in (o.detach() for o, _ in pairs))  # masked logits are
+        self.signal += sum(float(o.square().sum(dtype=torch.float64)) for o in values)
 
     def _step(self, node: Node, values: Sequence[Any]) -> Any:
         return compute_real(

@@ -113,6 +113,27 @@ def check_rows(outputs: Sequence[Tensor], samples: int) -> None:
             )
 
 
+def check_numbers(batches: Batches, outputs: Sequence[Sequence[Any]]) -> None:
+    """Refuse data on which an output of the float model is NaN, with which nothing can be compared.
+
+    Args:
+        outputs: of every batch.
+
+    Raises:
+        DataError: names the output and the first such sample.
+    """
+    first = 0
+    for batch, values in zip(batches, outputs, strict=True):
+        for slot, value in enumerate(values):
+            lacks = value.isnan().reshape(len(value), -1).any(1) if value.is_floating_point() else value.new_zeros(0)
+            if bool(lacks.any()):
+                raise DataError(
+                    f"{batches.title}: output {slot} of the model in floats is NaN for sample "
+                    f"{first + int(lacks.nonzero()[0, 0])}; leave such samples out, or have the model return numbers"
+                )
+        first += batch.size
+
+
 def class_count(output: Tensor) -> int:
     """How many classes an output chooses among: the size of axis 1."""
     return output.shape[1] if output.ndim > 1 else 1
@@ -217,20 +238,31 @@ def _flat(outputs: Sequence[Tensor]) -> Tensor:
     return torch.cat([o.reshape(o.shape[0], -1).to(torch.float64) for o in outputs], 1)
 
 
+def _flat_pair(reference: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Both as (batch, entries) float64, with 0 where both hold the same infinity, as masked logits do."""
+    r, o = _flat(reference), _flat(outputs)
+    if math.isfinite(float(r.sum())):
+        return r, o
+    same = r.isinf() & (r == o)
+    return r.masked_fill(same, 0.0), o.masked_fill(same, 0.0)
+
+
 def _classes(output: Tensor) -> Tensor:
     """(batch, classes, rest...) with classes on axis 1."""
     return output.to(torch.float64) if output.ndim > 1 else output.to(torch.float64).unsqueeze(1)
 
 
 def _signal_and_noise(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
-    r, o = _flat(reference), _flat(outputs)
+    r, o = _flat_pair(reference, outputs)
     return torch.stack([r.square().sum(1), (r - o).square().sum(1)], 1)
 
 
 def decibels(signal: float, noise: float) -> float:
-    """`10 log10(signal / noise)`, at most MOST_DB; without signal 0, or MOST_DB where there is no noise either."""
+    """`10 log10(signal / noise)`, from -MOST_DB to MOST_DB; without signal 0, or MOST_DB without noise either."""
     if signal <= 0.0:
         return MOST_DB if noise <= 0.0 else 0.0
+    if math.isinf(noise) or noise >= signal * 10 ** (MOST_DB / 10):
+        return -MOST_DB
     if noise <= signal * 10 ** (-MOST_DB / 10):
         return MOST_DB
     return 10.0 * math.log10(signal / noise)
@@ -239,15 +271,19 @@ def decibels(signal: float, noise: float) -> float:
 def _kl(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
     p = F.log_softmax(_classes(reference[0]), 1)
     q = F.log_softmax(_classes(outputs[0]), 1)
-    return (p.exp() * (p - q)).sum(1).reshape(p.shape[0], -1).mean(1, keepdim=True)
+    # the float model excludes a class, or all
+    terms = torch.where(p.isneginf() | p.isnan(), 0.0, p.exp() * (p - q))
+    return terms.sum(1).reshape(p.shape[0], -1).mean(1, keepdim=True)
 
 
 def _mse(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
-    return (_flat(reference) - _flat(outputs)).square().mean(1, keepdim=True)
+    r, o = _flat_pair(reference, outputs)
+    return (r - o).square().mean(1, keepdim=True)
 
 
 def _cosine(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
-    return F.cosine_similarity(_flat(reference), _flat(outputs), dim=1, eps=1e-30).unsqueeze(1)
+    r, o = _flat_pair(reference, outputs)
+    return F.cosine_similarity(r, o, dim=1, eps=1e-30).unsqueeze(1)
 
 
 def _agreement(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:

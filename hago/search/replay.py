@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from hago.arithmetic.equality import equal
 from hago.calibration import Estimator, GivenRanges, named_estimator
@@ -40,9 +40,6 @@ from hago.searchers import SEARCHERS
 from hago.serialization.summary import Summarized, Summary
 from hago.serialization.text_table import counted
 from hago.study import Header, Log, Score, Trial, infeasible_score, normalized, read_log
-
-#: What trials are ranked by, besides costs.
-_COMPARED: Final = ("value", "overflows", "excess_bits", "unproved", "total_bits", "shortfall", "tie", "dropped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +181,16 @@ def _figures(score: Score, logged: Score) -> dict[str, Any]:
     """What a replay compares of a score: all but what its evaluation took, and costs and an interval only where they
     were logged, as those of the first logs are not. Why a point is infeasible is said in words that may change."""
     found = {**score.results, "plan_key": score.plan_key, "thresholds_sha256": score.thresholds_sha256}
-    found |= {f"score.{name}": getattr(score, name) for name in _COMPARED}
+    found |= {
+        "score.value": score.value,
+        "score.overflows": score.overflows,
+        "score.excess_bits": score.excess_bits,
+        "score.unproved": score.unproved,
+        "score.total_bits": score.total_bits,
+        "score.shortfall": score.shortfall,
+        "score.tie": score.tie,
+        "score.dropped": score.dropped,
+    }
     found |= _named("score.costs", {name: score.costs.get(name) for name in logged.costs})
     interval = list(score.interval) if logged.interval else []
     return found | {"score.interval": interval, "score.infeasible": bool(score.infeasible)}
