@@ -234,7 +234,7 @@ def test_options_of_the_training_are_checked_before_the_search(
 def test_modules_of_torchscript_are_refused(model: nn.Module) -> None:
     with torch.no_grad():
         traced = torch.jit.trace(model, DATA[0][0], check_trace=False)
-    with pytest.raises(hago.GraphError, match="pass the nn.Module that it was traced or scripted from"):
+    with pytest.raises(hago.HagoError, match="pass the nn.Module that it was traced or scripted from"):
         hago.quantize(traced, CHIP, DATA)
     hago.quantize(model, CHIP, DATA)
 
