@@ -143,6 +143,8 @@ def _weighted(plain: TensorStatistics, spectra: Sequence[Spectrum]) -> TensorSta
     for spectrum in spectra:
         # the mass of each bin, by interpolating the cumulative mass of the spectrum
         cumulative = np.concatenate([[0.0], np.cumsum(spectrum.mass.numpy())])
+        if not np.isfinite(cumulative[-1]):  # of outputs so large that squared gradients are infinite
+            return plain
         spectrum_edges = spectrum.low + spectrum.width * np.arange(len(cumulative))
         mass += np.diff(np.interp(bin_edges, spectrum_edges, cumulative))
     if not mass.sum() > 0.0:

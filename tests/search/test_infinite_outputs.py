@@ -76,3 +76,21 @@ def test_outputs_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(DataError, match="output 0 of the model in floats is NaN for sample 11; leave such samples out"):
         hago.quantize(net, "x86_vnni", [x])
     assert hago.quantize(net, "x86_vnni", [x[:11]]).realize()(x[:11]).isfinite().all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_outputs_whose_squares_float32_does_not_hold() -> None:
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.relu(self.first(x))) * 1e30
+
+    data = [torch.randn(16, 8, generator=torch.Generator().manual_seed(0))]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Large().eval()
+    strategy = hago.quantize(net, "x86_vnni", data).strategy
+    assert hago.evaluate_strategy(net, "x86_vnni", strategy, data).results["sqnr"] > 20
