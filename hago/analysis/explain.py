@@ -302,7 +302,7 @@ def _fits(graph: Graph, node: Node, descs: Sequence[OpDesc], bits: Sequence[int]
     form = ops[node.op].integer
     assert form is not None
     for desc in descs:
-        if any(b not in desc.bits_of(desc.in_dtype(slot)) for slot, b in enumerate(bits)):
+        if any(b > desc.bits_of(desc.in_dtype(slot))[-1] for slot, b in enumerate(bits)):
             continue
         operands = []
         for slot, b in enumerate(bits):

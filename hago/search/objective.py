@@ -125,7 +125,9 @@ def check_numbers(batches: Batches, outputs: Sequence[Sequence[Any]]) -> None:
     first = 0
     for batch, values in zip(batches, outputs, strict=True):
         for slot, value in enumerate(values):
-            lacks = value.isnan().reshape(len(value), -1).any(1) if value.is_floating_point() else value.new_zeros(0)
+            if not value.is_floating_point():
+                continue
+            lacks = value.isnan() if value.ndim == 1 else value.isnan().flatten(1).any(1)
             if bool(lacks.any()):
                 raise DataError(
                     f"{batches.title}: output {slot} of the model in floats is NaN for sample "
