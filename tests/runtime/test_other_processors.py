@@ -1,10 +1,9 @@
 """The kernels for processors that this machine does not have.
 
-Those for NEON are compiled by a cross compiler and run in an emulator. Products of bytes, which AVX-VNNI and
-AVX512-VNNI have, are run on plain vectors, so that packing, indices and edges are tested on any machine. Code for the
-larger instruction sets of x86 is built and disassembled on any x86 machine; that of AVX2 and of those with products of
-bytes is run, under the address sanitizer, where the processor has them. Where a tool or a processor is missing, the
-test is skipped and says which.
+Those for NEON are compiled by a cross compiler and run in an emulator. Those for AVX-VNNI, AVX-512 and AMX run on any
+x86 with AVX2, with their intrinsics in plain C++ (emulated_x86.h). Products of bytes and of words also run on plain
+vectors, and AVX2 as it is. All but NEON run under the address sanitizer. What the compiler makes of each set of x86 is
+disassembled. Where a tool or a processor is missing, the test is skipped and says which.
 """
 
 from __future__ import annotations
