@@ -45,7 +45,20 @@ def random_hardware(seed: int) -> Hardware:
     ops |= _with_stored_weights(apart, ops)
     ops |= _with_groups(random.Random(f"groups {seed}"), ops, chip.weight_scheme)
     ops |= _with_rescaled_sums(random.Random(f"rescaled {seed}"), ops, chip)
-    return replace(hardware, ops=_with_widths(apart, ops, chip.operand))
+    ops = {op: tuple(map(_with_room, descs)) for op, descs in _with_widths(apart, ops, chip.operand).items()}
+    if how.form == "multiplier_shift" and any(d.register.dtype.bits > 32 for descs in ops.values() for d in descs):
+        how = replace(how, wide="reduced")
+    return replace(hardware, ops=ops, requantize=how)
+
+
+def _with_room(desc: OpDesc) -> OpDesc:
+    """A signature whose accumulator holds common operands on one scale, if it may have any."""
+    needed = 16 + max(d.bits for d in desc.in_dtypes)
+    if not desc.is_integer or desc.requantize_at == "edge" or desc.form not in (None, "common_scale"):
+        return desc
+    if len(desc.in_dtypes) > 1 or desc.register.dtype.bits >= needed:
+        return desc
+    return replace(desc, accumulator=replace(desc.register, dtype=dtype("int32" if needed <= 32 else "int64")))
 
 
 def _requantize(rng: random.Random) -> Requantize:
