@@ -89,6 +89,10 @@ def nan_findings(path: Path, values: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 # ---------------------------------------------------------------- one signature
+def _register(body: Document) -> DType | None:
+    """The dtype of a signature's accumulator, given or by default; None where no dtype has that name."""
+    return DTYPES.get(body.get("accumulator", {}).get("dtype", body["out"]))
+
 
 #: The keys of signatures that compute in integers.
 _INTEGER_KEYS: Final = ("accumulator", "requantize_at", "fixed_out")
@@ -379,8 +383,7 @@ def _products_with_multipliers(document: Document) -> Iterator[Finding]:
         return
     bits = int(how.get("multiplier_bits", 31))
     for name, body in document.get("signatures", {}).items():
-        path = ("accumulator", "dtype") if "accumulator" in body else ("out",)
-        register = DTYPES.get(body["accumulator"]["dtype"] if "accumulator" in body else body["out"])
+        path, register = ("accumulator", "dtype") if "accumulator" in body else ("out",), _register(body)
         if register is not None and register.is_int and register.bits + bits > 63:
             most = 63 - register.bits
             fewer = f"multiplier_bits of at most {most} in requantize, " if most > 1 else ""
@@ -486,7 +489,7 @@ def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how
     if overflow.at_every_addition and form.addends is None and not form.has_no_additions:
         named = "" if signature.get("form") is None else f" in the form {signature['form']}"
         yield Finding(path, f"hago knows no order of additions of {op}{named}; expected {expected}")
-    register = DTYPES.get(signature.get("accumulator", {}).get("dtype", signature["out"]))
+    register = _register(signature)
     if form.common is not None and register is not None and register.bits < COMMON_SUM_BITS:
         text = f"sums of the form {signature['form']} of {op} have {COMMON_SUM_BITS} bits; expected an accumulator that"
         yield Finding(path, f"{text} holds them, got {register}")

@@ -131,11 +131,12 @@ def replay_strategy(
         goal, race = _goal_and_race(of_search, measure)
         samples = None if "finetuned" in made_by else samples_of(made_by.get("effort"))
         seed, batches = _integer(made_by.get("seed", 0)), batches.thinned(samples)
+        costs = dict(made_by.get("costs", {}))
     evaluator = make_evaluator(plan.graph, batches, measure, plan.ops, race=race, seed=seed, also=goal.measures)
     score, figures = evaluator.score(plan, chosen.bits), plan_cost(plan).figures
-    costs = {name: figures.get(name) for name in made_by.get("costs", {})}
-    logged = {**made_by.get("results", {}), **_named("costs", made_by.get("costs", {}))}
-    return Replay(1, tuple(_compare(0, logged, {**score.results, **_named("costs", costs)})))
+    logged = {**made_by.get("results", {}), **_named("costs", costs)}
+    now = {**score.results, **_named("costs", {name: figures.get(name) for name in costs})}
+    return Replay(1, tuple(_compare(0, logged, now)))
 
 
 def replay_log(

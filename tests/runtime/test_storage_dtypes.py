@@ -71,10 +71,7 @@ def test_engines_agree(op: str, signature: int, stored: str, scheme: str) -> Non
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = Between(FUNCTIONS[op], 16 if op == "concat" else 8).eval()
-    try:
-        quantizer = hago.quantize(net, hardware_from_document(document, "", OPS), [x], corrections="none")
-    except hago.InfeasibleBits:
-        return
+    quantizer = hago.quantize(net, hardware_from_document(document, "", OPS), [x], corrections="none")
     real = 3 * torch.randn(4, 4, 8, 8, generator=generator)
     simulated = quantizer.simulate()(real)
     assert torch.equal(quantizer.realize("reference")(real), simulated)

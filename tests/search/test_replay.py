@@ -77,13 +77,21 @@ def test_a_trained_strategy_is_replayed_with_the_figures_of_training(tmp_path: P
     assert {d.figure for d in replayed.differences} <= {"sqnr", "agreement"}
 
 
-@pytest.mark.parametrize("edited", [{"race": {"alpha": 0.01, "speed": 1}}, {"goal": 3}, {"seed": "one"}])
+@pytest.mark.parametrize("edited", [{"race": {"alpha": 0.01, "speed": 1}}, {"goal": 3}, {"seed": "one"}, {"costs": 5}])
 def test_a_strategy_whose_search_cannot_be_read_is_refused(edited: dict[str, Any]) -> None:
     strategy = hago.quantize(residual_block(), "vta", DATA).strategy
     document = strategy.to_json()
     document["made_by"] |= edited
     with pytest.raises(LogError, match="the strategy: its made_by cannot be read"):
         hago.replay(residual_block(), "vta", type(strategy).from_json(document), DATA)
+
+
+def test_the_costs_of_a_strategy_are_compared() -> None:
+    strategy, _ = hago.search_quantize_strategy(residual_block(), "vta", DATA, budget=1, progress=False)
+    document = strategy.to_json()
+    document["made_by"]["costs"]["weight_bytes"] += 1
+    (difference,) = hago.replay(residual_block(), "vta", type(strategy).from_json(document), DATA).differences
+    assert difference.figure == "costs.weight_bytes"
 
 
 #: Of a trial, where a figure stands that trials are ranked by, and what the edited log says.
