@@ -26,7 +26,7 @@ from hago.arithmetic.types import DTYPES, DType
 from hago.errors import did_you_mean
 from hago.hardware.common_ops import foreign_op
 from hago.hardware.hardware import DEFAULT_MAX_BITS, DEFAULT_MIN_BITS, GROUP_OVERFLOWS
-from hago.ops import COMMON_FRACTION_BITS, COMMON_SUM_BITS, IntegerForm, OpRule, Ops, Weight, aliases
+from hago.ops import COMMON_SUM_BITS, IntegerForm, OpRule, Ops, Weight, aliases
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
@@ -493,12 +493,6 @@ def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how
     if form.common is not None and register is not None and register.bits < COMMON_SUM_BITS:
         text = f"sums of the form {signature['form']} of {op} have {COMMON_SUM_BITS} bits; expected an accumulator that"
         yield Finding(path, f"{text} holds them, got {register}")
-    operands = [DTYPES[n] for n in signature["in"] if n in DTYPES]
-    needed = max((d.bits for d in operands), default=0) + COMMON_FRACTION_BITS + 1
-    rectifies = at_output and "common" in form.slots and form.common is None and not form.requantizes_output
-    if rectifies and register is not None and register.is_int and register.bits < needed:
-        text = f"{op} brings its operands to one scale, {COMMON_FRACTION_BITS} bits finer, in its accumulator"
-        yield Finding(path, f"{text}; expected {needed} bits, another form, or requantize_at: edge, got {register}")
     if form.required_requantize is not None and how.get("form") not in (None, form.required_requantize):
         text = f"the form {signature['form']} of {op} goes with the requantize form {form.required_requantize}"
         yield Finding(path, f"{text}; got {how['form']}")

@@ -15,7 +15,6 @@ from typing import Final
 from hago.ops import _opaque as opaque
 from hago.ops._pool import pool_window
 from hago.ops._rule import (
-    COMMON_FRACTION_BITS,
     ONE_ADDITION,
     Addends,
     Attrs,
@@ -49,7 +48,6 @@ from hago.ops.forms.tpu_mlir import ATTRIBUTE_RECORDS
 
 __all__ = [
     "ATTRIBUTE_RECORDS",
-    "COMMON_FRACTION_BITS",
     "COMMON_SUM_BITS",
     "ONE_ADDITION",
     "OPS",

@@ -29,10 +29,6 @@ Attrs = Mapping[str, Any]
 #: bias: the product of the scales of slots 0 and 1.  plain: none; the slot is never quantized (indices, shapes, masks).
 Slot = Literal["own", "common", "follow", "bias", "plain"]
 
-#: Fraction bits kept under the coarsest of common operands where these are brought to one scale inside a node that
-#: requantizes at its output; 8-bit operands then stay below 2**24.
-COMMON_FRACTION_BITS: Final = 15
-
 #: The axes along which a scale may vary and still pass through an op unchanged: any, axis 1 alone (channels), or none.
 PerChannelAxes = Literal["all", "axis1", "none"]
 

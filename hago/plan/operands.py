@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -28,8 +28,12 @@ from hago.arithmetic.schemes import SMALLEST_SCALE, TWO_SIDED, Grid, make_qparam
 from hago.arithmetic.types import INT8, INT16, INT32, ZERO, DType, QParams
 from hago.graph import CONST, Graph, Node
 from hago.hardware import Groups, Hardware, OpDesc
-from hago.ops import COMMON_FRACTION_BITS, IntegerForm, Ops, Site, finest_common_scale, is_narrow
+from hago.ops import IntegerForm, Ops, Site, finest_common_scale, is_narrow
 from hago.plan.topology import Topology, passes_through, range_node
+
+#: Fraction bits kept under the coarsest operand when operands that have no bits of their own are
+#: brought to one scale inside a node; 8-bit operands then stay below 2**24.
+COMMON_FRACTION_BITS: Final = 15
 
 
 class ThresholdSource(Protocol):

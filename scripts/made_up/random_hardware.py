@@ -15,7 +15,7 @@ from hago.arithmetic.schemes import TWO_SIDED
 from hago.arithmetic.types import INT16, INT32, dtype
 from hago.hardware import Accumulator, Groups, Hardware, OpDesc
 from hago.hardware.hardware import GROUP_OVERFLOWS
-from hago.ops import COMMON_FRACTION_BITS, OPS, IntegerForm
+from hago.ops import OPS, IntegerForm
 
 _FORMS: Final = get_args(RequantizeForm)
 
@@ -46,19 +46,9 @@ def random_hardware(seed: int) -> Hardware:
     ops |= _with_groups(random.Random(f"groups {seed}"), ops, chip.weight_scheme)
     ops |= _with_rescaled_sums(random.Random(f"rescaled {seed}"), ops, chip)
     ops = dict(_with_widths(apart, ops, chip.operand))
-    ops |= {op: tuple(map(_with_room, ops[op])) for op in ("add", "sub", "concat", "stack")}
     if how.form == "multiplier_shift" and any(d.register.dtype.bits > 32 for descs in ops.values() for d in descs):
         how = replace(how, wide="reduced")
     return replace(hardware, ops=ops, requantize=how)
-
-
-def _with_room(desc: OpDesc) -> OpDesc:
-    """A signature whose accumulator holds its operands on one scale, if it brings them to one."""
-    needed = COMMON_FRACTION_BITS + 1 + max(d.bits for d in desc.in_dtypes)
-    at_output = desc.is_integer and desc.requantize_at == "output" and desc.form in (None, "common_scale")
-    if not at_output or desc.register.dtype.bits >= needed:
-        return desc
-    return replace(desc, accumulator=replace(desc.register, dtype=dtype("int32" if needed <= 32 else "int64")))
 
 
 def _requantize(rng: random.Random) -> Requantize:
