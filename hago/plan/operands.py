@@ -16,6 +16,7 @@ from it for training, where thresholds take gradients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -29,10 +30,11 @@ from hago.arithmetic.types import INT8, INT16, INT32, ZERO, DType, QParams
 from hago.graph import CONST, Graph, Node
 from hago.hardware import Groups, Hardware, OpDesc
 from hago.ops import IntegerForm, Ops, Site, finest_common_scale, is_narrow
+from hago.plan.accumulators import largest_centered
 from hago.plan.topology import Topology, passes_through, range_node
 
-#: Fraction bits kept under the coarsest operand when operands that have no bits of their own are
-#: brought to one scale inside a node; 8-bit operands then stay below 2**24.
+#: The most fraction bits under the coarsest operand that are kept when operands are brought to one scale inside a
+#: node; 8-bit operands then stay below 2**24.
 COMMON_FRACTION_BITS: Final = 15
 
 
@@ -361,14 +363,15 @@ class Operands:
         """
         slots = [s for s in range(len(targets)) if self.form.slot(s) == "common"]
         requested = [t for s in slots if (t := targets[s]) is not None]
-        if all(t is requested[0] for t in requested):
+        inside = desc.requantize_at == "output" and self.form.common is None
+        if all(t is requested[0] for t in requested) and not (inside and self._exceeds(requested, desc.register.dtype)):
             return targets
         if self.form.common is not None:
             return self._rectify_wide(targets)
         scale = torch.stack([t.scale.max() for t in requested]).max()
-        if desc.requantize_at == "output":
-            fine = self.full_range(scale / (1 << COMMON_FRACTION_BITS), desc.register.dtype)
-            return [fine if s in slots else t for s, t in enumerate(targets)]
+        if inside:
+            target = self._inside(requested, scale, desc.register.dtype)
+            return [target if s in slots else t for s, t in enumerate(targets)]
         stored = [t for s, t in zip(slots, requested, strict=True) if self.bits[s] is None]
         coarsest = next((t for t in stored if bool((t.scale == scale).all())), None)
         if coarsest is not None:  # its producer covers what all operands hold
@@ -380,6 +383,33 @@ class Operands:
             self.owner.intern(replace(t, scale=scale)) if s in slots and t is not None else t
             for s, t in enumerate(targets)
         ]
+
+    def _exceeds(self, requested: Sequence[QParams], register: DType) -> bool:
+        """Whether common operands of one scale may exceed an accumulator."""
+        return self._added(len(requested)) * max(map(largest_centered, requested)) > register.max
+
+    def _added(self, operands: int) -> int:
+        """How many of the common operands a value of the accumulator is the sum of."""
+        return 1 if self.form.outputs_fit_input_dtype else operands
+
+    def _inside(self, requested: Sequence[QParams], scale: Tensor, register: DType) -> QParams:
+        """The qparams to which common operands are brought inside a node that requantizes its output.
+
+        They have COMMON_FRACTION_BITS under the coarsest operand, or as many fewer as let the accumulator hold the sum
+        of all operands, or the largest of them where the op only moves values. Where a narrow accumulator does not hold
+        the sum of operands as they are, that is a negative number: operands lose their last bits, as on a chip that
+        shifts them before it adds.
+
+        Args:
+            requested: the qparams that each operand would have alone.
+            scale: the coarsest of their scales.
+            register: of the accumulator.
+        """
+        largest = max(largest_centered(t) * float(t.scale.detach().max() / scale.detach()) for t in requested)
+        most = register.max // self._added(len(requested))  # of each operand
+        bits = min(COMMON_FRACTION_BITS, math.floor(math.log2(most / largest)))
+        held = min(math.ceil(math.ldexp(largest, bits)), most)
+        return self.owner.intern(QParams(scale * 2.0**-bits, ZERO, max(-held, register.min), held, register))
 
     def _rectify_wide(self, targets: Sequence[QParams | None]) -> list[QParams | None]:
         """Give all wide operands one scale, with which none has a narrower range than it asked for, and on which the

@@ -156,7 +156,8 @@ def check_rectify(
     bits: Mapping[str, int],
     ops: Ops = OPS,
 ) -> None:
-    """Operands on one scale and zero point: none narrower than it asked, and asking again changes nothing.
+    """Operands on one scale and zero point: none narrower than it asked, and asking again changes nothing. Where they
+    are brought to it inside the node, its accumulator holds their sum.
 
     Args:
         graph: one node, all of whose operands are inputs and belong on one scale.
@@ -168,13 +169,16 @@ def check_rectify(
     assert first is not None
     quantum = float(first.scale)
     for q, edge in zip(plan.operands, node.edges, strict=True):
+        if plan.desc.requantize_at == "output":  # the steps of its own bits
+            quantum = max(float(first.scale), max(map(abs, ranges[str(edge)])) / 2 ** (bits[str(edge)] - 1))
         assert q is not None and q.scale.equal(first.scale) and q.zero_point.equal(first.zero_point)
         (low, high), (asked_low, asked_high) = real_range(q), ranges[str(edge)]
         # the end itself may be one quantum beyond the grid, and an affine zero point is rounded
         slack = quantum * (1 + 1e-6) + max(-asked_low, asked_high) * 1e-6
         assert low <= asked_low + slack and high >= asked_high - slack
     if plan.desc.requantize_at == "output":
-        return  # a common scale finer than any that was asked
+        assert plan.proved
+        return  # a common scale finer than any that was asked, or coarser in a narrow accumulator
     for edge in map(str, node.edges):
         alone = _resolved(graph, hardware, dict.fromkeys(ranges, ranges[edge]), dict.fromkeys(bits, bits[edge]), ops)
         own = alone.operands[0]

@@ -139,6 +139,9 @@ RECTIFYING = {
     "symmetric": Chip(scheme="symmetric"),
     "affine": Chip("uint8", scheme="affine"),
     "output": Chip(at="output"),
+    "output_int16": Chip(register="int16", at="output"),
+    "output_int8": Chip(register="int8", at="output", scheme="symmetric"),
+    "output_affine": Chip("uint8", "int16", scheme="affine", at="output"),
     "shift": Chip(requantize=Requantize("shift", "half_up")),
 }
 ends = st.floats(0.01, 100.0)
