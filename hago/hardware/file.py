@@ -21,6 +21,7 @@ from hago.errors import HardwareError, LogError, did_you_mean
 from hago.hardware.hardware import Accumulator, FixedOut, Groups, Hardware, OpDesc, TensorScheme
 from hago.hardware.validation import Finding, check_hardware_document
 from hago.ops import OPS, Ops
+from hago.serialization.file_kind import HARDWARE, told_from_other_kinds
 from hago.serialization.json_text import read_file, replace_file
 from hago.shipped_hardware import shipped_hardware
 
@@ -240,8 +241,9 @@ def load_hardware(name_or_path: str | os.PathLike[str], known_ops: Ops = OPS) ->
     """
     origin, data = _read(name_or_path)
     try:
-        document = _parse(data, origin)
-        _refuse(origin, check_hardware_document(document, known_ops))
+        with told_from_other_kinds(data, origin, HARDWARE):
+            document = _parse(data, origin)
+            _refuse(origin, check_hardware_document(document, known_ops))
     except RecursionError as error:
         raise HardwareError(f"hardware file {origin!r} is nested too deeply") from error
     return hardware_from_document(document, origin, known_ops)

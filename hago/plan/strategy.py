@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 from hago.arithmetic.types import Edge
 from hago.correction import Corrections
 from hago.errors import HASH_DIGITS, OTHER_CONTENT, OTHER_MODEL, HagoError, LogError, StrategyMismatch, did_you_mean
+from hago.serialization.file_kind import STRATEGY, told_from_other_kinds
 from hago.serialization.json_text import (
     canonical,
     check_schema,
@@ -23,7 +24,6 @@ from hago.serialization.json_text import (
     json_values,
     parse_json,
     read_file,
-    refuse_front,
     replace_file,
 )
 from hago.serialization.summary import Summarized, Summary, bits_text, figures_text, names_text, number_values
@@ -165,7 +165,6 @@ class Strategy(Summarized):
         Raises:
             LogError: what is malformed or contradicts itself, with its JSON path.
         """
-        refuse_front(value, where)
         check_version(value, STRATEGY_VERSION, where)
         check_schema(value, "strategy", where)
         topology = value["topology"]
@@ -198,10 +197,12 @@ class Strategy(Summarized):
             LogError: unreadable, not JSON, malformed, or contradicting itself.
         """
         try:
-            text = read_file(path).decode("utf-8")
+            data = read_file(path)
+            text = data.decode("utf-8")
         except (OSError, ValueError) as error:
             raise LogError(f"cannot read strategy {path}: {error}") from None
-        return Strategy.from_json(parse_json(text, str(path)), str(path))
+        with told_from_other_kinds(data, str(path), STRATEGY):
+            return Strategy.from_json(parse_json(text, str(path)), str(path))
 
     def summary(self) -> Summary:
         """The bits, the measures and costs that were recorded, what stays float, and how it was made."""

@@ -21,6 +21,7 @@ from hago.errors import LogError
 from hago.plan import Strategy
 from hago.search.goal import FRONT_COST
 from hago.search.scoring import GoalScorer
+from hago.serialization.file_kind import FRONT, told_from_other_kinds
 from hago.serialization.json_text import (
     canonical,
     check_schema,
@@ -259,14 +260,16 @@ def load_front(path: str | PathLike[str]) -> ParetoFront:
     """
     where = str(path)
     try:
-        text = read_file(path).decode("utf-8")
+        data = read_file(path)
+        text = data.decode("utf-8")
     except (OSError, ValueError) as error:
         raise LogError(f"cannot read front {where}: {error}") from None
-    value = parse_json(text, where)
-    check_version(value, FRONT_VERSION, where)
-    if value["version"] < FRONT_VERSION:
-        raise LogError(f"{where} is a front of version 1, without strategies; the search's command writes it anew")
-    check_schema(value, "front", where)
+    with told_from_other_kinds(data, where, FRONT):
+        value = parse_json(text, where)
+        check_version(value, FRONT_VERSION, where)
+        if value["version"] < FRONT_VERSION:
+            raise LogError(f"{where} is a front of version 1, without strategies; the search's command writes it anew")
+        check_schema(value, "front", where)
     points = tuple(_point(p, value["ranges"], f"{where}: $.points[{i}]") for i, p in enumerate(value["points"]))
     if any(value["cost"] not in p.costs for p in points):
         raise LogError(f"{where}: a point has no figure {value['cost']!r} among its costs")

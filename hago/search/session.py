@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hago.data import Batches, JobProgress
-from hago.errors import InfeasibleBits, LogError, warn
+from hago.errors import HagoError, InfeasibleBits, LogError, warn
 from hago.graph import ModelLike, takes_any_batch
 from hago.hardware import Hardware
 from hago.importing import HardwareLike, as_hardware
@@ -438,6 +438,8 @@ def check_options(options: SearchOptions) -> None:
     named_effort(options.quantization.effort)
     Budget.parse(options.budget)
     check_executor(options.run.executor)
+    if options.run.cache_bytes is not None and options.run.cache_bytes < 0:
+        raise HagoError(f"cache_bytes {options.run.cache_bytes}; expected a number of bytes, 0 or more")
     check_callbacks(options.run.callbacks)
     check_distinct({"log": options.run.log, "save": options.run.save, "front": options.run.front})
     if as_race(options.race) is not None and isinstance(options.searcher, str):

@@ -1,8 +1,9 @@
 """Checked JSON, JSON Schemas, tensor files, text tables and summaries. Reading a file never executes code."""
 
-from hago.serialization import json_text, pictures, summary, tensor_file, text_table
+from hago.serialization import file_kind, json_text, pictures, summary, tensor_file, text_table
 
 __all__ = [
+    "file_kind",
     "json_text",
     "pictures",
     "summary",

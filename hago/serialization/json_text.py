@@ -121,19 +121,6 @@ def check_version(value: Any, newest: int, where: str) -> None:
         )
 
 
-def refuse_front(value: Any, where: str) -> None:
-    """Refuse the file of a front where a strategy or a log is expected.
-
-    Raises:
-        LogError: the values are those of a front.
-    """
-    if isinstance(value, Mapping) and {"measure", "cost", "points"} <= value.keys():
-        raise LogError(
-            f"{where} is a front of a search, which hago.load_front reads; the strategy of the search is the file that "
-            "--save names"
-        )
-
-
 @functools.cache
 def _validator(name: str) -> Any:
     import jsonschema

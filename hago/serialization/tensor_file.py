@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hago.errors import HagoError, LogError, ModelFileError
+from hago.serialization.file_kind import kind_of
 from hago.serialization.json_text import parse_json
 
 _NAMES: Final[Mapping[torch.dtype, str]] = {
@@ -127,6 +128,9 @@ def from_bytes(data: bytes, kind: str, where: str) -> tuple[Any, dict[str, Tenso
 
 
 def _header(data: bytes, kind: str, where: str) -> tuple[dict[str, Any], memoryview]:
+    # the size of a header is a multiple of 8, so its first byte is not that of a JSON object
+    if data[:1] == b"{" and (other := kind_of(data)) is not None:
+        raise ModelFileError(f"{where} is not a {kind} but {other.name}, for {other.used_by}")
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > len(data) - 8:
         raise ModelFileError(f"{where} is not a {kind}, or was truncated: it has {len(data)} bytes")

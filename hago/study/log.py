@@ -36,6 +36,7 @@ from hago.errors import (
     shortened_to,
 )
 from hago.plan import HardwareId, Space
+from hago.serialization.file_kind import LOG, told_from_other_kinds
 from hago.serialization.json_text import (
     canonical,
     check_schema,
@@ -44,7 +45,6 @@ from hago.serialization.json_text import (
     json_values,
     parse_json,
     read_file,
-    refuse_front,
     replace_file,
     sync_folder,
 )
@@ -415,8 +415,9 @@ def parse_log(content: bytes, where: str) -> Log:
         if not _HEADER_START.startswith(beginning):
             raise LogError(f"{where} is not a search log of hago: it starts with {beginning!r}")
         return Log(None, (), 0, torn_bytes)
-    records = [_parse_line(line, f"{where}, line {n}") for n, line in enumerate(lines, start=1)]
-    header = Header.from_json(records[0], f"{where}, line 1")
+    with told_from_other_kinds(content, where, LOG):
+        records = [_parse_line(line, f"{where}, line {n}") for n, line in enumerate(lines, start=1)]
+        header = Header.from_json(records[0], f"{where}, line 1")
     trials: list[Trial] = []
     for number, record in enumerate(records[1:], start=2):
         trials.append(_parse_trial(record, header, trials, f"{where}, line {number}"))
@@ -437,7 +438,6 @@ def _parse_line(line: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise LogError(f"{where}: not text: {error}") from None
     record = parse_json(text, where)
-    refuse_front(record, where)
     check_version(record, HEADER_VERSION, where)
     return record
 

@@ -61,15 +61,6 @@ def test_a_point_with_the_outputs_of_the_float_model_is_exact(
     assert "exact" not in str(of_accuracy)
 
 
-def test_a_front_is_named_where_a_strategy_or_a_log_is_expected(
-    searched: tuple[ParetoFront, Path, hago.Strategy],
-) -> None:
-    path = searched[1] / "front.json"
-    for read in (hago.Strategy.load, read_log):
-        with pytest.raises(LogError, match=r"front\.json.* is a front of a search, which hago\.load_front reads"):
-            read(path)
-
-
 def test_a_point_is_the_trial_of_the_log(searched: tuple[ParetoFront, Path, hago.Strategy]) -> None:
     front, folder, _ = searched
     trials = read_log(folder / "log").trials
