@@ -191,7 +191,7 @@ def make_qparams(
     Raises:
         HagoError: `lo` or `hi` is not finite, `lo` exceeds `hi`, or the bits do not fit the dtype.
     """
-    if not (torch.isfinite(lo).all() and torch.isfinite(hi).all() and (lo <= hi).all()):
+    if not bool(((lo <= hi) & (lo > -torch.inf) & (hi < torch.inf)).all()):
         raise HagoError(f"thresholds must be finite with lo <= hi; got lo {lo.tolist()}, hi {hi.tolist()}")
     if not 1 < bits <= dtype.bits:
         raise HagoError(f"{bits} bits do not fit {dtype}; expected 2 to {dtype.bits}")

@@ -48,10 +48,10 @@ class Node:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
+    edges: tuple[Edge, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def edges(self) -> tuple[Edge, ...]:
-        return tuple(Edge(self.name, slot) for slot in range(len(self.inputs)))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "edges", tuple(Edge(self.name, slot) for slot in range(len(self.inputs))))
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -98,8 +98,8 @@ def _operand(values: Tensor | None, limit: float, shape: tuple[int, ...]) -> Ope
 
 def largest_centered(qparams: QParams) -> float:
     """The largest |q - zero_point|."""
-    low = float((qparams.qmin - qparams.zero_point).abs().max())
-    return max(low, float((qparams.qmax - qparams.zero_point).abs().max()))
+    low, high = (int(zero) for zero in torch.aminmax(qparams.zero_point))
+    return float(max(qparams.qmax - low, high - qparams.qmin, qparams.qmin - low, high - qparams.qmax))
 
 
 # ---------------------------------------------------------------- pairs of products in 16 bits

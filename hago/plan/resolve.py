@@ -158,7 +158,7 @@ class NodeBuilder:
 
     # ------------------------------------------------------------ signature
     def _select_signature(self) -> OpDesc:
-        descs = fitting_descs(self.resolver.graph, self.node, self.resolver.hardware, self.resolver.ops)
+        descs = self.resolver.signatures(self.node)
         feasible = [d for d in descs if self._takes_bits(d)]
         # prefer signatures that read values in the dtype in which they are stored
         feasible = [d for d in feasible if self.operands.reads_as_stored(d)] or feasible
@@ -295,6 +295,7 @@ class _Cache:
     def __init__(self) -> None:
         self.plans: LRU[tuple[Any, ...], tuple[NodePlan, _Value]] = LRU(CACHED_NODE_PLANS)
         self.consts: LRU[tuple[Any, ...], Tensor] = LRU(CACHED_CONST_BYTES, lambda t: t.numel() * t.element_size())
+        self.signatures: dict[str, tuple[OpDesc, ...]] = {}
         self.interned: dict[tuple[object, ...], QParams] = {}
         self.values: dict[tuple[int, float], _Value] = {}
         self.real = _Value(None, 0.0)
@@ -415,6 +416,13 @@ class Resolver:
         magnitude = min(clip, plan.bound) if emits_accumulator and plan.proved else clip
         key = (id(plan.out), magnitude)
         return self._cache.values.setdefault(key, _Value(plan.out, magnitude))
+
+    def signatures(self, node: Node) -> tuple[OpDesc, ...]:
+        """See `fitting_descs`."""
+        known = self._cache.signatures
+        if node.name not in known:
+            known[node.name] = fitting_descs(self.graph, node, self.hardware, self.ops)
+        return known[node.name]
 
     def intern(self, qparams: QParams) -> QParams:
         """The one object for equal qparams, so that equal qparams can be told by identity."""
