@@ -459,6 +459,12 @@ CASES: Final = (
     ),
     # searches
     Case(
+        "for float, so that nodes in float would add nothing to {}; add it to its float signatures, or search without",
+        lambda _: search(hardware="vta", searcher="auto", minimize="cycles", keep="sqnr >= 1 dB", search_topology=True),
+        lambda _: [search(hardware="vta", searcher="auto", minimize="cycles", keep="sqnr >= 1 dB", search_topology=x)
+                   for x in (False, None)],
+    ),
+    Case(
         "fix more bits, raise its limit, or use another searcher",
         lambda _: make_searcher("exhaustive", space_of(9)),
         lambda _: [make_searcher("exhaustive", space_of(2)), make_searcher("greedy", space_of(9)),

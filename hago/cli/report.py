@@ -257,7 +257,7 @@ def search_words(header: Header, hardware: str | None) -> list[str] | None:
     is_searched, figures = settings.get("topology") == "searched", parse_limits(settings.get("limits"))
     named = [name for name in (options.get("cost"), settings.get("minimize")) if name]
     costs = [*named, *(x.figure for x in figures if x.is_cost)]
-    if is_searched != bool(with_search_topology(QuantizationOptions(), costs).search_topology):
+    if is_searched != bool(with_search_topology(QuantizationOptions(), costs, None).search_topology):
         words.append("--search-topology" if is_searched else "--no-search-topology")
     words += [word for pattern in header.keep_float for word in ("--keep-float", pattern)]
     words += [word for key, bits in header.fix_bits.items() for word in ("--fix-bits", f"{key}={bits}")]

@@ -14,6 +14,7 @@ from hago.cost.cost import (
     metric_named,
     node_macs,
     plan_cost,
+    prices_float,
 )
 from hago.cost.report import CostRange, cost_range
 
@@ -33,4 +34,5 @@ __all__ = [
     "metric_named",
     "node_macs",
     "plan_cost",
+    "prices_float",
 ]

@@ -285,6 +285,7 @@ class Metric:
             `NodeCost.bops`, or if the metric has no parts and its total depends on the bits of activations.
         depends_on_float: whether it prices computing in float, so that a search chooses by default which nodes run in
             float.
+        float_figures: of a signature, one of which is needed to price a node in float; empty where none is.
         least: a lower bound of the total over all bits and all choices of float nodes, from the cost of one Plan and
             its hardware. None where no float node costs less than at the fewest bits.
     """
@@ -295,6 +296,7 @@ class Metric:
     total: Callable[[Cost], float | None] | None = None
     counted_bits: CountedBits = "none"
     depends_on_float: bool = False
+    float_figures: frozenset[str] = frozenset()
     least: Callable[[Cost, Hardware], float] | None = None
 
     def total_of(self, cost: Cost) -> float | None:
@@ -366,6 +368,7 @@ def _least_energy(cost: Cost, hardware: Hardware) -> float:
     return _least_of_macs(cost, hardware, "picojoules_per_mac", 1) * 1e-12
 
 
+_RATES: Final = frozenset({"macs_per_cycle", "elements_per_cycle"})
 #: The metrics that can be minimized or limited, by name. To add one, add its entry here and its row in docs/cost.md.
 METRICS: Final[Mapping[str, Metric]] = {
     m.name: m
@@ -383,9 +386,32 @@ METRICS: Final[Mapping[str, Metric]] = {
             counted_bits="constants",
         ),
         Metric("requantized", "", lambda row, _: row.requantized),
-        Metric("cycles", "cycles", lambda row, _: row.cycles, depends_on_float=True, least=_least_cycles),
-        Metric("latency", "s", _seconds, total=_latency, depends_on_float=True, least=_least_latency),
-        Metric("energy", "J", _joules, total=_energy, depends_on_float=True, least=_least_energy),
+        Metric(
+            "cycles",
+            "cycles",
+            lambda row, _: row.cycles,
+            depends_on_float=True,
+            float_figures=_RATES,
+            least=_least_cycles,
+        ),
+        Metric(
+            "latency",
+            "s",
+            _seconds,
+            total=_latency,
+            depends_on_float=True,
+            float_figures=_RATES,
+            least=_least_latency,
+        ),
+        Metric(
+            "energy",
+            "J",
+            _joules,
+            total=_energy,
+            depends_on_float=True,
+            float_figures=frozenset({"picojoules_per_mac"}),
+            least=_least_energy,
+        ),
     )
 }
 
@@ -399,6 +425,14 @@ def metric_named(name: str) -> Metric:
     if name not in METRICS:
         raise HagoError(f"unknown cost {name!r}; known: {', '.join(METRICS)}.{did_you_mean(name, METRICS)}")
     return METRICS[name]
+
+
+def prices_float(name: str, hardware: Hardware) -> bool:
+    """Whether a metric can be compared between nodes in integers and in float: the hardware's float signatures of ops
+    that it runs in integers have the figures; without them, nodes in float would count as free."""
+    figures = METRICS[name].float_figures
+    ops = [op for op in hardware.ops if hardware.integer_descs(op)]
+    return not figures or all(not figures.isdisjoint(d.cost) for op in ops for d in hardware.float_descs(op))
 
 
 def rows_of(cost: Cost) -> Iterator[tuple[NodeCost, tuple[EdgeCost, ...]]]:

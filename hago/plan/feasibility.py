@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -58,6 +58,41 @@ def group_feeding(resolver: Resolver, edge: Edge) -> str | None:
         if source.op == CONST or not source.inputs or not resolver.topology.nodes[source.name]:
             return None
         edge = source.edges[0]
+
+
+def groups_behind(resolver: Resolver, point: FeasiblePoint, name: str) -> tuple[str, ...]:
+    """The groups that determine how large the accumulator of an integer node gets whose operands have no bits of their
+    own: those of the nodes that they come from, traced back until there are some. Of operands on one scale, it is the
+    one with the coarsest scale at the point.
+    """
+    found: dict[str, None] = {}
+    edges = list(resolver.graph[name].edges)
+    while edges:
+        edge = edges.pop(0)
+        source = resolver.graph[resolver.graph.source(edge)]
+        key = resolver.group_of.get(edge, f"{source.name}:out")
+        if key in resolver.space.groups:
+            found[key] = None
+        elif source.name in point.plan.nodes:
+            edges += _deciding_edges(resolver, point, source)
+    return tuple(found)
+
+
+def _deciding_edges(resolver: Resolver, point: FeasiblePoint, node: Node) -> Sequence[Edge]:
+    """The in-edges of an integer node whose bits determine the scale of its accumulator."""
+    form = resolver.ops[node.op].integer
+    if form is None or "common" not in form.slots:
+        return node.edges
+
+    def scale(edge: Edge) -> float:
+        key = resolver.group_of.get(edge)
+        if key is None:
+            source = point.plan.nodes.get(resolver.graph.source(edge))
+            return 0.0 if source is None else float(source.out.scale.max())
+        ends = point.plan.nodes[node.name].thresholds[str(edge)]
+        return max(float(end.abs().max()) for end in ends) / 2.0 ** (point.bits[key] - 1)
+
+    return [max(node.edges, key=scale)]
 
 
 def groups_at(resolver: Resolver, name: str) -> list[str]:

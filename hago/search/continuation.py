@@ -26,6 +26,8 @@ from hago.study import Header
 
 #: The setting of a log whose search merged groups in its integer programs.
 MERGED_GROUPS: Final = "merged_groups"
+#: The setting of a log whose search lowers bits further up where operands have none of their own.
+TRACED_FEEDS: Final = "traced_feeds"
 #: Options of searchers that logs do not hold as they were given: a storage's URL is logged without its password.
 _NOT_LOGGED = ("storage",)
 
@@ -86,7 +88,8 @@ def changed_options(options: Any, hardware: Hardware, logged: Header) -> Iterato
     yield from _changed_quantization(options.quantization, hardware, logged)
     if not same_goal and options.quantization.search_topology is None:
         return  # it follows from the goal
-    searched = with_search_topology(options.quantization, costs_in_use(options.searcher, goal)).search_topology
+    costs = costs_in_use(options.searcher, goal)
+    searched = with_search_topology(options.quantization, costs, hardware).search_topology
     yield from _changed("search_topology", settings.get("topology") == "searched", bool(searched))
 
 
@@ -147,6 +150,12 @@ def logged_softmax_span(logged: Header) -> float | None:
 def merges_groups(logged: Header | None) -> bool:
     """Whether integer programs merge groups and remember solutions: in new searches, and where a log says so."""
     return logged is None or bool(logged.settings.get(MERGED_GROUPS))
+
+
+def traces_feeds(logged: Header | None) -> bool:
+    """Whether bits further up are lowered where an accumulator overflows whose operands have none of their own: in new
+    searches, and where a log says so."""
+    return logged is None or bool(logged.settings.get(TRACED_FEEDS))
 
 
 def logged_gains(settings: Mapping[str, Any]) -> dict[str, float]:

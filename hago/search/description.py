@@ -11,8 +11,9 @@ import torch
 from hago.calibration import BINS, dorefa_of
 from hago.hardware import hardware_hash
 from hago.plan import HardwareId
-from hago.search.continuation import MERGED_GROUPS
+from hago.search.continuation import MERGED_GROUPS, TRACED_FEEDS
 from hago.search.preparation import Prepared
+from hago.search.safe_bits import feeds_behind
 from hago.search.scoring import GoalScorer
 from hago.searchers import SEARCHERS
 from hago.study import Header, Searcher, make_header
@@ -108,6 +109,7 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
             **({"channel_bins": bins} if (bins := prepared.calibration.channel_bins) != BINS else {}),
             **({"softmax_span": prepared.calibration.softmax_span} if prepared.calibration.cut else {}),
             **({MERGED_GROUPS: True} if prepared.merges_groups and _is_guided(searcher) else {}),
+            **({TRACED_FEEDS: True} if feeds_behind(prepared) else {}),
         },
         confirmed=how.get("confirmed"),
         **named_parts,

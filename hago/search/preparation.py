@@ -26,7 +26,7 @@ from hago.calibration import (
     named_estimator,
 )
 from hago.correction import CorrectionPass, Corrections, OffsetConstants
-from hago.cost import METRICS, node_macs
+from hago.cost import METRICS, node_macs, prices_float
 from hago.data import CALIBRATION_DATA, HELD_OUT_DATA, Batches, JobProgress, warn_if_shared
 from hago.errors import DataError, HagoWarning, as_strings
 from hago.graph import OUTPUT, Graph, ModelLike
@@ -90,6 +90,8 @@ class Prepared:
         corrections: those of the graph; those of the integers of constants are the resolver's.
         passes: what the passes of corrections gained that were tried, in their order.
         merges_groups: whether integer programs merge groups and remember solutions, as those of earlier logs did not.
+        traces_feeds: whether bits of nodes further up are lowered where an accumulator overflows whose operands have
+            none of their own, as they were not in earlier logs.
     """
 
     graph: Graph
@@ -107,6 +109,7 @@ class Prepared:
     corrections: Corrections = field(default_factory=Corrections)
     passes: tuple[CorrectionPass, ...] = ()
     merges_groups: bool = True
+    traces_feeds: bool = True
 
     @property
     def without_row(self) -> tuple[str, ...]:
@@ -143,7 +146,13 @@ class Prepared:
             channel_bins=self.calibration.channel_bins,
             softmax_span=self.calibration.softmax_span,
         )
-        return replace(made, correction_names=self.correction_names, corrections=self.corrections, passes=self.passes)
+        return replace(
+            made,
+            correction_names=self.correction_names,
+            corrections=self.corrections,
+            passes=self.passes,
+            traces_feeds=self.traces_feeds,
+        )
 
     @property
     def offsets(self) -> Mapping[str, Tensor]:
@@ -293,11 +302,15 @@ def default_estimator(hardware: Hardware) -> str:
     return "power2_range" if hardware.requantize.power_of_two else "mse"
 
 
-def with_search_topology(options: QuantizationOptions, costs: Sequence[str]) -> QuantizationOptions:
-    """The options with `search_topology` decided: by default it is searched where a cost in use depends on it."""
+def with_search_topology(
+    options: QuantizationOptions, costs: Sequence[str], hardware: Hardware | None
+) -> QuantizationOptions:
+    """The options with `search_topology` decided: by default it is searched where a cost in use depends on it, and the
+    hardware, if it is known, has the figures of nodes in float."""
     if options.search_topology is not None:
         return options
-    return replace(options, search_topology=any(METRICS[name].depends_on_float for name in costs))
+    priced = all(hardware is None or prices_float(name, hardware) for name in costs)
+    return replace(options, search_topology=priced and any(METRICS[name].depends_on_float for name in costs))
 
 
 def import_with_held_out(

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from hago.cost import METRICS, plan_cost
-from hago.errors import InfeasibleBits, warn
+from hago.cost import METRICS, plan_cost, prices_float
+from hago.errors import HagoError, InfeasibleBits, warn
 from hago.plan import Bits
 from hago.plan.feasibility import nearest_feasible
 from hago.search.goal import Goal
@@ -54,6 +54,14 @@ def check_costs_reachable(goal: Goal, prepared: Prepared) -> None:
     """
     if not goal.costs:
         return
+    for name in goal.costs:
+        if _may_be_float(prepared) and not prices_float(name, prepared.hardware):
+            figures = " or ".join(sorted(METRICS[name].float_figures))
+            raise HagoError(
+                f"hardware {prepared.hardware.name!r} has no {figures} for float, so that nodes in float would add "
+                f"nothing to {name!r}; add it to its float signatures, or search without search_topology "
+                "(--no-search-topology)"
+            )
     least = prepared.space.narrowest()
     fewest = nearest_feasible(prepared.resolver, least)
     ends = [plan_cost(plan) for plan in (*([fewest.plan] if fewest else []), prepared.resolver(safe_bits(prepared)))]

@@ -25,7 +25,7 @@ from hago.graph import ModelLike
 from hago.hardware import hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.search.confirmation import Confirmation
-from hago.search.continuation import logged_channel_bins, logged_gains, logged_softmax_span, merges_groups
+from hago.search.continuation import logged_channel_bins, logged_gains, logged_softmax_span, merges_groups, traces_feeds
 from hago.search.correcting import correct, logged_corrections
 from hago.search.effort import samples_of
 from hago.search.goal import FRONT_COST, Goal, limits_on_costs, parse_limits
@@ -228,6 +228,7 @@ def logged_scorer(
         recorded = quantization.estimator
         quantization = replace(quantization, estimator=_estimator_of(where, recorded, estimator))
     prepared = prepare(model, hardware, dataset, quantization, made_for=[header.model_hash], samples=samples)
+    prepared = replace(prepared, traces_feeds=traces_feeds(header))
     if prepared.graph.model_hash != header.model_hash:
         raise StrategyMismatch(
             f"the log is of the model with hash {header.model_hash[:HASH_DIGITS]}, this one has "

@@ -10,19 +10,38 @@ from functools import partial
 
 from hago.errors import InfeasibleBits
 from hago.plan import NodePlan, Resolver
-from hago.plan.feasibility import group_feeding, nearest_feasible, widest_feasible
+from hago.plan.feasibility import group_feeding, groups_behind, nearest_feasible, widest_feasible
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.preparation import Prepared
-from hago.study import Score
+from hago.study import Feeds, Score
 
 
 def safe_bits(prepared: Prepared) -> dict[str, int]:
     """The widest feasible point whose accumulators hold the values that calibration saw."""
-    return widest_safe_bits(prepared.resolver, prepared.calibration.peaks)
+    return widest_safe_bits(prepared.resolver, prepared.calibration.peaks, behind=feeds_behind(prepared))
+
+
+def feeds_behind(prepared: Prepared) -> Feeds:
+    """By node whose accumulator may overflow and whose operands have no bits of their own, the groups of the nodes that
+    they come from; none in searches that were begun without (`Prepared.traces_feeds`)."""
+    resolver = prepared.resolver
+    if not prepared.traces_feeds:
+        return {}
+    widest = widest_feasible(resolver)
+    without = [
+        n
+        for n, p in widest.plan.nodes.items()
+        if not p.proved and resolver.group_of.keys().isdisjoint(resolver.graph[n].edges)
+    ]
+    return {name: groups for name in without if (groups := groups_behind(resolver, widest, name))}
 
 
 def widest_safe_bits(
-    resolver: Resolver, largest: Mapping[str, float], margin: float = 1.0, upstream: bool = False
+    resolver: Resolver,
+    largest: Mapping[str, float],
+    margin: float = 1.0,
+    upstream: bool = False,
+    behind: Feeds | None = None,
 ) -> dict[str, int]:
     """The widest feasible point whose accumulators hold the values of calibration, found without simulating.
 
@@ -34,6 +53,7 @@ def widest_safe_bits(
         margin: factor by which accumulators must be able to hold more.
         upstream: whether an operand that has no bits of its own loses those of the nodes that it comes from, through
             nodes that only pass it on.
+        behind: by node, the groups that lose bits where its operands have none of their own.
     """
     group_of = partial(group_feeding, resolver) if upstream else resolver.group_of.get
     space, graph = resolver.space, resolver.graph
@@ -42,7 +62,7 @@ def widest_safe_bits(
         tight = [n for n, p in plan.nodes.items() if _tight(p, largest.get(n, 0.0), margin)]
         changed = False
         for name in tight:
-            keys = [k for k in map(group_of, graph[name].edges) if k is not None]
+            keys = [k for k in map(group_of, graph[name].edges) if k is not None] or (behind or {}).get(name, ())
             lowerable = [k for k in keys if bits[k] > space.groups[k].choices[-1]]
             if lowerable:
                 widest = max(bits[k] for k in lowerable)

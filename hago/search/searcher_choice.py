@@ -27,7 +27,7 @@ from hago.search.output_thresholds import choose_thresholds
 from hago.search.point_refinement import COMPUTED_CHOICES, refine_at_point
 from hago.search.preparation import Prepared, QuantizationOptions
 from hago.search.proposed_thresholds import RefinementTask
-from hago.search.safe_bits import safe_bits
+from hago.search.safe_bits import feeds_behind, safe_bits
 from hago.search.scoring import GoalScorer
 from hago.search.sensitivity import sensitivity_from
 from hago.search.starting_point import StartingPoint
@@ -36,6 +36,7 @@ from hago.searchers import (
     SEARCHERS,
     Refines,
     SearcherEntry,
+    feeds_of,
     make_searcher,
     parse_searcher,
 )
@@ -180,7 +181,8 @@ def build_searcher(searcher: str | Searcher | Any, start: StartingPoint, seed: i
     space = start.prepared.space
     if isinstance(searcher, str):
         name, given = parse_searcher(searcher)
-        return make_searcher(name, space, start.bits, seed, options=given, surrogate=start.surrogate)
+        feeds = {**feeds_of(space), **feeds_behind(start.prepared)}
+        return make_searcher(name, space, start.bits, seed, options=given, surrogate=start.surrogate, feeds=feeds)
     if hasattr(searcher, "ask") and hasattr(searcher, "tell") and not isinstance(searcher, type):
         return searcher
     if callable(searcher):

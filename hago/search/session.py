@@ -30,6 +30,7 @@ from hago.search.continuation import (
     logged_gains,
     logged_softmax_span,
     merges_groups,
+    traces_feeds,
     with_limits_as_logged,
 )
 from hago.search.corrected_trials import CorrectedTrial, CorrectedTrials
@@ -319,7 +320,7 @@ def run_search(
     goal = make_goal(options.goal)
     costs = costs_in_use(options.searcher, goal)
     effort = _effort_of(options, goal, costs) if logged is None else logged_effort(logged)
-    quantization = with_search_topology(options.quantization, costs)
+    quantization = with_search_topology(options.quantization, costs, chip)
     with interruptible_job("search", options.run.progress) as steps:
         made_for = [*hashes_of(options.run.reuse), *([] if logged is None else [logged.model_hash])]
         graph, batches, held_out = import_with_held_out(
@@ -334,6 +335,7 @@ def run_search(
         if not takes_any_batch(graph, chip.known_ops):
             effort = replace(effort, samples=None)
         prepared = prepare(graph, chip, batches, quantization, steps=steps, samples=effort.samples)
+        prepared = replace(prepared, traces_feeds=traces_feeds(logged))
         steps("running the float model")
         scorer = GoalScorer(
             goal,

@@ -21,6 +21,7 @@ from hago.searchers.registry import (
     parse_searcher,
     searcher_text,
 )
+from hago.searchers.repair import feeds_of
 from hago.searchers.surrogate import CostConstraint, Surrogate, Term
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "check_racing",
     "check_seed",
     "close_storage",
+    "feeds_of",
     "hide_password",
     "make_options",
     "make_searcher",
