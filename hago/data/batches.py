@@ -525,7 +525,7 @@ def as_tensor(value: Any, where: str) -> Tensor:
         )
     if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
         tensor = tensor.to(torch.float32)
-    return tensor
+    return tensor.resolve_neg()  # imaginary parts may be views whose signs are still to be changed
 
 
 def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -61,9 +61,9 @@ def group_feeding(resolver: Resolver, edge: Edge) -> str | None:
 
 
 def groups_behind(resolver: Resolver, point: FeasiblePoint, name: str) -> tuple[str, ...]:
-    """The groups that determine how large the accumulator of an integer node gets whose operands have no bits of their
-    own: those of the nodes that they come from, traced back until there are some. Of operands on one scale, it is the
-    one with the coarsest scale at the point.
+    """The groups that determine how large the accumulator of an integer node gets: those of its operands, and where an
+    operand has no bits of its own, those of the nodes that it comes from, traced back until there are some. Of operands
+    behind it that are on one scale, it is the one with the coarsest scale at the point.
     """
     found: dict[str, None] = {}
     edges = list(resolver.graph[name].edges)

@@ -118,8 +118,12 @@ class Limit:
         return f"{self.given!r} ({resolved_text(self.given, self.text)})" if self.given else repr(self.text)
 
     def amount(self, value: float) -> str:
-        """A value of its figure in messages, with its unit; a share, as it is written in a limit, without."""
-        return amount_text(self.figure, value) if self.is_cost else f"{value:.6g}"
+        """A value of its figure in messages, with its unit; a share and a loss, which results hold negated, as it is
+        written in a limit, without."""
+        if self.is_cost:
+            return amount_text(self.figure, value)
+        is_loss = any(o.is_loss for o in OBJECTIVES.values() if o.figure == self.figure)
+        return f"{-value if is_loss else value:.6g}"
 
     @property
     def maybe_meant(self) -> str:

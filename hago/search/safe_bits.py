@@ -5,11 +5,11 @@ begin with them (`safe_bits`); one-shot quantization simulates what is predicted
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from hago.errors import InfeasibleBits
-from hago.plan import NodePlan, Resolver
+from hago.plan import Bits, NodePlan, Resolver, Space
 from hago.plan.feasibility import group_feeding, groups_behind, nearest_feasible, widest_feasible
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.preparation import Prepared
@@ -22,18 +22,21 @@ def safe_bits(prepared: Prepared) -> dict[str, int]:
 
 
 def feeds_behind(prepared: Prepared) -> Feeds:
-    """By node whose accumulator may overflow and whose operands have no bits of their own, the groups of the nodes that
-    they come from; none in searches that were begun without (`Prepared.traces_feeds`)."""
+    """By node whose accumulator may overflow, and some of whose operands have no bits of their own, the groups of its
+    operands and of the nodes that these come from; none in searches that were begun without
+    (`Prepared.traces_feeds`)."""
     resolver = prepared.resolver
     if not prepared.traces_feeds:
         return {}
     widest = widest_feasible(resolver)
-    without = [
-        n
-        for n, p in widest.plan.nodes.items()
-        if not p.proved and resolver.group_of.keys().isdisjoint(resolver.graph[n].edges)
-    ]
-    return {name: groups for name in without if (groups := groups_behind(resolver, widest, name))}
+    unproved = [name for name, plan in widest.plan.nodes.items() if not plan.proved]
+    behind = {name: groups_behind(resolver, widest, name) for name in unproved}
+    return {name: groups for name, groups in behind.items() if not set(groups) <= set(_own_groups(resolver, name))}
+
+
+def _own_groups(resolver: Resolver, name: str) -> list[str]:
+    """The groups of a node's in-edges."""
+    return [key for edge in resolver.graph[name].edges if (key := resolver.group_of.get(edge)) is not None]
 
 
 def widest_safe_bits(
@@ -53,7 +56,7 @@ def widest_safe_bits(
         margin: factor by which accumulators must be able to hold more.
         upstream: whether an operand that has no bits of its own loses those of the nodes that it comes from, through
             nodes that only pass it on.
-        behind: by node, the groups that lose bits where its operands have none of their own.
+        behind: by node, the groups that lose bits where those of its operands have none to lose.
     """
     group_of = partial(group_feeding, resolver) if upstream else resolver.group_of.get
     space, graph = resolver.space, resolver.graph
@@ -62,8 +65,8 @@ def widest_safe_bits(
         tight = [n for n, p in plan.nodes.items() if _tight(p, largest.get(n, 0.0), margin)]
         changed = False
         for name in tight:
-            keys = [k for k in map(group_of, graph[name].edges) if k is not None] or (behind or {}).get(name, ())
-            lowerable = [k for k in keys if bits[k] > space.groups[k].choices[-1]]
+            keys = [k for k in map(group_of, graph[name].edges) if k is not None]
+            lowerable = _lowerable(space, bits, keys) or _lowerable(space, bits, (behind or {}).get(name, ()))
             if lowerable:
                 widest = max(bits[k] for k in lowerable)
                 chosen = [k for k in lowerable if bits[k] == widest]
@@ -73,6 +76,10 @@ def widest_safe_bits(
         if not changed:
             return bits
         bits, plan = nearest_feasible(resolver, bits, fewer=True) or (bits, resolver(bits))
+
+
+def _lowerable(space: Space, bits: Bits, keys: Iterable[str]) -> list[str]:
+    return [key for key in keys if bits[key] > space.groups[key].choices[-1]]
 
 
 def _tight(plan: NodePlan, largest: float, margin: float) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import hago
 from hago.cli import main
-from hago.data import Batches, load_data, warn_if_shared
+from hago.data import Batches, as_tensor, load_data, warn_if_shared
 from hago.errors import DataError, GraphError
 from hago.importing import import_with_data
 from hago.search.preparation import held_out_batches
@@ -700,3 +700,11 @@ def test_an_array_that_is_called_pickle_is_no_file_of_objects(tmp_path: Path) ->
     file.write_bytes(content)
     with pytest.raises(DataError, match="Bad CRC-32 for file 'pickle.npy'"):
         load_data(str(file))
+
+
+def test_signs_that_are_still_to_be_changed_are() -> None:
+    """The imaginary part of conjugates is a view of the same memory, which kernels read as it lies."""
+    x = torch.arange(1.0, 5.0)
+    read = as_tensor(torch._neg_view(x), "the data")
+    assert not read.is_neg() and read.numpy().tolist() == [-1.0, -2.0, -3.0, -4.0]
+    assert as_tensor(x, "the data") is x

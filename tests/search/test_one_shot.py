@@ -36,7 +36,7 @@ def test_bits_further_up_are_lowered_where_an_operand_has_none_of_its_own(
     quantizer = hago.quantize(model.eval(), tmp_path / "narrow.json", data)
     assert not hago.evaluate_strategy(model, tmp_path / "narrow.json", quantizer.strategy, data).overflows
     widest = safe_bits.widest_safe_bits
-    monkeypatch.setattr(safe_bits, "widest_safe_bits", lambda *how: widest(*how[:3]))
+    monkeypatch.setattr(safe_bits, "widest_safe_bits", lambda *how, **_: widest(*how[:3]))
     with pytest.raises(InfeasibleBits, match="overflows its accumulator"):
         hago.quantize(model, tmp_path / "narrow.json", data)
 
