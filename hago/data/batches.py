@@ -394,7 +394,8 @@ def split_batch(item: Any, names: Sequence[str], index: int = 0) -> tuple[list[A
         labels = next((item[k] for k in _LABEL_KEYS if k in item and k not in names), None)
         missing = [n for n in names if n not in item]
         others = [v for k, v in item.items() if k not in _LABEL_KEYS]
-        if missing and len(others) != len(names):
+        # by position only where no name is one of the model's, lest one input is taken for another
+        if missing and (len(missing) < len(names) or len(others) != len(names)):
             raise DataError(
                 f"batch {index} has keys {list(item)}; expected the model's inputs {list(names)} and maybe 'labels'"
             )

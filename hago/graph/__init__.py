@@ -2,6 +2,7 @@
 
 from hago.graph import passes, schedule
 from hago.graph.execute import (
+    autocast_off,
     channels_last,
     check_batches,
     check_inputs,
@@ -44,6 +45,7 @@ __all__ = [
     "ModelLike",
     "Node",
     "as_arguments",
+    "autocast_off",
     "channels_last",
     "check_batches",
     "check_exportable",

@@ -6,7 +6,8 @@ computes a node. It runs the schedule that the graph keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -98,8 +99,19 @@ def run_real(
     graph: Graph, inputs: Sequence[Tensor], on_value: Callable[[Node, Any], None] | None = None, ops: Ops = OPS
 ) -> list[Any]:
     """Run the float model without gradients; see `run_graph`."""
-    with torch.no_grad():
+    with torch.no_grad(), autocast_off():
         return run_graph(graph, inputs, lambda n, v: compute_real(n, v, ops), on_value=on_value)
+
+
+@contextmanager
+def autocast_off() -> Iterator[None]:
+    """A context without torch's automatic casts, which the caller may have on: in bfloat16, sums of integers and the
+    float model would be others."""
+    if torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            yield
+    else:
+        yield
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -211,8 +223,6 @@ def check_inputs(graph: Graph, leaves: Sequence[Any]) -> list[Tensor]:
         GraphError: the wrong number, shape or kind of tensors, or NaN.
     """
     tensors = [as_tensor(x, "an input") for x in leaves if isinstance(x, (Tensor, np.ndarray))]
-    if len(tensors) != len(graph.inputs):
-        raise GraphError(f"the model takes {len(graph.inputs)} tensors ({', '.join(graph.inputs)}), got {len(tensors)}")
     check_kinds(graph, tensors)
     if torch.compiler.is_exporting():
         return tensors  # a program of torch.export takes any batch, and has no branch on values
@@ -226,14 +236,13 @@ def check_inputs(graph: Graph, leaves: Sequence[Any]) -> list[Tensor]:
 
 
 def check_kinds(graph: Graph, tensors: Sequence[Tensor]) -> None:
-    """Check shapes and dtypes of a graph's inputs.
-
-    Args:
-        tensors: one per input.
+    """Check number, shapes and dtypes of a graph's inputs.
 
     Raises:
-        GraphError: another shape than the input's, integers for a float input, or the other way round.
+        GraphError: more or fewer, another shape than the input's, integers for a float input, or the other way round.
     """
+    if len(tensors) != len(graph.inputs):
+        raise GraphError(f"the model takes {len(graph.inputs)} tensors ({', '.join(graph.inputs)}), got {len(tensors)}")
     for name, tensor in zip(graph.inputs, tensors, strict=True):
         node = graph[name]
         if node.shape is not None and tuple(tensor.shape[1:]) != tuple(node.shape[1:]):

@@ -350,7 +350,7 @@ def _kept_float(graph: Graph, hardware: Hardware, points: tuple[FakeQuantPoint, 
         for n in graph
         if topology.nodes[n.name]
         and not (
-            _reads_only_quantized(graph, n, ops, quantized_nodes, quantized_edges)
+            _reads_only_quantized(graph, n, hardware, ops, quantized_nodes, quantized_edges)
             and _has_quantized_result(graph, n, hardware, topology, ops, quantized_nodes)
         )
     )
@@ -368,11 +368,17 @@ def _quantized_nodes(graph: Graph, sources: set[str]) -> frozenset[str]:
 
 
 def _reads_only_quantized(
-    graph: Graph, node: Node, ops: Ops, quantized_nodes: frozenset[str], quantized_edges: frozenset[Edge]
+    graph: Graph,
+    node: Node,
+    hardware: Hardware,
+    ops: Ops,
+    quantized_nodes: frozenset[str],
+    quantized_edges: frozenset[Edge],
 ) -> bool:
     """Whether all operands of a node that need a scale are quantized, its weight included."""
-    form = ops[node.op].integer
-    assert form is not None
+    rule = hardware.rule(node.op, ops)
+    assert rule is not None and rule.integer is not None
+    form = rule.integer
     for edge, source in zip(node.edges, node.inputs, strict=True):
         if form.slot(edge.slot) not in ("own", "common"):
             continue

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hago.arithmetic.numerics import Requantize, apply_simq, dequantize
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.errors import HagoError
-from hago.graph import OUTPUT, Node, check_inputs, compute_laid_out, laid_out, nesting_of, run_graph
+from hago.graph import OUTPUT, Node, autocast_off, check_inputs, compute_laid_out, laid_out, nesting_of, run_graph
 from hago.ops import OPS, OpRule
 from hago.plan import NodePlan, Plan, user_rules
 from hago.runtime.compiling import register, run_compiled
@@ -87,7 +87,7 @@ class IntegerModel(Summarized, nn.Module):
                 return compute_integer(self.plan, node, node_plan, values, self._constant, on_edge)
             return compute_float(self.plan, node, values, self._constant, self.plan.edges)
 
-        with torch.no_grad():
+        with torch.no_grad(), autocast_off():
             outputs = run_graph(self.plan.graph, inputs, step, on_value=on_value)
             return [laid_out(real_value(self.plan.edges[Edge(OUTPUT, i)], v)) for i, v in enumerate(outputs)]
 

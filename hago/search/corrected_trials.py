@@ -159,7 +159,10 @@ class CorrectedTrials:
         )
         if after.rank > before.rank:
             return CorrectedTrial(trial, corrected.prepared, after, self._is_sure(corrected))
-        return CorrectedTrial(trial, replace(prepared, passes=corrected.prepared.passes), before)
+        # the corrections bring the outputs closer, but the goal counts the trial no higher
+        passes = corrected.prepared.passes
+        made = [p if p in prepared.passes or p.why_not else replace(p, why_not="no gain") for p in passes]
+        return CorrectedTrial(trial, replace(prepared, passes=tuple(made)), before)
 
     def _is_sure(self, point: MeasuredPoint) -> bool:
         """See `CorrectedTrial.is_sure`."""

@@ -205,8 +205,12 @@ def replace_file(path: Path, content: str | bytes) -> None:
         content: bytes, or text that is written in UTF-8.
 
     Raises:
-        LogError: the file could not be written; a file that was at `path` is unchanged.
+        LogError: the file could not be written, or there is something else than a file, such as a device; it is
+            unchanged.
     """
+    path = Path(os.path.realpath(path))  # a link stays, and its target is replaced
+    if path.exists() and not path.is_file():
+        raise LogError(f"cannot write {path}: it is no regular file; give a path of its own")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         _remove_stale(path)

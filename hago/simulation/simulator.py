@@ -26,6 +26,7 @@ from hago.graph import (
     INPUT,
     OUTPUT,
     Node,
+    autocast_off,
     channels_last,
     compute_laid_out,
     flatten_inputs,
@@ -103,7 +104,7 @@ class Simulator(Summarized, nn.Module):
             if on_value is not None and step.name in graph.by_name:
                 on_value(graph[step.name], outputs[0])
 
-        with torch.no_grad():
+        with torch.no_grad(), autocast_off():
             if on_value is not None:
                 for name in graph.inputs:
                     on_value(graph[name], values[name])

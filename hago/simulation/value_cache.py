@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from hago.caching import LRU
+from hago.graph import autocast_off
 from hago.graph.schedule import Name, Step, make_schedule, run_schedule
 from hago.simulation.free_memory import SHARE, free_bytes
 from hago.simulation.overflow import AccumulatorWatch, SeenAccumulators
@@ -302,7 +303,7 @@ class Reuse:
             watch.extremes.add(name, observation)
         self.spent.add(len(plan.steps), len(whole.steps), whole.batches)
         values = _Values(plan.cached, start)  # the start values are made when a step first reads one
-        with torch.no_grad():
+        with torch.no_grad(), autocast_off():
             run_schedule(make_schedule(plan.steps, whole.ends), values, Step.run, keep)
         return {name: values[name] for name in whole.ends}
 

@@ -708,3 +708,26 @@ def test_signs_that_are_still_to_be_changed_are() -> None:
     read = as_tensor(torch._neg_view(x), "the data")
     assert not read.is_neg() and read.numpy().tolist() == [-1.0, -2.0, -3.0, -4.0]
     assert as_tensor(x, "the data") is x
+
+
+class Difference(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.relu(a - 2.0 * b)
+
+
+@pytest.mark.parametrize("keys", [("c", "a"), ("b", "c")])
+def test_inputs_are_not_taken_for_one_another(keys: tuple[str, ...]) -> None:
+    """One name that is right and one that is not: by position, the first would be `a`."""
+    batch = {key: torch.ones(4, 3) for key in keys}
+    with pytest.raises(DataError, match=r"has keys .*expected the model's inputs \['a', 'b'\]"):
+        hago.quantize(Difference(), "x86_vnni", [batch])
+
+
+def test_a_batch_of_other_inputs_is_refused_by_a_stored_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = torch.rand(4, 3)
+    hago.quantize(nn.Linear(3, 2).eval(), "x86_vnni", [x]).realize().save(tmp_path / "m.safetensors")
+    np.savez(tmp_path / "two.npz", a=x.numpy(), b=x.numpy())
+    assert main(["run", str(tmp_path / "m.safetensors"), "--data", str(tmp_path / "two.npz")]) == 2
+    assert "the model takes 1 tensors (input), got 2" in capsys.readouterr().err

@@ -14,7 +14,7 @@ import hago
 from hago.arithmetic.types import Edge
 from hago.graph.frontend import from_torch
 from hago.graph.graph import CONST, Graph
-from hago.hardware.file import load_hardware
+from hago.hardware.file import available_hardware, load_hardware
 from hago.plan.placement import Placement, expand_policies, place_policy
 from hago.plan.space import build_space
 from hago.plan.topology import analyze
@@ -208,3 +208,22 @@ def test_unknown_policies_are_refused() -> None:
 def test_a_placement_prints_itself() -> None:
     text = str(place_policy("dorefa", imported("small"), load_hardware("vta")))
     assert text.splitlines()[0] == "policy dorefa" and text.splitlines()[-1] == "float: stem.0, fc"
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.softmax(self.query(x) @ x.transpose(1, 2), dim=-1)
+        return self.out(scores @ x)
+
+
+@pytest.mark.parametrize("name", available_hardware())
+def test_policies_take_ops_that_only_a_form_computes_in_integers(name: str) -> None:
+    """A softmax is in integers on some chips, by the form that their files name."""
+    torch.manual_seed(0)
+    data = [torch.randn(16, 5, 8)]
+    quantizer = hago.quantize(Attending().eval(), name, data, keep_float=["policy:tensorflow"], corrections="none")
+    assert quantizer.simulate()(data[0]).equal(quantizer.realize()(data[0]))

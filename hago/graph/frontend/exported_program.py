@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from hago.data import as_tensor
 from hago.errors import GraphError, as_strings
 from hago.garbage_collection import garbage_collection_paused
+from hago.graph.execute import autocast_off
 from hago.graph.frontend.composites import Decompositions, any_short, decompositions
 from hago.graph.frontend.export_failure import first_line, quiet_on_failure, why_not_exported
 from hago.graph.frontend.input_diagnosis import check_runs
@@ -490,6 +491,7 @@ def as_arguments(example_inputs: ExampleInputs) -> tuple[Any, ...]:
 
 
 @garbage_collection_paused()
+@autocast_off()
 def from_torch(
     model: ModelLike,
     example_inputs: ExampleInputs = (),

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hago.arithmetic.types import Edge
 from hago.errors import HagoError, did_you_mean
-from hago.graph import Node
+from hago.graph import Node, autocast_off
 from hago.graph.schedule import Name, Schedule, Step, make_schedule, run_schedule
 from hago.plan import Plan
 from hago.runtime.native.lowering import lower
@@ -352,7 +352,8 @@ class NativeIntegerModel(IntegerModel):
         """
         if on_value is not None or on_edge is not None or torch.compiler.is_exporting():
             return super().run(inputs, on_value, on_edge)
-        return self._fastest.run(inputs)
+        with autocast_off():
+            return self._fastest.run(inputs)
 
     def explain(self) -> KernelTable:
         """The kernel of every node, and why it was selected."""
