@@ -58,7 +58,7 @@ from hago.search import (
     sqnr_evaluator,
 )
 from hago.search.objective import ObjectiveLike, named_objective
-from hago.study import Score, Searcher, interruptible_job
+from hago.study import Score, Searcher, interruptible_job, is_log
 
 
 def search_quantize_strategy(
@@ -312,7 +312,7 @@ def replay(
     """Evaluate a strategy or a whole log again, and compare every figure bit for bit.
 
     Args:
-        record: a Strategy, or the path of a strategy (.json) or a log (.jsonl).
+        record: a Strategy, or the path of a strategy or a log.
         objective: needed if the search used an objective of your own.
         estimator: needed for a log whose search used an estimator of your own.
         best_only: whether to evaluate only the best trial of a log.
@@ -322,7 +322,7 @@ def replay(
         LogError: the file is damaged or not written by hago, or it names an objective or an estimator of your own that
             is not given.
     """
-    if isinstance(record, Strategy) or Path(record).suffix != ".jsonl":
+    if isinstance(record, Strategy) or not is_log(Path(record)):
         return replay_strategy(model, hardware, record, dataset, objective)
     return replay_log(model, hardware, Path(record), dataset, objective, estimator, best_only=best_only)
 

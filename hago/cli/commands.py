@@ -49,7 +49,7 @@ from hago.runtime.native import Executor
 from hago.search import is_one_shot, passes_of, plan_and_batches
 from hago.serialization.json_text import is_file
 from hago.serialization.text_table import counted, table
-from hago.study import interruptible_job, read_log
+from hago.study import interruptible_job, is_log, read_log
 
 
 # ---------------------------------------------------------------- explain
@@ -202,7 +202,7 @@ def _after_one_shot(args: Namespace, loaded: LoadedStrategy, remedies: Remedies 
 
 def replay_command(args: Namespace, console: Console) -> Outcome:
     """Evaluate a strategy or a log again, and compare every figure."""
-    record = read_log(args.record) if args.record.endswith(".jsonl") else Strategy.load(args.record)
+    record = read_log(args.record) if is_log(args.record) else Strategy.load(args.record)
     hardware, model = hardware_of(args, record), load_model(args.model, args.weights)
     objective = None if args.objective is None else named(args.objective, "objective")
     comparison = api.replay(

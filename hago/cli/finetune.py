@@ -20,7 +20,7 @@ from hago.cli.options import (
     training_so_far,
     watched,
 )
-from hago.cli.output_files import STRATEGY, check_output, default_stem, folders_of
+from hago.cli.output_files import STRATEGY, WEIGHTS, check_output, default_stem, folders_of
 from hago.qat import Finetuned, FinetuneOptions, finetune_with, save_state, trained_state
 from hago.serialization.json_text import check_distinct
 from hago.serialization.text_table import counted
@@ -33,7 +33,7 @@ def finetune_command(args: Namespace, console: Console) -> Outcome:
     log = check_output(Path(args.log or Path("logs") / f"{stem}.jsonl"))
     checkpoint = check_output(Path(args.checkpoint or Path("logs") / f"{stem}.safetensors"))
     saved = check_output(Path(args.save or Path("strategies") / f"{stem}.json"), STRATEGY)
-    weights = check_output(Path(args.save_weights or saved.with_suffix(".safetensors")))
+    weights = check_output(Path(args.save_weights or saved.with_suffix(".safetensors")), WEIGHTS)
     check_distinct({"--log": log, "--checkpoint": checkpoint, "--save": saved, "--save-weights": weights})
     console.continued.extend((log, checkpoint))
     continues = os.path.exists(checkpoint) and not args.no_resume

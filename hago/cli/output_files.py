@@ -21,6 +21,7 @@ from hago.errors import HagoError
 from hago.hardware import Hardware, hardware_hash
 from hago.runtime import is_stored
 from hago.search import normalized_limits
+from hago.serialization import tensor_file
 from hago.serialization.json_text import canonical, json_values, parse_json, read_file
 
 #: Arguments that leave the results of a command as they are: where they are written, how long it runs, and where. A
@@ -145,6 +146,9 @@ FRONT: Final = OutputKind("a Pareto front", ".json", _json_with("version", "meas
 _SENSITIVITY: Final = OutputKind("a table of sensitivities", ".json", _json_with("version", "objective", "losses"))
 _HARDWARE: Final = OutputKind("a hardware file", ".json", _json_with("version", "name", "signatures", "ops"))
 _STORED: Final = OutputKind("a stored integer model", ".safetensors", is_stored)
+WEIGHTS: Final = OutputKind(
+    "a file of trained weights", ".safetensors", lambda path: tensor_file.begins(read_file(path, 256), "weights")
+)
 _ARRAYS: Final = OutputKind("an .npz file", ".npz", _begins_with(b"PK\x03\x04", b"PK\x05\x06"))
 #: The first characters of a report, by which it is told from other pages.
 _PAGE: Final = b'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta name="generator" content="hago'

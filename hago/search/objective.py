@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -461,7 +462,15 @@ class _Called:
     function: Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], float]
 
     def __call__(self, reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
-        said = self.function(reference, outputs, labels)
+        try:
+            said = self.function(reference, outputs, labels)
+        except HagoError:
+            raise
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            raise HagoError(
+                f"the objective function failed in {at.filename}, line {at.lineno}: {type(error).__name__}: {error}"
+            ) from error
         try:
             value = float(said)
         except (TypeError, ValueError):

@@ -384,6 +384,16 @@ def read_log(path: str | Path, notice: Notice = log_notice) -> Log:
     return log
 
 
+def is_log(path: str | Path) -> bool:
+    """Whether a file is a search log, by its ending or by how it begins."""
+    if Path(path).suffix == ".jsonl":
+        return True
+    try:
+        return read_file(path, len(_HEADER_START)) == _HEADER_START
+    except (OSError, ValueError):
+        return False
+
+
 def read_header(path: str | Path) -> Header | None:
     """The header of a log; None where there is no file, or its header is torn.
 

@@ -10,7 +10,8 @@ import pytest
 from commands import Run, runner
 
 from hago.cli.arguments import build_parser
-from hago.cli.output_files import KINDS, NOT_HASHED, default_stem
+from hago.cli.output_files import KINDS, NOT_HASHED, WEIGHTS, check_output, default_stem
+from hago.errors import HagoError
 from hago.hardware.file import load_hardware
 from hago.study.log import read_log
 
@@ -287,3 +288,10 @@ def test_a_model_with_other_weights_has_files_of_its_own(hago: Run) -> None:
     Path("files_zoo.py").write_text(zoo, "utf-8")
     sys.modules.pop("files_zoo")
     assert "continuing after 3 trials" in hago(*SEARCH).err and files().keys() == now.keys()
+
+
+@pytest.mark.parametrize("name", ["tuned.pt", "tuned.pth", "tuned.json"])
+def test_trained_weights_have_the_ending_by_which_they_are_read(name: str, tmp_path: Path) -> None:
+    with pytest.raises(HagoError, match=r"a file of trained weights is a \.safetensors file; give e\.g\. .*tuned\.saf"):
+        check_output(tmp_path / name, WEIGHTS)
+    assert check_output(tmp_path / "tuned.safetensors", WEIGHTS).name == "tuned.safetensors"

@@ -173,3 +173,12 @@ def test_a_function_of_other_arguments_is_no_objective(function: Any) -> None:
 
 def test_a_function_with_further_defaults_is_an_objective() -> None:
     assert named_objective(lambda reference, outputs, labels, weight=1.0: 0.0).name == "<lambda>"
+
+
+def test_a_function_that_fails_is_named_with_its_line() -> None:
+    def broken(reference: Any, outputs: Any, labels: Any) -> float:
+        raise KeyError("boxes")
+
+    with pytest.raises(HagoError, match=r"objective function failed in .*test_objective\.py, line \d+: KeyError") as at:
+        named_objective(broken).per_sample([REF], [OUT], None)
+    assert isinstance(at.value.__cause__, KeyError)

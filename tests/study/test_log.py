@@ -10,7 +10,7 @@ import pytest
 from toys import resumed, run, timeless, without_relu
 
 from hago.errors import LogError
-from hago.study.log import parse_log, read_log
+from hago.study.log import is_log, parse_log, read_log
 
 
 def test_form_of_a_line(whole: bytes) -> None:
@@ -159,3 +159,10 @@ def test_a_path_that_cannot_be_opened(act, tmp_path: Path) -> None:
         act(tmp_path)
     with pytest.raises(LogError, match=r"cannot (read|open) log"):
         act(tmp_path / "absent" / "log")
+
+
+def test_a_log_is_known_whatever_its_ending(tmp_path: Path) -> None:
+    log, other, missing = tmp_path / "renamed.log", tmp_path / "strategy.json", tmp_path / "none.txt"
+    log.write_bytes(b'{"data_hash": "0"}\n')
+    other.write_text('{"bits": {}}')
+    assert [is_log(p) for p in (log, other, missing, tmp_path / "new.jsonl")] == [True, False, False, True]
