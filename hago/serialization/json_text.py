@@ -198,21 +198,25 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def replace_file(path: Path, content: str | bytes) -> None:
+def replace_file(path: Path, content: str | bytes, *, whatever_is_there: bool = False) -> None:
     """Replace a file atomically: write a temporary file next to it, sync it, and rename it.
 
     Args:
         content: bytes, or text that is written in UTF-8.
+        whatever_is_there: whether links and what is no file are replaced, too, as in a folder of hago's own; by
+            default a link stays, and its target is replaced.
 
     Raises:
         LogError: the file could not be written, or there is something else than a file, such as a device; it is
             unchanged.
     """
-    path = Path(os.path.realpath(path))  # a link stays, and its target is replaced
-    if path.exists() and not path.is_file():
-        raise LogError(f"cannot write {path}: it is no regular file; give a path of its own")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
+        if not whatever_is_there:
+            path = Path(os.path.realpath(path))
+            if path.exists() and not path.is_file():
+                raise LogError(f"cannot write {path}: it is no regular file; give a path of its own")
+            temporary = path.with_name(temporary.name)
         _remove_stale(path)
         with open(temporary, "xb") as file:
             _lock(file.fileno())

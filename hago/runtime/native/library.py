@@ -401,7 +401,7 @@ def build(target: InstructionSet | None) -> Path:
             os.fsync(file.fileno())
         built.replace(kept)
     record = {"library": kept.name, "bytes": size, "sha256": digest}
-    replace_file(manifest, canonical(record))
+    replace_file(manifest, canonical(record), whatever_is_there=True)
     return kept
 
 
