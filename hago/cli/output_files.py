@@ -21,7 +21,7 @@ from hago.errors import HagoError
 from hago.hardware import Hardware, hardware_hash
 from hago.runtime import is_stored
 from hago.search import normalized_limits
-from hago.serialization import tensor_file
+from hago.serialization import file_kind, tensor_file
 from hago.serialization.json_text import canonical, json_values, parse_json, read_file
 
 #: Arguments that leave the results of a command as they are: where they are written, how long it runs, and where. A
@@ -132,6 +132,10 @@ def _json_with(*keys: str) -> Callable[[Path], bool]:
     return is_one
 
 
+def _of_kind(kind: file_kind.FileKind) -> Callable[[Path], bool]:
+    return lambda path: file_kind.kind_of(read_file(path)) is kind
+
+
 def _begins_with(*starts: bytes) -> Callable[[Path], bool]:
     return lambda path: read_file(path, max(map(len, starts))).startswith(starts)
 
@@ -139,12 +143,12 @@ def _begins_with(*starts: bytes) -> Callable[[Path], bool]:
 STRATEGY: Final = OutputKind(
     "a strategy",
     ".json",
-    _json_with("version", "model_hash", "hardware", "bits", "made_by"),
+    _of_kind(file_kind.STRATEGY),
     "'hago realize MODEL STRATEGY --data DATA --save FILE' stores the integer model",
 )
-FRONT: Final = OutputKind("a Pareto front", ".json", _json_with("version", "measure", "cost", "points"))
+FRONT: Final = OutputKind("a Pareto front", ".json", _of_kind(file_kind.FRONT))
 _SENSITIVITY: Final = OutputKind("a table of sensitivities", ".json", _json_with("version", "objective", "losses"))
-_HARDWARE: Final = OutputKind("a hardware file", ".json", _json_with("version", "name", "signatures", "ops"))
+_HARDWARE: Final = OutputKind("a hardware file", ".json", _of_kind(file_kind.HARDWARE))
 _STORED: Final = OutputKind("a stored integer model", ".safetensors", is_stored)
 WEIGHTS: Final = OutputKind(
     "a file of trained weights", ".safetensors", lambda path: tensor_file.begins(read_file(path, 256), "weights")

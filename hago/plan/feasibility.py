@@ -29,7 +29,7 @@ from hago.ops import IntegerForm
 from hago.plan.plan import Plan
 from hago.plan.resolve import Resolver
 from hago.plan.space import Bits, Group, Space
-from hago.plan.topology import fitting_descs, weight_only_descs
+from hago.plan.topology import weight_only_descs
 
 #: Largest number of combinations of operand dtypes of one node that are checked; with more,
 #: `may_have_infeasible_points` is true.
@@ -127,8 +127,10 @@ def most_bits(resolver: Resolver, name: str, desc: OpDesc) -> dict[str, int]:
 
 def descs_at(resolver: Resolver, name: str) -> tuple[OpDesc, ...]:
     """The signatures that a node may have in this topology: integer ones, or float ones with an integer weight."""
-    descs = fitting_descs if resolver.topology.nodes[name] else weight_only_descs
-    return descs(resolver.graph, resolver.graph[name], resolver.hardware, resolver.ops)
+    node = resolver.graph[name]
+    if resolver.topology.nodes[name]:
+        return resolver.signatures(node)
+    return weight_only_descs(resolver.graph, node, resolver.hardware, resolver.ops)
 
 
 def choices_by_dtype(resolver: Resolver, group: Group) -> list[tuple[int, ...]]:

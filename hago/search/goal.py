@@ -122,8 +122,7 @@ class Limit:
         written in a limit, without."""
         if self.is_cost:
             return amount_text(self.figure, value)
-        is_loss = any(o.is_loss for o in OBJECTIVES.values() if o.figure == self.figure)
-        return f"{-value if is_loss else value:.6g}"
+        return f"{-value if '<' in self.text else value:.6g}"  # of measures, losses alone have limits from above
 
     @property
     def maybe_meant(self) -> str:

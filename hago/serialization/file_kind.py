@@ -26,11 +26,18 @@ class FileKind(NamedTuple):
 
 
 STRATEGY: Final = FileKind(
-    "a strategy", frozenset({"bits", "thresholds", "topology"}), "hago realize and hago evaluate", "--save"
+    "a strategy",
+    frozenset({"version", "model_hash", "hardware", "bits", "made_by"}),
+    "hago realize and hago evaluate",
+    "--save",
 )
-FRONT: Final = FileKind("a front of a search", frozenset({"measure", "cost", "points"}), "hago.load_front", "--front")
+FRONT: Final = FileKind(
+    "a front of a search", frozenset({"version", "measure", "cost", "points"}), "hago.load_front", "--front"
+)
 LOG: Final = FileKind("a search log", frozenset({"searcher", "space", "seed"}), "hago replay", "--log")
-HARDWARE: Final = FileKind("a hardware file", frozenset({"signatures", "ops"}), "--hardware", "--hardware")
+HARDWARE: Final = FileKind(
+    "a hardware file", frozenset({"version", "name", "signatures", "ops"}), "--hardware", "--hardware"
+)
 KINDS: Final = (STRATEGY, FRONT, LOG, HARDWARE)
 
 

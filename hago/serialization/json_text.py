@@ -210,13 +210,9 @@ def replace_file(path: Path, content: str | bytes, *, whatever_is_there: bool = 
         LogError: the file could not be written, or there is something else than a file, such as a device; it is
             unchanged.
     """
+    path = path if whatever_is_there else _followed(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        if not whatever_is_there:
-            path = Path(os.path.realpath(path))
-            if path.exists() and not path.is_file():
-                raise LogError(f"cannot write {path}: it is no regular file; give a path of its own")
-            temporary = path.with_name(temporary.name)
         _remove_stale(path)
         with open(temporary, "xb") as file:
             _lock(file.fileno())
@@ -230,6 +226,22 @@ def replace_file(path: Path, content: str | bytes, *, whatever_is_there: bool = 
     finally:
         with contextlib.suppress(OSError, ValueError):
             temporary.unlink()
+
+
+def _followed(path: Path) -> Path:
+    """The path of the file that a path, or the link there, names.
+
+    Raises:
+        LogError: it names something else than a file, or nothing that can be a file.
+    """
+    try:
+        real = Path(os.path.realpath(path))
+        is_other = real.exists() and not real.is_file()
+    except (OSError, ValueError) as error:
+        raise LogError(f"cannot write {path}: {error}; a file that was there is unchanged") from None
+    if is_other:
+        raise LogError(f"cannot write {path}: it is no regular file; give a path of its own")
+    return real
 
 
 def _lock(fd: int) -> bool:

@@ -317,3 +317,17 @@ def test_the_file_of_a_front_has_every_point_as_soon_as_it_is_corrected(
     monkeypatch.setattr(CorrectedTrials, "spread", look)
     searched("residual", "x86_vnni", searcher="pareto:points=8,rounds=1", front=path)
     assert len(seen) > 4 and max(seen) > 2
+
+
+def test_what_is_recorded_as_kept_is_in_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A correction that brings outputs closer, for which the goal ranks the trial no higher, is not kept."""
+    kept, _ = searched("uneven", "vta", budget_cost="size <= 80 %")
+    correct = corrected_trials.correct_point
+    monkeypatch.setattr(
+        corrected_trials, "correct_point", lambda p, *how: replace(correct(p, *how), measured=p.measured)
+    )
+    dropped, _ = searched("uneven", "vta", budget_cost="size <= 80 %")
+    of_layers = {"rounding", "bias"}
+    for strategy, has_offsets in ((kept, True), (dropped, False)):
+        named = [p for p in strategy.made_by["passes"] if p["kept"] and of_layers & set(p["names"])]
+        assert bool(strategy.corrections.offsets) == bool(named) == has_offsets

@@ -63,6 +63,12 @@ def test_limits_are_read(text: str, figure: str, least: float | None, most: floa
     assert limit.most == (None if most is None else pytest.approx(most))
 
 
+def test_a_value_is_written_as_its_limit_is() -> None:
+    """Results hold losses negated, so that more is better."""
+    texts = {"mse <= 1e-3": -0.5, "kl < 0.1": -0.5, "sqnr >= 20 dB": 0.5, "accuracy >= 90 %": 0.5}
+    assert {parse_limits(text)[0].amount(value) for text, value in texts.items()} == {"0.5"}
+
+
 def test_several_limits() -> None:
     assert [x.figure for x in parse_limits(["sqnr >= 1, bops <= 2", "macs <= 3"])] == ["sqnr", "bops", "macs"]
     assert parse_limits(None) == ()

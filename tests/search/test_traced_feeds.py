@@ -98,5 +98,5 @@ def test_an_earlier_log_goes_on_as_it_began(tmp_path: Path, monkeypatch: pytest.
         assert hago.replay(network(), CHIP, path, DATA).same
 
 
-def test_logs_of_chips_with_wide_accumulators_do_not_name_it(tmp_path: Path) -> None:
+def test_chips_with_wide_accumulators_need_no_tracing() -> None:
     assert feeds_behind(prepare(network(), "x86_vnni", DATA)) == {}
