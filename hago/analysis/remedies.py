@@ -26,6 +26,7 @@ from hago.calibration import named_estimator
 from hago.cost import amount_text, plan_cost
 from hago.data import Batches
 from hago.errors import HagoError, HagoWarning, as_strings
+from hago.graph import takes_any_batch
 from hago.hardware import Hardware
 from hago.plan import (
     Bits,
@@ -239,7 +240,7 @@ class Remedies:
     """The changes that help, made by `find_remedies`; prints a line for each.
 
     Args:
-        samples: number of samples that they were tried on, the first of the data.
+        samples: number of samples that they were tried on, evenly spread over the data.
         sqnr: dB of the outputs on these samples without a change.
         found: the changes, the largest gain first.
         together: those of which each adds to the gain in one change, with the options of the strategy; None where none
@@ -318,7 +319,7 @@ def find_remedies(
 
     Args:
         plan: the Plan of the strategy.
-        batches: the data, of which the first `TRIED_SAMPLES` samples are used.
+        batches: the data, of which at most `TRIED_SAMPLES` samples are used, evenly spread.
         suspects: the nodes, of which the first `TRIED_NODES` are taken.
         overflowing: the nodes whose accumulators left their register; if there are none, overflow is ruled out where it
             is possible.
@@ -466,7 +467,10 @@ class _Trials:
     def __init__(self, plan: Plan, strategy: Strategy, batches: Batches) -> None:
         self.plan, self.strategy = plan, strategy
         self.stored = stored_resolver(plan.graph, plan.hardware, strategy)
-        samples = [batch.copy() for batch in batches.first(TRIED_SAMPLES)]
+        # programs that fix the size of a batch take no others
+        spread = takes_any_batch(plan.graph, plan.ops)
+        chosen = batches.thinned(TRIED_SAMPLES) if spread else batches.first(TRIED_SAMPLES)
+        samples = [batch.copy() for batch in chosen]
         self.batches = Batches(samples, plan.graph.inputs, like=batches)
         self.evaluator = Evaluator(
             plan.graph, self.batches, named_objective("sqnr"), plan.ops, engine="float", quiet=True

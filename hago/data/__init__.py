@@ -12,6 +12,7 @@ from hago.data.batches import (
     OnBatch,
     are_whole,
     as_tensor,
+    spread_indices,
 )
 from hago.data.plausibility import warn_if_implausible, warn_if_shared
 from hago.data.progress import JobProgress, StatusLine, duration
@@ -34,6 +35,7 @@ __all__ = [
     "duration",
     "load_data",
     "named_objects",
+    "spread_indices",
     "warn_if_implausible",
     "warn_if_shared",
 ]

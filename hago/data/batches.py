@@ -218,19 +218,22 @@ class Batches:
             if count <= 0:
                 return
 
-    def thinned(self, count: int | None) -> Batches:
-        """At most `count` samples, evenly spread over all of them and kept in memory, in batches as large as the
-        largest; the same batches if there are no more samples, or for None. They keep the hash of all. Labels are kept
-        where all batches have them."""
-        if count is None or count >= self.samples:
-            return self
-        wanted, parts, start = torch.tensor(spread_indices(self.samples, count)), list[Batch](), 0
+    def at(self, numbers: Sequence[int]) -> Batch:
+        """The samples of these numbers, which rise, in one batch. Labels are kept where all batches have them."""
+        wanted, parts, start = torch.tensor(numbers), list[Batch](), 0
         for batch in self:
             rows = wanted[(wanted >= start) & (wanted < start + batch.size)] - start
             labels = batch.labels[rows] if self.labelled and batch.labels is not None else None
             parts.append(Batch(tuple(x[rows] for x in batch.inputs), labels))
             start += batch.size
-        chosen, size = Batch.joined(parts), max(self.sizes)
+        return Batch.joined(parts)
+
+    def thinned(self, count: int | None) -> Batches:
+        """At most `count` samples, evenly spread over all of them and kept in memory, in batches as large as the
+        largest; the same batches if there are no more samples, or for None. They keep the hash of all."""
+        if count is None or count >= self.samples:
+            return self
+        chosen, size = self.at(spread_indices(self.samples, count)), max(self.sizes)
         batches = [chosen.rows(at, at + size).copy() for at in range(0, count, size)]
         digest = hashlib.sha256()
         for batch in batches:

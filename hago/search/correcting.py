@@ -6,6 +6,8 @@ are closer to the float model's. What every pass gained is recorded in `Prepared
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from hago.calibration import dorefa_of
 from hago.correction import CorrectionPass, Corrections, Splits, name_apart, passes_from_json
-from hago.data import Batch
+from hago.data import Batches
 from hago.errors import HagoError, as_strings, check_choice
 from hago.graph import takes_any_batch
 from hago.plan import Bits, Plan
@@ -28,23 +30,23 @@ from hago.search.confirmation import Confirmation, losses_of
 from hago.search.equalize import find_equalization
 from hago.search.evaluate import Evaluator, Measurement
 from hago.search.float_layers import FloatLayers
-from hago.search.folds import Fold
+from hago.search.folds import Fold, last_samples, other_samples, spread_samples
 from hago.search.layer_correction import correct_layers, most_samples
 from hago.search.measured_point import (
     SQNR,
     MeasuredPoint,
-    decibels_after,
+    decibels_on,
     first_point_if_any,
     pass_record,
     sqnr_evaluator,
-    value_of,
+    value_on,
 )
 from hago.search.objective import OBJECTIVES
 from hago.search.preparation import Prepared
 from hago.search.rotate import find_rotations
 from hago.search.safe_bits import safe_bits
 from hago.search.split import find_splits
-from hago.search.squared_gradients import GRADIENT_SAMPLES, SquaredGradients
+from hago.search.squared_gradients import SquaredGradients, gradient_samples
 from hago.study import Header
 
 #: How many times as many samples and windows a further turn sees.
@@ -140,8 +142,9 @@ def correct(
         return prepared.corrected(replace(found, offsets={})) if found.of_graph else prepared
     if not _is_free(prepared):
         return replace(prepared, correction_names=())
-    candidates = _of_graph(prepared)
-    rotated = _rotated(prepared) if "rotation" in prepared.correction_names else []
+    batches = prepared.batches if evaluator is None else evaluator.batches
+    candidates = _of_graph(prepared, batches)
+    rotated = _rotated(prepared, batches) if "rotation" in prepared.correction_names else []
     best, passes = prepared, list[CorrectionPass]()
     if candidates or rotated:
         measuring = (evaluator or sqnr_evaluator(prepared)).judging_by(OBJECTIVES[SQNR])
@@ -164,16 +167,15 @@ def _best_of_graph(
 ) -> tuple[Prepared, list[CorrectionPass]]:
     """The best of the candidates that are surely better than the model as it is, or that model; and what each gained
     beside the one before it. Where there are enough samples, those that gave the gradients do not judge."""
-    samples = evaluator.batches.samples
-    seen = GRADIENT_SAMPLES if samples >= 2 * GRADIENT_SAMPLES else 0
+    _, judging = gradient_samples(evaluator.batches.samples)
     tried = [prepared, *(candidate for _, candidate in candidates)]
     points = [first_point_if_any(of, evaluator) for of in tried]
     measured = [None if point is None else point.measured for point in points]
-    values = [-math.inf if m is None else decibels_after(m, seen) for m in measured]
+    values = [-math.inf if m is None else decibels_on(m, judging) for m in measured]
 
     def is_sure(index: int) -> bool:
         plain, new = measured[0], measured[index]
-        return new is not None and (plain is None or _is_surely_better(new, plain, evaluator, seen, len(candidates)))
+        return new is not None and (plain is None or _is_surely_better(new, plain, evaluator, judging, len(candidates)))
 
     sure = [index for index in range(1, len(tried)) if is_sure(index)]
     best = max((0, *sure), key=lambda index: values[index])
@@ -182,7 +184,7 @@ def _best_of_graph(
             names,
             values[index - 1],
             values[index],
-            samples - seen,
+            len(judging),
             kept=index <= best,
             if_better="another gains more" if index in sure else "not sure",
         )
@@ -191,18 +193,22 @@ def _best_of_graph(
     return tried[best], passes
 
 
-def _of_graph(prepared: Prepared) -> list[tuple[tuple[str, ...], Prepared]]:
+def _of_graph(prepared: Prepared, batches: Batches) -> list[tuple[tuple[str, ...], Prepared]]:
     """The model with the corrections of its graph that are worth measuring, each with those before it, and the names of
-    what it adds to these."""
+    what it adds to these.
+
+    Args:
+        batches: the samples in the order in which candidates are measured.
+    """
     names, candidates = prepared.correction_names, list[tuple[tuple[str, ...], Prepared]]()
-    plan, measured = _measured(prepared)
+    plan, measured = _measured(prepared, batches)
     splits = Splits()
     if "splitting" in names:
         splits = find_splits(prepared.graph, plan, measured, norms="equalization" in names)
     split = prepared
     if splits:
         split = prepared.corrected(replace(prepared.corrections, splits=splits))
-        plan, measured = _measured(split)
+        plan, measured = _measured(split, batches)
     if splits.channels:
         candidates.append((("splitting",), split))
     if "equalization" in names:
@@ -222,19 +228,19 @@ def _of_graph(prepared: Prepared) -> list[tuple[tuple[str, ...], Prepared]]:
     return candidates
 
 
-def _rotated(prepared: Prepared) -> list[tuple[tuple[str, ...], Prepared]]:
+def _rotated(prepared: Prepared, batches: Batches) -> list[tuple[tuple[str, ...], Prepared]]:
     """The model with the rotations that are worth measuring, and with what `_of_graph` finds for it then; see there."""
-    rotations = find_rotations(prepared, _measured)
+    rotations = find_rotations(prepared, lambda of: _measured(of, batches))
     if not rotations:
         return []
     rotated = prepared.corrected(Corrections(rotations=rotations))
-    return [(("rotation",), rotated), *_of_graph(rotated)]
+    return [(("rotation",), rotated), *_of_graph(rotated, batches)]
 
 
-def _measured(prepared: Prepared) -> tuple[Plan, Callable[[], SquaredGradients]]:
+def _measured(prepared: Prepared, batches: Batches) -> tuple[Plan, Callable[[], SquaredGradients]]:
     """The Plan with the most safe bits, and what the model's outputs say of it, which is measured once if asked for."""
     plan = prepared.resolver(safe_bits(prepared))
-    return plan, cache(lambda: SquaredGradients.measure(prepared, plan))
+    return plan, cache(lambda: SquaredGradients.measure(prepared, plan, batches))
 
 
 def _is_free(prepared: Prepared) -> bool:
@@ -247,14 +253,13 @@ def _is_free(prepared: Prepared) -> bool:
 # ---------------------------------------------------------------- once the bits are chosen
 def _is_better(point: MeasuredPoint, other: MeasuredPoint, evaluator: Evaluator) -> bool:
     """Whether a point is better than another on the last quarter of the samples, from which no correction is found."""
-    samples = evaluator.batches.samples
-    seen = samples - samples // 4
-    return _value(point.measured, evaluator, seen) > _value(other.measured, evaluator, seen)
+    judging = last_samples(evaluator.batches.samples)
+    return _value(point.measured, evaluator, judging) > _value(other.measured, evaluator, judging)
 
 
-def _value(measured: Measurement, evaluator: Evaluator, seen: int) -> float:
-    """The objective on the samples after the first, which were seen; on all where there are no others."""
-    return value_of(evaluator.objective, measured, seen)
+def _value(measured: Measurement, evaluator: Evaluator, samples: Sequence[int]) -> float:
+    """The objective on the samples of these numbers."""
+    return value_on(evaluator.objective, measured, samples)
 
 
 def correct_in_turns(
@@ -278,13 +283,12 @@ def correct_in_turns(
     best = correct_point(point, evaluator, real)
     made = best.prepared.passes[len(point.prepared.passes) :]
     names = tuple(n for n in CORRECTIONS if any(each.kept and n in each.names for each in made))
-    samples = evaluator.batches.samples
-    aside = samples // 4
+    aside = last_samples(evaluator.batches.samples)
     for turn in range(1, turns if names else 1):
         other = correct_point(point, evaluator, float_layers(point.prepared, evaluator, MORE_A_TURN**turn))
         kept = _is_better(other, best, evaluator)
-        before, after = (decibels_after(of.measured, samples - aside) for of in (best, other))
-        passes = (*best.prepared.passes, pass_record(names, before, after, aside or samples, kept=kept))
+        before, after = (decibels_on(of.measured, aside) for of in (best, other))
+        passes = (*best.prepared.passes, pass_record(names, before, after, len(aside), kept=kept))
         best = other if kept else best
         best = replace(best, prepared=replace(best.prepared, passes=passes))
         if not kept:
@@ -293,12 +297,12 @@ def correct_in_turns(
 
 
 def float_layers(prepared: Prepared, evaluator: Evaluator, multiple: int = 1) -> FloatLayers:
-    """The float model on the first samples of an evaluator, on which the layers of its points are corrected.
+    """The float model on some samples of an evaluator, on which the layers of its points are corrected.
 
     Args:
         multiple: how many times as many samples, and windows of layers, are seen as by default.
     """
-    inputs = _first_inputs(evaluator, most_samples(prepared.graph, multiple))
+    _, inputs = _spread_inputs(evaluator, most_samples(prepared.graph, multiple))
     return FloatLayers(prepared.graph, prepared.hardware.known_ops, inputs, multiple)
 
 
@@ -308,7 +312,7 @@ def correct_point(
     real: FloatLayers | None = None,
     together: Sequence[str] | None = None,
 ) -> MeasuredPoint:
-    """Correct the layers of a point: its first samples give the corrections, the others tell whether they help.
+    """Correct the layers of a point: a few samples give the corrections, the others tell whether they help.
 
     Args:
         evaluator: what measured the point.
@@ -329,8 +333,9 @@ def _round_and_move(
     attempts = _attempts(wanted) if together is None else _attempts([n for n in wanted if n in together])[:1]
     if not attempts:
         return point
-    used = real.samples
-    best, judging = point, evaluator.batches.samples - used or used
+    samples = evaluator.batches.samples
+    used = spread_samples(samples, most_samples(point.prepared.graph, real.multiple))[: real.samples]
+    best, judging = point, other_samples(samples, used)
     passes, kept = list[CorrectionPass](), -1
     few_bits = point.has_few_bits
     for rounding, bias in attempts:
@@ -341,35 +346,33 @@ def _round_and_move(
         if not found:
             passes.append(CorrectionPass(made, why_not="nothing to change"))
             continue
-        other, after = _moved(point, found, evaluator, used)
-        passes.append(pass_record(made, decibels_after(point.measured, used), after, judging, kept=False))
-        if after > -math.inf and _value(other.measured, evaluator, used) > _value(best.measured, evaluator, used):
+        other, after = _moved(point, found, evaluator, judging)
+        passes.append(pass_record(made, decibels_on(point.measured, judging), after, len(judging), kept=False))
+        if after > -math.inf and _value(other.measured, evaluator, judging) > _value(best.measured, evaluator, judging):
             best, kept = other, len(passes) - 1
     return best.with_passes(*(replace(p, why_not="") if i == kept else p for i, p in enumerate(passes)))
 
 
 def _correct_affinely(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoint:
-    """Make the affine correction of a point on its first samples, with offsets or with factors alone, if one of both
-    helps on the others."""
+    """Make the affine correction of a point on a few samples, with offsets or with factors alone, if one of both helps
+    on the others."""
     if "affine" not in point.prepared.correction_names:
         return point
-    inputs = _first_inputs(evaluator, most_samples(point.prepared.graph))
-    used = len(inputs[0])
-    judging = evaluator.batches.samples - used or used
+    judging, inputs = _spread_inputs(evaluator, most_samples(point.prepared.graph))
     made = affine_corrections(point, inputs)
     if not made:
         return point.with_passes(CorrectionPass(("affine",), why_not="nothing to change"))
-    tried = [_measured_at(prepared, point.bits, evaluator, used) for prepared in made]
+    tried = [_measured_at(prepared, point.bits, evaluator, judging) for prepared in made]
     best, after = max(tried, key=lambda pair: pair[1])
-    kept = after > -math.inf and _value(best.measured, evaluator, used) > _value(point.measured, evaluator, used)
-    record = pass_record(("affine",), decibels_after(point.measured, used), after, judging, kept=kept)
+    kept = after > -math.inf and _value(best.measured, evaluator, judging) > _value(point.measured, evaluator, judging)
+    record = pass_record(("affine",), decibels_on(point.measured, judging), after, len(judging), kept=kept)
     return (best if kept else point).with_passes(record)
 
 
 def reconstruct_point(
     point: MeasuredPoint, evaluator: Evaluator, report: Callable[[str], None], journal: Path | None = None
 ) -> MeasuredPoint:
-    """Train the blocks of a point on its first samples, if it helps on the others.
+    """Train the blocks of a point on some samples, if it helps on the others.
 
     Args:
         evaluator, report, journal: of `correct_in_turns`.
@@ -377,57 +380,63 @@ def reconstruct_point(
     wanted = next((text for text in point.prepared.correction_names if text.startswith("reconstruction")), None)
     if wanted is None:
         return point
-    inputs = _first_inputs(evaluator, most_samples_of_blocks(point.plan))
-    used, steps = len(inputs[0]), _steps_of(wanted)
+    judging, inputs = _spread_inputs(evaluator, most_samples_of_blocks(point.plan))
+    steps = _steps_of(wanted)
     found = reconstruct_blocks(point.plan, inputs, steps=steps, report=report, journal=journal)
     if not found:
         return point.with_passes(CorrectionPass(("reconstruction",), why_not="nothing to change"))
-    other, after = _measured_at(reconstructed(point.prepared, point.bits, found), point.bits, evaluator, used)
+    other, after = _measured_at(reconstructed(point.prepared, point.bits, found), point.bits, evaluator, judging)
     # few samples are left to judge what was trained on many, so a better mean is enough
-    kept = after > -math.inf and _value(other.measured, evaluator, used) > _value(point.measured, evaluator, used)
-    judging = evaluator.batches.samples - used or used
-    made = pass_record(("reconstruction",), decibels_after(point.measured, used), after, judging, kept=kept)
+    kept = after > -math.inf and _value(other.measured, evaluator, judging) > _value(point.measured, evaluator, judging)
+    made = pass_record(("reconstruction",), decibels_on(point.measured, judging), after, len(judging), kept=kept)
     return (other if kept else point).with_passes(made)
 
 
-def _first_inputs(evaluator: Evaluator, most: int) -> list[Tensor]:
-    """The inputs that corrections are found on: at most `most` samples, and a quarter at least is left."""
-    samples = evaluator.batches.samples
+def _spread_inputs(evaluator: Evaluator, most: int) -> tuple[list[int], list[Tensor]]:
+    """The inputs that corrections are found on, of at most `most` samples, after the numbers of those that judge."""
     # in a race, samples have another order than in `Prepared`
-    return list(Batch.joined(evaluator.batches.first(max(1, min(most, samples - samples // 4)))).inputs)
+    batches = evaluator.batches
+    used = spread_samples(batches.samples, most)
+    return other_samples(batches.samples, used), list(batches.at(used).inputs)
 
 
 def _moved(
-    point: MeasuredPoint, offsets: Mapping[str, Tensor], evaluator: Evaluator, used: int
+    point: MeasuredPoint, offsets: Mapping[str, Tensor], evaluator: Evaluator, judging: Sequence[int]
 ) -> tuple[MeasuredPoint, float]:
-    """The point with the integers of constants moved, and its SQNR on the samples after those that were used; -inf
-    where an accumulator overflows."""
-    return _measured_at(point.prepared.with_offsets(offsets), point.bits, evaluator, used)
+    """The point with the integers of constants moved, and its SQNR on the samples that judge; -inf where an accumulator
+    overflows."""
+    return _measured_at(point.prepared.with_offsets(offsets), point.bits, evaluator, judging)
 
 
-def _measured_at(prepared: Prepared, bits: Bits, evaluator: Evaluator, used: int) -> tuple[MeasuredPoint, float]:
-    """A point, and its SQNR on the samples after those that were used; -inf where an accumulator overflows."""
+def _measured_at(
+    prepared: Prepared, bits: Bits, evaluator: Evaluator, judging: Sequence[int]
+) -> tuple[MeasuredPoint, float]:
+    """A point, and its SQNR on the samples that judge; -inf where an accumulator overflows."""
     measured = evaluator.measure(prepared.resolver(bits))
-    after = -math.inf if measured.extremes.overflows else decibels_after(measured, used)
+    after = -math.inf if measured.extremes.overflows else decibels_on(measured, judging)
     return MeasuredPoint(prepared, bits, measured), after
 
 
 def _is_surely_better(
-    measured: Measurement, than: Measurement, evaluator: Evaluator, seen: int, candidates: int = 1
+    measured: Measurement, than: Measurement, evaluator: Evaluator, judging: Sequence[int], candidates: int = 1
 ) -> bool:
-    """Whether a measurement is significantly better than another on the samples after the first, which were seen; on
-    all where there are no others. A single sample is judged by its value.
+    """Whether a measurement is significantly better than another on the samples that judge. A single one judges by its
+    value.
 
     Args:
         candidates: number of measurements of which this is the best.
     """
-    samples = evaluator.batches.samples
-    first = seen if seen < samples else 0
-    if samples - first < 2:
-        return _value(measured, evaluator, first) > _value(than, evaluator, first)
-    confirmation = Confirmation(tuple(batch.size for batch in evaluator.batches), (Fold(first, samples),))
-    before, after = ([losses_of(evaluator.objective, of)] for of in (than, measured))
+    if len(judging) < 2:
+        return _value(measured, evaluator, judging) > _value(than, evaluator, judging)
+    confirmation = Confirmation(_sizes_among(judging, evaluator.batches.sizes), (Fold(0, len(judging)),))
+    before, after = ([losses_of(evaluator.objective, of)[list(judging)]] for of in (than, measured))
     return confirmation.gain(before, after).is_significant(candidates=candidates)
+
+
+def _sizes_among(samples: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """How many of the samples of these numbers each batch has; none of batches without."""
+    ends = list(itertools.accumulate(sizes))
+    return tuple(len([*of]) for _, of in itertools.groupby(samples, lambda number: bisect.bisect_right(ends, number)))
 
 
 def _attempts(wanted: Sequence[str]) -> list[tuple[bool, bool]]:

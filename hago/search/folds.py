@@ -4,6 +4,9 @@ Of many samples, the last quarter is kept aside. Of few, the samples are split i
 sample is kept aside in one of them. The samples of a fold that are kept aside are its validation samples, and the
 others, which may shape a proposal, its tuning samples. `hago.search.confirmation` tests proposals.
 
+A correction is found on a few samples and judged by the others, see `spread_samples` and `other_samples`. Samples often
+come in an order, of classes, of files, of time, so the few are spread over the data.
+
 References:
     M. Stone, "Cross-Validatory Choice and Assessment of Statistical Predictions", 1974.
 """
@@ -18,7 +21,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from hago.data import Batch
+from hago.data import Batch, spread_indices
 
 #: Number of parts that samples are split into.
 FOLDS: Final = 4
@@ -99,6 +102,22 @@ def folds_of(sizes: Sequence[int]) -> tuple[Fold, ...]:
         cuts = _cuts(list(range(1, total + 1)), total, count)
     folds = tuple(itertools.starmap(Fold, itertools.pairwise(cuts)))
     return folds[-1:] if total >= FEW else folds
+
+
+def spread_samples(total: int, most: int) -> list[int]:
+    """The numbers of at most `most` samples, evenly spread over all before the last quarter, which always judges."""
+    return spread_indices(max(1, total - total // FOLDS), most)
+
+
+def last_samples(total: int) -> list[int]:
+    """The numbers of the last quarter; of all, where that has none."""
+    return list(range(total - total // FOLDS, total)) or list(range(total))
+
+
+def other_samples(total: int, used: Sequence[int]) -> list[int]:
+    """The numbers of all samples but these; of all, where there are no others."""
+    taken = set(used)
+    return [number for number in range(total) if number not in taken] or list(range(total))
 
 
 def _cuts(ends: Sequence[int], total: int, count: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -86,11 +87,11 @@ def pass_record(
     return CorrectionPass(names, known_before, known_after, samples, "" if kept else why)
 
 
-def decibels_after(measured: Measurement, seen: int) -> float:
-    """The SQNR on these samples."""
-    return value_of(OBJECTIVES[SQNR], measured, seen)
+def decibels_on(measured: Measurement, samples: Sequence[int]) -> float:
+    """The SQNR on the samples of these numbers."""
+    return value_on(OBJECTIVES[SQNR], measured, samples)
 
 
-def value_of(objective: Objective, measured: Measurement, seen: int) -> float:
-    contributions = measured.contributions[objective.name]
-    return objective.finish((contributions[seen:] if len(contributions) > seen else contributions).mean(0))
+def value_on(objective: Objective, measured: Measurement, samples: Sequence[int]) -> float:
+    """The value of an objective on the samples of these numbers."""
+    return objective.finish(measured.contributions[objective.name][list(samples)].mean(0))

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.types import Edge
+from hago.data import Batches, spread_indices
 from hago.graph import Node, over_samples
 from hago.plan import Plan
+from hago.search.folds import other_samples, spread_samples
 from hago.search.gradients import gradients
 from hago.search.objective import SQUARED_ERROR
 from hago.search.preparation import Prepared
@@ -40,14 +42,16 @@ class SquaredGradients:
     largest: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def measure(prepared: Prepared, plan: Plan, seed: int = 0) -> SquaredGradients:
-        """Run the float model forward and backward over GRADIENT_SAMPLES.
+    def measure(prepared: Prepared, plan: Plan, batches: Batches | None = None, seed: int = 0) -> SquaredGradients:
+        """Run the float model forward and backward over some samples, see `gradient_samples`.
 
         Args:
             plan: says which edges are rounded.
+            batches: the samples; those of the model by default.
             seed: of the random vectors on the outputs.
         """
         graph, found = prepared.graph, SquaredGradients()
+        batches = prepared.batches if batches is None else batches
         rounded = {e for e in graph.edges if is_rounded(plan, e)}
         sources = {graph.source(e) for e in rounded} - graph.consts.keys()
 
@@ -63,7 +67,7 @@ class SquaredGradients:
 
         gradients(
             graph,
-            prepared.batches.first(GRADIENT_SAMPLES),
+            [batches.at(gradient_samples(batches.samples)[0])],
             {},
             SQUARED_ERROR.probe,
             lambda edge: (),
@@ -95,6 +99,15 @@ class SquaredGradients:
         if isinstance(value, Tensor) and value.is_floating_point():
             new, old = over_samples(value.detach().abs(), torch.amax), self.largest.get(node.name)
             self.largest[node.name] = new if old is None else torch.maximum(old, new)
+
+
+def gradient_samples(total: int) -> tuple[list[int], list[int]]:
+    """The numbers of the samples that are differentiated, at most GRADIENT_SAMPLES, and of those that judge: the others
+    if there are as many, else all."""
+    if total < 2 * GRADIENT_SAMPLES:
+        return spread_indices(total, GRADIENT_SAMPLES), list(range(total))
+    differentiated = spread_samples(total, GRADIENT_SAMPLES)
+    return differentiated, other_samples(total, differentiated)
 
 
 def is_rounded(plan: Plan, edge: Edge) -> bool:

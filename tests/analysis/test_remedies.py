@@ -31,7 +31,7 @@ from hago.analysis.remedies import (
     with_given_options,
 )
 from hago.cli.arguments import build_parser
-from hago.data import Batches
+from hago.data import Batches, spread_indices
 from hago.errors import HagoError, as_strings
 from hago.plan.strategy import Strategy
 from hago.search import CORRECTIONS
@@ -94,8 +94,8 @@ NETWORKS: Final[Mapping[str, Any]] = {
 #: The bits that networks are quantized to.
 FIXED: Final = {"few bits": {"*.weight": 4, "body:1": 5}}
 DATA: Final = [images(20, 1, 6, 6), images(20, 1, 6, 6, seed=1)]
-#: The samples on which changes are tried.
-TRIED: Final = [DATA[0], DATA[1][: TRIED_SAMPLES - 20]]
+#: The samples on which changes are tried, spread over the data.
+TRIED: Final = torch.split(torch.cat(DATA)[spread_indices(40, TRIED_SAMPLES)], 20)
 _INSPECTED: dict[tuple[str, str], tuple[nn.Module, Strategy, GraphStatistic]] = {}
 
 

@@ -21,7 +21,7 @@ from hago.plan import Strategy
 from hago.search import CORRECTIONS, correcting, passes_of
 from hago.search.effort import EFFORTS
 from hago.search.measured_point import first_point_if_any
-from hago.search.squared_gradients import GRADIENT_SAMPLES
+from hago.search.squared_gradients import GRADIENT_SAMPLES, gradient_samples
 from hago.study import read_log
 
 CHIPS = ("x86_vnni", "vta", "tflite", "cmsis_nn")
@@ -67,7 +67,7 @@ def test_the_figures_are_those_of_the_plans() -> None:
     first, last = passes_of(strategy)
     plain = hago.quantize(model, "vta", DATA, corrections="none").strategy
     assert first.names == ("equalization",) and first.samples == 64 - GRADIENT_SAMPLES
-    judged = torch.cat(DATA)[-first.samples :]
+    judged = torch.cat(DATA)[gradient_samples(64)[1]]
     value = hago.evaluate_strategy(model, "vta", plain, [judged]).results["sqnr"]
     assert first.before is not None and math.isclose(first.before, value, abs_tol=1e-3)
     judged = torch.cat(DATA)[-last.samples :]

@@ -405,7 +405,7 @@ def test_an_edited_number_of_samples_is_refused(samples: Any) -> None:
 def test_overflows_on_samples_that_were_not_looked_at_are_a_warning(
     chip: str, is_proved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, data = randomized(Uneven(), seed=3).eval(), torch.cat([images(16, 3, 8, 8, seed=n) for n in range(12)])
+    model, data = randomized(Uneven()).eval(), torch.cat([images(16, 3, 8, 8, seed=n) for n in range(12)])
     data[[1, 100]] *= 6.0
     assert not {1, 100} & {*spread_indices(192, 64)}
     measured: list[int] = []
