@@ -70,7 +70,7 @@ def _pads(attrs: Attrs, kernel: Sequence[int]) -> list[tuple[int, int]]:
     return [(p, p) for p in attrs["padding"]]
 
 
-def _to_matrices(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
+def _to_matrices(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: Tensor) -> tuple[Tensor, Tensor]:
     """Windows of shape (N, groups, places, K) and weights of shape (groups, K, out / groups).
 
     Along K stand the places of a window, and at each place its channels, filled up to an even number: chips add the

@@ -68,11 +68,12 @@ class MatrixProduct:
 
     Args:
         to_matrices: from `(attrs, x, w, x_zero, w_zero)`, x and w centered, to stored integers of shapes (..., M, K)
-            and (..., K, N), with K in the order in which chips multiply. Entries without a product hold 0.
+            and (..., K, N), with K in the order in which chips multiply; w_zero broadcasts against w. Entries without a
+            product hold 0.
         reshape_product: from `(attrs, product, x, w)` to the product in the shape of the op's output.
     """
 
-    to_matrices: Callable[[Attrs, Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
+    to_matrices: Callable[[Attrs, Tensor, Tensor, int, Tensor], tuple[Tensor, Tensor]]
     reshape_product: Callable[[Attrs, Tensor, Tensor, Tensor], Tensor]
 
 

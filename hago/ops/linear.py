@@ -38,7 +38,7 @@ def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
     return mac_bound(operands, _WEIGHT, operands[1].shape[1])
 
 
-def _to_matrices(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
+def _to_matrices(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: Tensor) -> tuple[Tensor, Tensor]:
     return (x + x_zero).reshape(-1, x.shape[-1]), (w + w_zero).T
 
 

@@ -50,7 +50,7 @@ def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
     return bound if len(operands) == 2 else bound + bias_bound(operands[2])
 
 
-def _to_matrices(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
+def _to_matrices(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: Tensor) -> tuple[Tensor, Tensor]:
     return x + x_zero, w + w_zero
 
 

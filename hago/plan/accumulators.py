@@ -160,7 +160,8 @@ class ProductPairs:
     def _stored_matrices(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The stored integers of both operands as matrices (..., M, K) and (..., K, N), with an even K."""
         x, w = (c.to(torch.int64) for c in operands[:2])
-        a, b = self.product.to_matrices(self.attrs, x, w, int(self.x.zero_point), int(self.w.zero_point.flatten()[0]))
+        zeros = self.w.spread_over(w.shape).zero_point
+        a, b = self.product.to_matrices(self.attrs, x, w, int(self.x.zero_point), zeros)
         if a.shape[-1] % 2:
             a, b = torch.nn.functional.pad(a, (0, 1)), torch.nn.functional.pad(b, (0, 0, 0, 1))
         return a, b
@@ -201,7 +202,7 @@ def _largest_pairs(b: Tensor, x: QParams) -> Tensor:
     """The largest |pair| that any stored x can cause, by pair and column of `b`: (..., K / 2, N)."""
     at_min, at_max = b * x.qmin, b * x.qmax
     ends = torch.maximum(at_min, at_max), torch.minimum(at_min, at_max)
-    high, low = (e.reshape(*b.shape[:-2], -1, 2, b.shape[-1]).sum(-2) for e in ends)
+    high, low = (e.unflatten(-2, (b.shape[-2] // 2, 2)).sum(-2) for e in ends)
     # int16 holds -2**15 but not 2**15
     return torch.maximum(high, -low - 1)
 

@@ -20,7 +20,7 @@ from hago.data.batches import Batches
 from hago.errors import HardwareError
 from hago.graph.graph import Graph
 from hago.hardware.file import check_hardware, load_hardware
-from hago.hardware.hardware import Hardware, OpDesc
+from hago.hardware.hardware import Hardware, OpDesc, TensorScheme
 from hago.plan.plan import NodePlan
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
@@ -111,6 +111,54 @@ def test_windows(channels: int, groups: int, options: dict[str, list[int] | str]
     assert lost and (node.proved == (per == 1))
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(["linear", "conv2d"]),
+    st.sampled_from(["saturate_pairs", "wrap_pairs"]),
+    st.sampled_from(["affine", "hago_affine"]),
+    st.integers(1, 7),
+    st.integers(0, 99),
+)
+def test_weights_with_a_zero_point_for_each_channel(op: str, overflow: str, scheme: str, depth: int, seed: int) -> None:
+    # channels of other ranges
+    ends = torch.stack([seeded(6, seed=seed).sigmoid(), seeded(6, seed=seed + 1).sigmoid()], 1)
+    weight = torch.lerp(-ends[:, :1], ends[:, 1:], seeded(6, depth, seed=seed + 2).sigmoid().round())
+    b = Builder()
+    if op == "linear":
+        b.linear(b.input(depth, name="x"), weight, seeded(6), name="layer")
+    else:
+        kernel = b.const(weight.reshape(6, depth, 1, 1))
+        attrs = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "groups": 1}
+        b.call(op, b.input(depth, 1, 1, name="x"), kernel, name="layer", **attrs)
+    chip = Chip("uint8", overflow=overflow, scheme="hago_affine").hardware()  # type: ignore[arg-type]
+    hardware = Hardware({op: chip.ops[op]}, activation=chip.activation, weight=TensorScheme(scheme, "per_channel"))
+    x = seeded(4, depth, seed=seed + 3).sign() * 0.95
+    node, q, held = accumulators(b.graph(), hardware, x if op == "linear" else x[..., None, None])
+    zero, w_qparams = int(node.operands[0].zero_point), node.operands[1]  # type: ignore[union-attr]
+    assert w_qparams is not None and len(set(w_qparams.zero_point.flatten().tolist())) > 1
+    w = node.consts[1].reshape(6, depth).to(torch.int64)
+    stored_w = (w + w_qparams.zero_point.reshape(6, 1)).tolist()
+    bias = node.consts[2].tolist() if 2 in node.consts else [0] * 6
+    for row, out in zip(q.reshape(4, depth).tolist(), held.reshape(4, 6).tolist(), strict=True):
+        for n in range(6):
+            exact = bias[n] + sum((a - zero) * c for a, c in zip(row, w[n].tolist(), strict=True))
+            pairs = [
+                sum(a * c for a, c in zip(row[k : k + 2], stored_w[n][k : k + 2], strict=True))
+                for k in range(0, depth, 2)
+            ]
+            assert out[n] == exact + sum(cut(p, overflow) - p for p in pairs)
+    # what is proved is so for every stored input
+    x_qparams = node.operands[0]
+    assert x_qparams is not None
+    reached = [
+        sum(v * (x_qparams.qmax if (v > 0) == top else x_qparams.qmin) for v in row[k : k + 2])
+        for row in stored_w
+        for k in range(0, depth, 2)
+        for top in (True, False)
+    ]
+    assert node.proved == all(INT16.min <= p <= INT16.max for p in reached)
+
+
 def test_products_of_two_activations() -> None:
     b = Builder()
     b.call("matmul", b.input(2, 3, 5, name="x"), b.input(2, 5, 4, name="y"), name="product")
@@ -127,6 +175,7 @@ def test_products_of_two_activations() -> None:
     assert zeros[1] == 0
     expected = by_hand(x[0, 0, 0].tolist(), y[0, 0, :, 0].tolist(), 0, zeros[0], "saturate_pairs")
     assert held["product"].eq(expected).all()
+    assert compare_plan_exactly(plan, [end[:0] for end in ends]).same  # an empty batch, too
 
 
 # ---------------------------------------------------------------- proofs and counts
