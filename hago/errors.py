@@ -43,15 +43,16 @@ class StrategyMismatch(HagoError):
 
 
 class InfeasibleBits(HagoError):
-    """Bits that no signature of the hardware can hold.
+    """Bits that no signature of the hardware can hold, or with which sums are too large to be simulated.
 
     Args:
         node: the node that cannot hold them; empty if no single node is the cause.
+        excess: how many bits fewer the operands of the node must have together; 0 where that is not the cause.
     """
 
-    def __init__(self, message: str, node: str = "") -> None:
+    def __init__(self, message: str, node: str = "", excess: int = 0) -> None:
         super().__init__(message)
-        self.node = node
+        self.node, self.excess = node, excess
 
 
 class GraphError(HagoError):

@@ -106,6 +106,8 @@ Conversion = Callable[[Tensor], Tensor]
 
 #: float32 holds every integer up to this one exactly.
 EXACT_FLOAT32: Final = 1 << 24
+#: And float64 up to this one. Simulations hold no larger sums.
+EXACT_FLOAT64: Final = 1 << 53
 #: Values that are multiplied and shifted at a time, so that a dozen passes over them stay in a core's cache.
 BLOCK: Final = 1 << 18
 #: float64 holds the product of an integer below this one and a multiplier of 31 bits, plus a half, exactly.

@@ -29,6 +29,8 @@ GROUP_OVERFLOWS: Final = ("wrap", "saturate_end")
 #: The bits that a search may choose for an operand where a signature does not say.
 DEFAULT_MIN_BITS: Final = 4
 DEFAULT_MAX_BITS: Final = 64
+#: The most bits that an operand has, whatever its dtype: more are not exact in float64, in which they are simulated.
+MOST_BITS: Final = 53
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -152,7 +154,7 @@ class OpDesc(Summarized):
         requantize_at: `edge` if the node emits its accumulator and each consumer requantizes it; `output` if the node
             requantizes it once, to `out_dtypes`.
         name: the name of the signature in the hardware file; ignored by ==.
-        min_bits, max_bits: the bits that a search may choose for an operand.
+        min_bits, max_bits: the bits that a search may choose for an operand, of at most MOST_BITS.
         form: the form of the op's arithmetic, if chips differ in it; see docs/hardware.md.
         fixed_out: the scale and zero point of the output, if the hardware fixes them.
         groups: the groups of the weight that have scales of their own; None if its scales are those of
@@ -241,7 +243,7 @@ class OpDesc(Summarized):
 
     def bits_of(self, dtype: DType) -> range:
         """The bits that a search may choose for an operand, or an output, of a dtype."""
-        most = min(dtype.bits, self.max_bits)
+        most = min(dtype.bits, self.max_bits, MOST_BITS)
         return range(min(self.min_bits, most), most + 1)
 
     @property

@@ -25,7 +25,7 @@ from hago.arithmetic.schemes import SCHEMES, SMALLEST_SCALE, TWO_SIDED
 from hago.arithmetic.types import DTYPES, DType
 from hago.errors import did_you_mean
 from hago.hardware.common_ops import foreign_op
-from hago.hardware.hardware import DEFAULT_MAX_BITS, DEFAULT_MIN_BITS, GROUP_OVERFLOWS
+from hago.hardware.hardware import DEFAULT_MAX_BITS, DEFAULT_MIN_BITS, GROUP_OVERFLOWS, MOST_BITS
 from hago.ops import COMMON_SUM_BITS, IntegerForm, OpRule, Ops, Weight, aliases
 
 if TYPE_CHECKING:
@@ -222,6 +222,9 @@ def _limits(path: Path, body: Document, operands: list[DType]) -> Iterator[Findi
         yield Finding((*path, "min_bits"), f"{text}, the bits of an operand")
     if "max_bits" in body and high > widest:
         yield Finding((*path, "max_bits"), f"got {high}; expected at most {widest}, as no operand holds more")
+    elif "max_bits" in body and high > MOST_BITS:
+        text = f"got {high}; expected at most {MOST_BITS}, since hago simulates integers in float64"
+        yield Finding((*path, "max_bits"), text)
 
 
 def _fixed_out(path: Path, body: Document, out: DType) -> Iterator[Finding]:

@@ -202,7 +202,7 @@ def _largest_pairs(b: Tensor, x: QParams) -> Tensor:
     """The largest |pair| that any stored x can cause, by pair and column of `b`: (..., K / 2, N)."""
     at_min, at_max = b * x.qmin, b * x.qmax
     ends = torch.maximum(at_min, at_max), torch.minimum(at_min, at_max)
-    high, low = (e.unflatten(-2, (b.shape[-2] // 2, 2)).sum(-2) for e in ends)
+    high, low = (e.reshape(*b.shape[:-2], b.shape[-2] // 2, 2, b.shape[-1]).sum(-2) for e in ends)
     # int16 holds -2**15 but not 2**15
     return torch.maximum(high, -low - 1)
 

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from hago.arithmetic.numerics import EXACT_FLOAT64
 from hago.arithmetic.types import DType, Edge
 from hago.errors import InfeasibleBits
 from hago.graph import CONST, OUTPUT, Node
@@ -36,6 +37,8 @@ from hago.plan.topology import weight_only_descs
 _COMBINATIONS: Final = 256
 #: Largest number of points that `nearest_feasible` tries, per group of the space.
 FEASIBILITY_ATTEMPTS: Final = 16
+#: Sums of more than 2 to this power terms are not expected where `may_have_infeasible_points` decides.
+_TERM_BITS: Final = 20
 #: Distance per bit above the start: next to nothing. Fewer bits count by the squared error that they are expected to
 #: add.
 _EXTRA_BIT_DISTANCE: Final = 1e-12
@@ -159,6 +162,8 @@ def _accepts_everything(resolver: Resolver, node: Node) -> bool:
     have."""
     form = resolver.ops[node.op].integer
     assert form is not None
+    if any(_sums_may_be_too_large(form, desc) for desc in descs_at(resolver, node.name)):
+        return False
     wide_descs = [d for d in descs_at(resolver, node.name) if _accepts_all_bits(resolver, node, d)]
     emitted = _emitted_dtypes(resolver, node, form)
     single_operands = [{slot: dtype} for slot, dtypes in emitted.items() for dtype in dtypes]
@@ -168,6 +173,13 @@ def _accepts_everything(resolver: Resolver, node: Node) -> bool:
         return False
     combinations = (dict(zip(emitted, dtypes, strict=True)) for dtypes in itertools.product(*emitted.values()))
     return all(any(_accepts(d, form, combination) for d in wide_descs) for combination in combinations)
+
+
+def _sums_may_be_too_large(form: IntegerForm, desc: OpDesc) -> bool:
+    """Whether sums of a signature's operands may be larger than float64 holds exactly."""
+    bits = [desc.bits_of(desc.in_dtype(slot))[-1] for slot in range(2)]
+    products = [form.slot(slot) for slot in range(2)] == ["own", "own"]
+    return (sum(bits) if products else max(bits)) + _TERM_BITS > math.log2(EXACT_FLOAT64)
 
 
 def _accepts(desc: OpDesc, form: IntegerForm, dtypes: Mapping[int, DType]) -> bool:
@@ -257,7 +269,7 @@ class _FeasibleSearch:
         insertion, point, visited = itertools.count(), dict(self.bits), {tuple(self.bits.values())}
         queue: list[tuple[int, float, int, dict[str, int]]] = []
         for _ in range(FEASIBILITY_ATTEMPTS * (1 + len(self.bits))):
-            for candidate in self._candidates(point, error.node):
+            for candidate in itertools.chain(self._candidates(point, error.node), self._smaller(point, error)):
                 if (key := tuple(candidate.values())) not in visited:
                     visited.add(key)
                     # points that are feasible up to a later node come first
@@ -286,6 +298,14 @@ class _FeasibleSearch:
                     yield {**point, **lowered}
         if some_take_fixed_bits:
             yield from self._other_dtypes(point, node)
+
+    def _smaller(self, point: dict[str, int], error: InfeasibleBits) -> Iterator[dict[str, int]]:
+        """Yield points at which one group at a node, or at its producers, has as many fewer bits as its sums exceed."""
+        for key in self._groups_upstream(error.node) if error.excess else ():
+            choices = self.resolver.space.groups[key].choices
+            fewer = self._at_most(key, point[key] - error.excess) or choices[-1]
+            if fewer < point[key]:
+                yield {**point, key: fewer}
 
     def _at_most(self, key: str, limit: int) -> int | None:
         """The most bits of a group's choices that are at most `limit`; None where all choices are more."""

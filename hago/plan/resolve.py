@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -25,7 +26,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.arithmetic.numerics import apply_simq, dequantize, quantize
+from hago.arithmetic.numerics import EXACT_FLOAT64, apply_simq, dequantize, quantize
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.caching import LRU
 from hago.correction import OffsetConstants
@@ -100,6 +101,7 @@ class NodeBuilder:
         attrs = self.form.integer_attrs(self.node.attrs, site)
         shapes = [self.resolver.graph[s].shape or () for s in self.node.inputs]
         bounds = Bounds(self.form, attrs, targets, consts, self._limits(targets), shapes)
+        self._check_simulated(bounds.centered)
         out = register if output is None else output
         table = self._table(targets[0], out) if self.form.table else None
         out_simq = None if output is None or table is not None else SimQ(register, out)
@@ -124,6 +126,23 @@ class NodeBuilder:
             additions=additions_of(self.resolver.ops[self.node.op], attrs, self.desc.register, bounds.centered),
             raised=self.operands.raised,
             groups=groups and replace(groups, sums=self._group_sums(groups, attrs, targets)),
+        )
+
+    def _check_simulated(self, bound: float) -> None:
+        """Refuse sums that float64, in which they are simulated, does not hold exactly.
+
+        Raises:
+            InfeasibleBits: a sum of this magnitude is too large.
+        """
+        if bound <= EXACT_FLOAT64:
+            return
+        excess = math.ceil(math.log2(bound / EXACT_FLOAT64))
+        raise InfeasibleBits(
+            f"sums of node {self.node.name!r} ({self.node.op}) may reach 2**{math.ceil(math.log2(bound))}, and hago "
+            f"simulates up to 2**53; give its operands {excess} fewer bits together (fix_bits, or max_bits in the "
+            "hardware file)",
+            self.node.name,
+            excess,
         )
 
     # ------------------------------------------------------------ groups of the weight
