@@ -1298,6 +1298,10 @@ IMPLAUSIBLE: Final = ("data/test_wrong_data.py", "test_implausible_values_are_wa
 BY_VALUES: Final = ("data/test_wrong_data.py", "test_control_flow_by_values_names_the_line")
 #: Advice that other tests take, and which.
 ELSEWHERE: Final = {
+    "fewer bits together (fix_bits, or max_bits": (
+        "plan/test_wide_sums.py",
+        "test_operands_have_fewer_bits_where_their_sums_are_too_large",
+    ),
     "import hago\nhago.": ("report/test_document.py", "test_the_lines_of_python_run"),
     "serves searches, and is a callback of {} here": (
         "test_callbacks.py",

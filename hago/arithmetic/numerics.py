@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hago.arithmetic.groups import spread
 from hago.arithmetic.multipliers import MULTIPLIERS
-from hago.arithmetic.rounding import ROUNDINGS, rounding_shift
+from hago.arithmetic.rounding import ROUNDINGS, rounding_shift, saturating_shift
 from hago.arithmetic.types import INT16, DType, QParams, SimQ
 from hago.arithmetic.types import dtype as named_dtype
 from hago.errors import HagoError, did_you_mean
@@ -110,6 +110,8 @@ EXACT_FLOAT32: Final = 1 << 24
 EXACT_FLOAT64: Final = 1 << 53
 #: Values that are multiplied and shifted at a time, so that a dozen passes over them stay in a core's cache.
 BLOCK: Final = 1 << 18
+#: With a normalized multiplier of 31 bits, the high half of the product of a larger integer saturates.
+_SATURATED: Final = 1 << 32
 #: float64 holds the product of an integer below this one and a multiplier of 31 bits, plus a half, exactly.
 _DIRECT: Final = (1 << 22) - 1
 
@@ -312,7 +314,11 @@ def ratio_of_float32(source: QParams, target: QParams) -> Tensor:
 
 
 def doubling_high_multiply(a: Tensor, m: Tensor) -> Tensor:
-    """`round(a * m / 2**31)`, ties toward +infinity, saturating as int32  (N5).
+    """`round(a * m / 2**31)`, ties toward +infinity, at most 2**31 - 1  (N5).
+
+    Args:
+        a: int64, |a| <= 2**32.
+        m: int64, from 0 to 2**31 - 1.
 
     References:
         gemmlowp `SaturatingRoundingDoublingHighMul`.
@@ -334,7 +340,7 @@ def _multiplied(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
     """`multiply_by_quantized_multiplier` of one block."""
     if not how.two_stage:
         return rounding_shift(c * m, n, how.shift_rounding or how.rounding)
-    high = doubling_high_multiply((c << (31 - n).clamp_min(0)), m)
+    high = doubling_high_multiply(saturating_shift(c, 31 - n, _SATURATED), m)
     return rounding_shift(high, (n - 31).clamp_min(0), "half_away")
 
 

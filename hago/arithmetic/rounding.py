@@ -54,16 +54,29 @@ ROUNDINGS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
+def saturating_shift(p: Tensor, n: Tensor, limit: int) -> Tensor:
+    """`p * 2**n` in int64, clamped to [-limit, limit]; n < 0 counts as 0.
+
+    Args:
+        p: int64.
+        n: int64, broadcasts against p.
+        limit: a power of two, or one less than one.
+    """
+    left = n.clamp(0, limit.bit_length() - 1)
+    most = torch.full_like(left, limit) >> left
+    return torch.minimum(torch.maximum(p, -most), most) << left
+
+
 def rounding_shift(p: Tensor, n: Tensor, rounding: str) -> Tensor:
-    """`round(p / 2**n)` in int64, exact; n < 0 shifts left.
+    """`round(p / 2**n)` in int64, exact; n < 0 shifts left, and results beyond int64 saturate.
 
     Args:
         p: int64.
         n: int64, broadcasts against p.
         rounding: a name in ROUNDINGS.
     """
-    left, right = (-n).clamp_min(0), n.clamp(0, 62)
-    p = p << left
+    right = n.clamp(0, 62)
+    p = saturating_shift(p, -n, torch.iinfo(torch.int64).max)
     beyond = (n - 62).clamp(0, 62)  # bits shifted past the word are or'ed into one sticky bit
     kept = p >> beyond
     p = kept | ((kept << beyond) != p)

@@ -31,7 +31,8 @@ MOST_LEVELS: Final = 1 << 16
 class SquaredGradients:
     """Sums over the samples of the squared gradients of the outputs, and the largest magnitudes, float32.
 
-    Activations keep one entry for all samples, so they have the shape (1, ...) of a value of a single sample.
+    Activations keep one entry for all samples, so they have the shape (1, ...) of a value of a single sample. Those of
+    values with the samples along another axis than the first are of the first samples alone.
 
     Args:
         edges: by edge that a Plan rounds, the sum of squared gradients, in the shape of the constant or activation.
@@ -59,7 +60,10 @@ class SquaredGradients:
             if edge in rounded:
                 squares = g.detach().square()
                 squares = squares if graph.source(edge) in graph.consts else over_samples(squares, torch.sum)
-                found.edges[edge] = found.edges[edge] + squares if edge in found.edges else squares
+                before = found.edges.get(edge)
+                # where samples are along another axis, shapes differ with their number, and the first stays
+                if before is None or before.shape == squares.shape:
+                    found.edges[edge] = squares if before is None else before + squares
 
         def see(node: Node, value: Any) -> None:
             if node.name in sources:
@@ -98,7 +102,8 @@ class SquaredGradients:
         """Take the values of a node into its largest magnitudes."""
         if isinstance(value, Tensor) and value.is_floating_point():
             new, old = over_samples(value.detach().abs(), torch.amax), self.largest.get(node.name)
-            self.largest[node.name] = new if old is None else torch.maximum(old, new)
+            if old is None or old.shape == new.shape:
+                self.largest[node.name] = new if old is None else torch.maximum(old, new)
 
 
 def gradient_samples(total: int) -> tuple[list[int], list[int]]:

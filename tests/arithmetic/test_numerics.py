@@ -36,7 +36,7 @@ from hago.arithmetic.numerics import (
     requantize,
 )
 from hago.arithmetic.rounding import ROUNDINGS
-from hago.arithmetic.types import DTYPES, INT8, INT32, UINT8, QParams, SimQ, dtype
+from hago.arithmetic.types import DTYPES, INT8, INT32, UINT8, ZERO, QParams, SimQ, dtype
 from hago.errors import HagoError
 
 INTEGERS = [d for d in DTYPES.values() if d.is_int and d.bits < 64]
@@ -209,6 +209,30 @@ def test_two_stages(c: int, r: float) -> None:
     expected = round_exactly(Fraction(high, 1 << right), "half_away")
     found = multiply_by_quantized_multiplier(torch.tensor(c), m, n, Requantize("multiplier_shift", two_stage=True))
     assert number(found) == expected
+
+
+@given(
+    st.integers(1 - (1 << 31), (1 << 31) - 1),
+    st.integers(-4, 60),
+    st.floats(1.0, 1.99),
+    st.sampled_from(["one", "two", "short"]),
+    st.sampled_from(["int8", "uint8", "int16", "int32"]),
+)
+@example((1 << 31) - 1, 1, 1.375, "two", "int8")
+@example(1, 40, 1.375, "one", "int8")
+def test_large_ratios_saturate(c: int, exponent: int, mantissa: float, stages: str, name: str) -> None:
+    """What no register holds is clipped on the side on which it lies, on every carrier."""
+    how = Requantize("multiplier_shift", "half_up", 15 if stages == "short" else 31, two_stage=stages == "two")
+    kind, source = dtype(name), qparams(mantissa * 2.0**exponent, "int32")
+    target = QParams(torch.tensor(1.0, dtype=torch.float64), ZERO, kind.min, kind.max, kind)
+    m, n = (number(t) for t in how.multiplier(source.scale))
+    exact = round_exactly(Fraction(c * m) / Fraction(2) ** n, "half_up")
+    if stages == "two":
+        high = round_exactly(Fraction((c << max(0, 31 - n)) * m, 1 << 31), "half_up")
+        exact = round_exactly(Fraction(min(high, (1 << 31) - 1), 1 << max(0, n - 31)), "half_away")
+    expected = clip(exact, kind.min, kind.max)
+    for carrier in (torch.int64, torch.float64, *([torch.float32] if abs(c) <= EXACT_FLOAT32 else [])):
+        assert number(requantize(torch.tensor([c], dtype=carrier), source, target, how)) == expected
 
 
 @pytest.mark.parametrize(

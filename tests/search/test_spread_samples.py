@@ -82,3 +82,23 @@ def test_corrections_are_no_worse_where_data_is_in_an_order() -> None:
     gained = unseen(mixed, "rounding") - unseen(mixed, "none")
     assert gained > 2.0
     assert unseen(ordered, "rounding") - unseen(ordered, "none") > gained - 0.5
+
+
+@pytest.mark.parametrize("sizes", [(24,), (16, 8), (7, 17)])
+def test_samples_may_be_along_another_axis(sizes: tuple[int, ...]) -> None:
+    """Sequences first, as attention of PyTorch has them by default; 24 samples are differentiated in uneven parts."""
+    torch.manual_seed(0)
+    network = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=False)
+
+    class Sequences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = network
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.layer(x.transpose(0, 1)).transpose(0, 1)
+            return y
+
+    model = Sequences().eval()
+    found = hago.quantize(model, "x86_vnni", list(torch.randn(24, 5, 8).split(sizes)))
+    assert hago.evaluate_strategy(model, "x86_vnni", found.strategy, [torch.randn(16, 5, 8)]).results["sqnr"] > 20.0

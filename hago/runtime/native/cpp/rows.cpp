@@ -55,13 +55,17 @@ void by_multiplier(const int32_t* __restrict c, int32_t* __restrict out, int n, 
     out[i] = clipped(shifted<ROUNDING>((int64_t)c[i] * multiplier[i], shift[i]), low, high);
 }
 
+// What is shifted further left is at least 2**31 after the product, and saturates.
+constexpr int64_t SATURATED = (int64_t)1 << 32;
+inline int64_t clipped64(int64_t v, int64_t limit) { return std::min(std::max(v, -limit), limit); }
+
 // N5: a doubling high multiply that rounds half up, then a shift that rounds half away from zero.
 void in_two_stages(const int32_t* __restrict c, int32_t* __restrict out, int n, const Move& m, int channel) {
   const int32_t *__restrict multiplier = m.multiplier + channel, *__restrict shift = m.shift + channel;
   const int64_t low = (int64_t)m.low, high = (int64_t)m.high;
   for (int i = 0; i < n; ++i) {
     const int64_t right = std::max(0, shift[i] - 31), left = std::max(0, 31 - shift[i]);
-    const int64_t p = (int64_t)(((uint64_t)(int64_t)c[i] << left) * (uint64_t)(int64_t)multiplier[i]);
+    const int64_t a = clipped64((int64_t)c[i] * ((int64_t)1 << left), SATURATED), p = a * multiplier[i];
     const int64_t h = std::min((p + ((int64_t)1 << 30)) >> 31, (int64_t)0x7fffffff);
     out[i] = clipped(shifted<HALF_AWAY>(2 * h, right + 1), low, high);
   }
