@@ -236,10 +236,10 @@ def _takes_masks(graph: Graph, name: str, masks: Collection[str]) -> bool:
 
 
 def finite_masks(graph: Graph) -> dict[str, Tensor]:
-    """The constants that are masks with -inf, which counts as `LOWEST_MASK`."""
+    """The constants that are masks with numbers below `LOWEST_MASK`, such as -inf, which count as that."""
     masks = {name: graph.consts[name] for name in _masks(graph) & graph.consts.keys()}
-    infinite = {name: mask for name, mask in masks.items() if mask.is_floating_point() and (mask == -math.inf).any()}
-    return {name: mask.masked_fill(mask == -math.inf, LOWEST_MASK) for name, mask in infinite.items()}
+    low = {name: mask for name, mask in masks.items() if mask.is_floating_point() and bool((mask < LOWEST_MASK).any())}
+    return {name: mask.clamp_min(LOWEST_MASK) for name, mask in low.items()}
 
 
 def _as_softmax_sees(value: Tensor, softmax: Node, span: float) -> Tensor:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -136,11 +137,12 @@ class NodeBuilder:
         """
         if bound <= EXACT_FLOAT64:
             return
-        excess = math.ceil(math.log2(bound / EXACT_FLOAT64))
+        power = math.ceil(math.log2(bound)) if bound < math.inf else sys.float_info.max_exp
+        excess = power - 53
         raise InfeasibleBits(
-            f"sums of node {self.node.name!r} ({self.node.op}) may reach 2**{math.ceil(math.log2(bound))}, and hago "
-            f"simulates up to 2**53; give its operands {excess} fewer bits together (fix_bits, or max_bits in the "
-            "hardware file)",
+            f"sums of node {self.node.name!r} ({self.node.op}) may reach 2**{power}, and hago simulates up to 2**53; "
+            f"give its operands {excess} fewer bits together (fix_bits, or max_bits in the hardware file), or keep it "
+            "float (keep_float)",
             self.node.name,
             excess,
         )

@@ -182,6 +182,33 @@ def test_masks_may_be_infinite(kind: str, chip: str) -> None:
     hago.inspect_graph_statistic(network, chip, quantizer.strategy, PADDED[:1])
 
 
+@pytest.mark.some_cases(5)
+@pytest.mark.parametrize("chip", ["tflite", "x86_vnni", "vta", "onnxruntime_cpu", "tflite_int16"])
+@pytest.mark.parametrize("lowest", [-1e5, -1e9, torch.finfo(torch.float32).min])
+def test_constant_masks_count_as_infinite_ones(lowest: float, chip: str) -> None:
+    class Causal(nn.Module):
+        def __init__(self, lowest: float) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+            self.register_buffer("mask", torch.full((5, 5), lowest).triu(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.query(x) @ self.key(x).transpose(1, 2) * 0.35 + self.mask
+            out: Tensor = scores.softmax(-1) @ self.value(x)
+            return out
+
+    data = torch.randn(64, 5, 8, generator=torch.Generator().manual_seed(1))
+
+    def decibels(lowest: float) -> float:
+        model = Causal(lowest).eval()
+        quantizer = hago.quantize(model, chip, [data[:32]])
+        assert equal(quantizer.simulate()(data), quantizer.realize()(data))
+        return float(hago.evaluate_strategy(model, chip, quantizer.strategy, [data[32:]]).results["sqnr"])
+
+    assert decibels(lowest) == decibels(-math.inf) > 20.0
+
+
 def test_the_range_of_masked_values_is_that_of_the_others() -> None:
     torch.manual_seed(0)
     graph = hago.from_torch(Attention("added together", -math.inf).eval(), PADDED[0])
