@@ -5,12 +5,15 @@ from __future__ import annotations
 import enum
 import json
 from collections import OrderedDict, defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
+import hago
 from hago.errors import GraphError, LogError
 from hago.graph.nesting import read_tree
 from hago.importing import import_for_strategy
@@ -91,3 +94,32 @@ def test_types_that_this_process_registered_pass() -> None:
     spec = read_tree(text_of(value))
     assert spec == pytree.tree_structure(value)
     assert pytree.tree_unflatten([1, 2, 3], spec) == value
+
+
+class Both(nn.Module):
+    """Two inputs that are not alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.a(x) - 2 * self.b(y)
+        return out
+
+
+def test_a_batch_that_is_a_dict_is_read_by_name(tmp_path: Path) -> None:
+    """Whatever order it has: in calibration, and where a model is called with it."""
+    batch = {"y": torch.randn(16, 8), "x": torch.randn(16, 8)}
+    quantizer = hago.quantize(Both().eval(), "x86_vnni", [batch])
+    integer = quantizer.realize()
+    integer.save(tmp_path / "both.safetensors")
+    for model in (quantizer.simulate(), integer, hago.load_integer_model(tmp_path / "both.safetensors")):
+        expected = model(batch["x"], batch["y"])
+        assert torch.equal(model(batch), expected) and torch.equal(model(**batch), expected)
+        assert torch.equal(model(dict(reversed(batch.items()))), expected)
+        with pytest.raises(hago.HagoError, match="no further argument 'z'"):
+            model({**batch, "z": batch["x"]})
+        with pytest.raises(hago.HagoError):
+            model({"x": batch["x"]})
