@@ -29,6 +29,7 @@ from hago.graph import (
     ModelLike,
     as_arguments,
     check_batches,
+    check_export,
     check_exportable,
     check_runs,
     from_torch,
@@ -98,6 +99,9 @@ def import_with_data(
     args = pytree.tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, batches.example)
     graph = import_for_chip(model, hardware, args, fold=fold, made_for=made_for)
     check_batches(graph, batches)
+    if isinstance(model, nn.Module):
+        ops = OPS if hardware is None else hardware.known_ops
+        check_export(model, graph, batches.example, next(iter(batches)).inputs, batches.title, ops)
     return graph, batches
 
 

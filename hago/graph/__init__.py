@@ -21,6 +21,7 @@ from hago.graph.execute import (
     run_without_values,
     takes_any_batch,
 )
+from hago.graph.frontend.export_check import check_export
 from hago.graph.frontend.exported_program import (
     Attention,
     ExampleInputs,
@@ -48,6 +49,7 @@ __all__ = [
     "autocast_off",
     "channels_last",
     "check_batches",
+    "check_export",
     "check_exportable",
     "check_finite",
     "check_inputs",

@@ -63,8 +63,9 @@ class Nesting:
                 return self.arguments.flatten_up_to((tuple(args), dict(kwargs)))
             except ValueError:
                 pass  # nested otherwise than exported: an argument given by name or by position instead
-        if len(args) == 1 and isinstance(args[0], Mapping):  # a batch that is a dict
-            args, kwargs = (), {**args[0], **kwargs}
+        first = args[0] if len(args) == 1 else None
+        if isinstance(first, Mapping):  # a batch that is a dict
+            args, kwargs = (), {**first, **kwargs}
         leaves = pytree.tree_leaves(tuple(args))
         left = self.inputs[sum(isinstance(x, (Tensor, np.ndarray)) for x in leaves) :]
         for name in kwargs:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from hago.arithmetic.types import Edge
 from hago.data import Batch
+from hago.errors import HagoError
 from hago.graph import CONST, OUTPUT, Graph, Node, channels_last, compute_real, run_graph
 from hago.ops import OPS, Ops
 from hago.search.objective import Probe
@@ -80,7 +81,7 @@ class Spectrum:
             step -= 1
         flat = x.permute(order).reshape(-1)[::step].contiguous()  # a copy, since strided values are slow
         weights = g.permute(order).reshape(-1)[::step].square().mul_(flat != 0)
-        index = flat.sub(self.low).mul_(1.0 / self.width).clamp_(0, SPECTRUM_BINS - 1).to(torch.int16)
+        index = flat.to(torch.float32).sub(self.low).mul_(1.0 / self.width).clamp_(0, SPECTRUM_BINS - 1).to(torch.int16)
         self.mass += torch.bincount(index, weights, SPECTRUM_BINS) * step
 
 
@@ -151,7 +152,15 @@ def gradients(
         on_constant: called with the gradients of every constant, once per chunk.
         on_activation: called with those of every edge whose values are no constant, (samples, ...).
         on_value: called with every node and its value, once per chunk.
+
+    Raises:
+        HagoError: it is called in torch.inference_mode.
     """
+    if torch.is_inference_mode_enabled():
+        raise HagoError(
+            "searches and corrections need gradients, which torch.inference_mode() has not; call hago outside it, or "
+            "in torch.no_grad()"
+        )
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     sums = _Pass(graph, ranges, probe, errors, ops, generator, on_constant, on_activation, on_value)
     for batch in batches:
@@ -182,6 +191,8 @@ class _Pass:
         self.weights: dict[Edge, list[float]] = {}
         self.samples, self.signal = 0, 0.0
         self.consts = {n: channels_last(t.detach()) for n, t in graph.consts.items()}
+        # operators without a rule keep their constants, and may have no gradients of them (running means)
+        self.differentiated = {graph.source(e) for e in graph.edges if e.dst == OUTPUT or graph[e.dst].op in ops}
         for edge in graph.edges:
             source = graph.source(edge)
             if graph[source].op != CONST and source in ranges:
@@ -192,7 +203,10 @@ class _Pass:
         # without spectra, only gradients of constants are wanted
         observed = bool(self.spectra) or self.on_activation is not None
         leaves = [channels_last(x.detach().clone()).requires_grad_(observed and x.is_floating_point()) for x in inputs]
-        consts = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in self.consts.items()}
+        consts = {
+            n: t.detach().requires_grad_(t.is_floating_point() and n in self.differentiated)
+            for n, t in self.consts.items()
+        }
         with torch.enable_grad():
             outputs = run_graph(self.graph, leaves, self._step, consts=consts, on_value=self.on_value)
             outputs = [self._alias_with_hook(Edge(OUTPUT, slot), o) for slot, o in enumerate(outputs)]

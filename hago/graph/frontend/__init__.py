@@ -1,5 +1,6 @@
 """From an nn.Module or an ExportedProgram to a Graph: all of hago that reads torch.export and torch.fx."""
 
+from hago.graph.frontend.export_check import check_export
 from hago.graph.frontend.exported_program import (
     Attention,
     ExampleInputs,
@@ -17,6 +18,7 @@ __all__ = [
     "ExampleInputs",
     "ModelLike",
     "as_arguments",
+    "check_export",
     "check_exportable",
     "check_finite",
     "check_runs",

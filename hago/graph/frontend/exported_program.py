@@ -135,10 +135,27 @@ def open_axes_of(value: Any) -> tuple[int, ...]:
 
 
 def _size(size: Any) -> int:
+    """A size at batch 1.
+
+    Raises:
+        GraphError: a single sample has no entries there, or not a whole number.
+    """
     if isinstance(size, int):
         return size
     expr = size.node.expr
-    return int(expr.subs(dict.fromkeys(expr.free_symbols, 1)))
+    try:
+        at_one = int(expr.subs(dict.fromkeys(expr.free_symbols, 1)))
+    except (ZeroDivisionError, TypeError, ValueError):
+        at_one = 0
+    if at_one < 1:
+        text = str(expr)
+        for symbol in expr.free_symbols:
+            text = text.replace(str(symbol), "n")
+        raise GraphError(
+            f"the model makes values of size {text} of n samples, which a single sample has not; let forward treat "
+            "every sample alike, whatever their number (no halves or pairs of a batch)"
+        )
+    return at_one
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
@@ -271,6 +288,12 @@ class Importer:
         value = fx.meta["val"]
         if not isinstance(value, Tensor):
             raise GraphError(f"input {fx.name!r} is a {type(value).__name__}; hago takes tensors and constants")
+        if any(axis > 0 for axis in open_axes_of(value)):
+            sizes = tuple(size if isinstance(size, int) else "?" for size in value.shape)
+            raise GraphError(
+                f"input {fx.name!r} has the shape ({', '.join(map(str, sizes))}), which is open along another axis "
+                "than the first; export the model with the sizes that it runs on, and only the batch dynamic"
+            )
         attrs = {"dtype": dtype_name(value.dtype)}
         return self._add(self._unique(fx.name), INPUT, (), attrs, value)
 
