@@ -596,7 +596,7 @@ CASES: Final = (
         lambda _: hago.from_torch(nn.Linear(3, 2).cpu().eval(), (torch.ones(2, 3),)),
     ),
     Case(
-        "the model writes to {} when run; call model.eval() and export again",
+        "the model writes to {} when run; call model.eval() and export again, or let forward leave its buffers",
         lambda _: hago.from_torch(exported(nn.BatchNorm1d(3).train())),
         lambda _: hago.from_torch(exported(nn.BatchNorm1d(3).eval())),
     ),
@@ -1298,6 +1298,10 @@ IMPLAUSIBLE: Final = ("data/test_wrong_data.py", "test_implausible_values_are_wa
 BY_VALUES: Final = ("data/test_wrong_data.py", "test_control_flow_by_values_names_the_line")
 #: Advice that other tests take, and which.
 ELSEWHERE: Final = {
+    "computes several of its nodes together in another way": (
+        "export/test_onnx_fusions.py",
+        "test_a_file_that_differs_as_a_whole_fails",
+    ),
     "which a single sample has not; let forward": (
         "graph/test_export_check.py",
         "test_what_depends_on_the_batch_or_on_chance_is_refused",

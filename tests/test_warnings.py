@@ -238,3 +238,24 @@ def test_on_the_command_line_a_warning_is_one_line_said_once() -> None:
     assert said == ["warning: odd", "warning: even"]
     with pytest.raises(hago.HagoWarning):
         warn("odd")
+
+
+@pytest.mark.parametrize("module", [nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell])
+def test_recurrent_layers_are_named(module: Any) -> None:
+    """Their operators give several results; what takes one of these, and the sizes of states, are no operators."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            is_cell = module in (nn.LSTMCell, nn.GRUCell)
+            self.layer = module(6, 8) if is_cell else module(6, 8, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = self.layer(x)
+            return found[0] if isinstance(found, tuple) else found
+
+    x = torch.randn(16, 6) if module in (nn.LSTMCell, nn.GRUCell) else torch.randn(16, 5, 6)
+    with pytest.warns(hago.HagoWarning, match=r"hago has no rule for 1 x aten\.(lstm|gru)\S*: these run in float"):
+        quantizer = hago.quantize(Recurrent().eval(), "x86_vnni", [x])
+    assert not quantizer.plan.nodes

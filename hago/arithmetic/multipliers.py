@@ -66,11 +66,20 @@ def least_error_multiplier(ratio: Tensor, bits: int = 31, first: int = -32) -> t
     return round_half_away(real * torch.exp2(chosen)).to(torch.int64), chosen.to(torch.int64)
 
 
+def saturating_least_error_multiplier(ratio: Tensor, bits: int = 31) -> tuple[Tensor, Tensor]:
+    """`least_error_multiplier`, but for a ratio that no m fits the largest m and the first n, which saturate every
+    integer but 0, as the ratio would; TPU-MLIR has no such ratios."""
+    first = -32
+    m, n = least_error_multiplier(ratio, bits, first)
+    beyond = ratio >= 2.0 ** (bits - first)
+    return torch.where(beyond, (1 << bits) - 1, m), torch.where(beyond, first, n)
+
+
 MultiplierFunction = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 #: The functions by their names in hardware files; all give `ratio ~ m * 2**-n`.
 MULTIPLIERS: Final[Mapping[str, MultiplierFunction]] = {
     "nearest": multiplier_and_shift,
     "reduced": reduced_multiplier,
-    "least_error": least_error_multiplier,
+    "least_error": saturating_least_error_multiplier,
 }

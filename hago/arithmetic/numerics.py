@@ -108,6 +108,8 @@ Conversion = Callable[[Tensor], Tensor]
 EXACT_FLOAT32: Final = 1 << 24
 #: And float64 up to this one. Simulations hold no larger sums.
 EXACT_FLOAT64: Final = 1 << 53
+#: Larger ratios of scales, which float32 may not hold, count as this one: it saturates every integer but 0, too.
+MOST_RATIO: Final = 2.0**120
 #: Values that are multiplied and shifted at a time, so that a dozen passes over them stay in a core's cache.
 BLOCK: Final = 1 << 18
 #: With a normalized multiplier of 31 bits, the high half of the product of a larger integer saturates.
@@ -299,18 +301,18 @@ def dequantize(c: Tensor, source: QParams) -> Tensor:
 
 
 def ratio(source: QParams, target: QParams) -> Tensor:
-    """`float64(source.scale) / float64(target.scale)`."""
-    return source.scale / target.scale
+    """`float64(source.scale) / float64(target.scale)`, at most MOST_RATIO."""
+    return (source.scale / target.scale).clamp_max(MOST_RATIO)
 
 
 def ratio_of_float32(source: QParams, target: QParams) -> Tensor:
-    """`float32(source.scale) / float32(target.scale)` in float32  (N10).
+    """`float32(source.scale) / float32(target.scale)` in float32, at most MOST_RATIO  (N10).
 
     References:
         ONNX Runtime, qlinearconv.cc and quantize_linear_matmul.cc: the product of the scales of both
         operands is a float32, and so is its quotient by the scale of the output.
     """
-    return source.scale.to(torch.float32) / target.scale.to(torch.float32)
+    return (source.scale.to(torch.float32) / target.scale.to(torch.float32)).clamp_max(MOST_RATIO)
 
 
 def doubling_high_multiply(a: Tensor, m: Tensor) -> Tensor:

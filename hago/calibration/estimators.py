@@ -469,8 +469,8 @@ class Mse:
 
     The candidates are thresholds from the largest magnitude down to a thousandth of it, then finer steps around the
     best one; or the powers of two in that range, if the grid requires one. For an affine grid they are ranges that are
-    symmetric around zero, then each end is varied by itself. On the histogram, the error of the result is at most that
-    of max_range. Exact zeros do not count.
+    symmetric around zero, then each end is varied by itself. The largest candidate represents the largest magnitude,
+    which max_range leaves to saturation in schemes of headroom. Exact zeros do not count.
     """
 
     together: ClassVar[bool] = True  # called with many nodes at once; see Estimator

@@ -30,6 +30,10 @@ from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import OPS, IntegerForm, Ops, opaque
 
+#: How the names of operators begin that give sizes of values.
+_OF_SIZES: Final = "aten.sym_"
+#: Operators that take a part of what another gives.
+_PARTS: Final = ("operator.getitem",)
 #: The most operators that a warning names.
 _LISTED: Final = 5
 
@@ -263,8 +267,9 @@ def warn_of_unknown(graph: Graph, hardware: Hardware) -> None:
         if node.op == INPUT:
             is_real = node.torch_dtype.is_floating_point
         elif node.op == opaque.NAME:
-            is_real = node.shape is not None and any(source in real_nodes for source in node.inputs)
-            counts[str(node.attrs["target"])] += is_real
+            target = str(node.attrs["target"])
+            is_real = not target.startswith(_OF_SIZES) and any(source in real_nodes for source in node.inputs)
+            counts[target] += is_real and target not in _PARTS
         else:
             # an embedding makes real values of indices
             rule = hardware.known_ops.get(node.op)

@@ -70,8 +70,7 @@ class Objective:
             the least first; None where there is no such thing.
         unit: of the value: "dB", "share" (at most 1, and limits may be in %), or "" for a plain number.
         is_loss: whether less is better by nature. The value is then the negated loss, and limits are upper ones.
-        counts_classes: whether each position of a sample is right or wrong. Few samples then say little of it, and its
-            intervals are those of a proportion.
+        counts_classes: whether each position of a sample is right or wrong. Few samples then say little of it.
         reported_as: its name in the results of a trial; `name` by default.
         curvature: how it depends on small errors of the outputs. Guided searches fall back to the squared error, with a
             warning, where it is None.

@@ -130,3 +130,15 @@ def test_saturating_pairs_are_named_where_the_check_fails() -> None:
     assert "VNNI" not in replace(result, by_default=None).reasons[1]
     other = replace(place, op="add")
     assert "VNNI" not in replace(result, places=(other,)).reasons[1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("chip", ["tflite", "vta"])
+def test_norms_that_stay_are_refused_in_words(chip: str, form: str) -> None:
+    """A batch norm behind a linear layer on (batch, channels, values), which is no norm of that layer's outputs."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(8, 4)).eval()
+    plan = hago.quantize(model, chip, [torch.randn(8, 5, 8)], corrections="none").plan
+    try:
+        make_onnx(plan, form)
+    except HagoError as error:
+        assert f"ONNX in {form} form cannot express this strategy for {chip}" in str(error)

@@ -257,9 +257,16 @@ def _convert_max_pool(c: Conversion) -> None:
 
 
 def _convert_avg_pool(c: Conversion) -> None:
+    """An average; with ceil_mode also a maximum that changes no value but prevents ONNX Runtime from fusing an average
+    between quantized tensors: its QLinearAveragePool divides by the size of the whole window where that leaves the
+    input."""
     attrs, divisor = c.attrs, c.attrs.get("divisor_override")
     if divisor and attrs["ceil_mode"]:
         raise UnsupportedOp(f"node {c.node.name!r}: ONNX has no average with a divisor of its own and ceil_mode")
+    if attrs["ceil_mode"]:
+        average = c.step("AveragePool", c.x, count_include_pad=int(attrs["count_include_pad"]), **pooling_window(attrs))
+        c.output("Max", [average, c.number(float(np.finfo(np.float32).min))])
+        return
     if not divisor:
         c.output("AveragePool", c.x, count_include_pad=int(attrs["count_include_pad"]), **pooling_window(attrs))
         return

@@ -137,7 +137,8 @@ class _OwnRanges:
         if source not in self._consts:
             return torch.tensor([-1.0], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64)
         rows = self._consts[source].to(torch.float64)
-        rows = rows.reshape(1, -1) if channel_axis is None else rows.movedim(channel_axis, 0).flatten(1)
+        channels = 1 if channel_axis is None else rows.shape[channel_axis]
+        rows = (rows if channel_axis is None else rows.movedim(channel_axis, 0)).reshape(channels, -1)
         rows = rows if grid.group is None else in_groups(rows, grid.group).flatten(0, 1)
         return rows.amin(1).clamp_max(0.0), rows.amax(1).clamp_min(0.0)
 

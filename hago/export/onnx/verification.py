@@ -166,14 +166,30 @@ class OnnxCheck:
         return self.differing == 0
 
     @property
+    def fused_otherwise(self) -> PlaceCheck | None:
+        """The output of the whole file that is furthest off, though every node by itself gives the integers of hago's
+        model and all of them compute integers: the engine then computes several nodes together in another way."""
+        if not self.same or not all(p.integer for p in self.places):
+            return None
+        return max((p for p in self.outputs if p.integer and p.largest > 1), key=lambda p: p.largest, default=None)
+
+    @property
     def tolerable(self) -> bool:
-        return all(p.tolerable for p in self.places)
+        return all(p.tolerable for p in self.places) and self.fused_otherwise is None
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the check failed: what differs by more than is tolerated, the known reason, and what to do; empty where
         it passed."""
         failed = [p for p in self.places if not p.tolerable]
+        if (off := self.fused_otherwise) is not None:
+            return (
+                "the check FAILED: every node by itself gives the integers of hago's model, but the whole file does "
+                f"not: {off.differing} of {off.compared} of output {off.place} differ, by at most {off.largest:.6g} "
+                "quanta",
+                f"{self.engine} computes several of its nodes together in another way; run the file with graph "
+                "optimizations off, or keep the nodes before this output float (keep_float)",
+            )
         if not failed:
             return ()
         worst = max(failed, key=lambda p: (p.largest, p.differing / p.compared))

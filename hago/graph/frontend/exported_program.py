@@ -306,7 +306,10 @@ class Importer:
         found = []
         for value, spec in zip(fx.args[0], self.program.graph_signature.output_specs, strict=True):  # type: ignore[arg-type]
             if spec.kind != OutputKind.USER_OUTPUT:
-                raise GraphError(f"the model writes to {spec.target!r} when run; call model.eval() and export again")
+                raise GraphError(
+                    f"the model writes to {spec.target!r} when run; call model.eval() and export again, or let forward "
+                    "leave its buffers as they are"
+                )
             made = self.values.get(value) if isinstance(value, FxNode) else value
             if not isinstance(made, Ref):
                 raise GraphError(f"the model returns {value!r}, which is not a tensor")

@@ -7,6 +7,7 @@ docs/numerics.md. Rules list these as their form `qlinear`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,9 +25,10 @@ def _float32(t: Tensor) -> Tensor:
 
 
 def _requantized(stored: Tensor, attrs: Attrs, like: Tensor) -> Tensor:
-    """Round a stored value, clip it and center it, in the carrier of `like`."""
+    """Round a stored value, clip it and center it, in the carrier of `like`. NaN, which a ratio of scales beyond
+    float32 makes of 0, becomes the smallest integer."""
     out: QParams = attrs["out"]
-    rounded = ROUNDINGS[attrs["rounding"]](stored)
+    rounded = ROUNDINGS[attrs["rounding"]](stored).nan_to_num(-math.inf, math.inf, -math.inf)
     return (rounded.clamp(out.qmin, out.qmax) - out.zero_point).to(like.dtype)
 
 
