@@ -119,8 +119,8 @@ def check_corrected(seed: int, counts: Counts) -> None:
     named = [f"{name}:3" if name == "reconstruction" else name for name in CORRECTIONS if rng.random() < 0.7]
     prepared = replace(prepared, correction_names=tuple(named))
     try:
-        rotated = correcting._rotated(prepared) if "rotation" in named else []
-        changed = rotated or correcting._of_graph(prepared)
+        rotated = correcting._rotated(prepared, prepared.batches) if "rotation" in named else []
+        changed = rotated or correcting._of_graph(prepared, prepared.batches)
         before = changed[-1][1] if changed else prepared
         point = nearest_feasible(before.resolver, _random_bits(before, rng))
     except InfeasibleBits:

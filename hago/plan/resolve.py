@@ -435,6 +435,9 @@ class Resolver:
         clip = largest_centered(plan.out)
         emits_accumulator = plan.out_simq is None and plan.table is None
         magnitude = min(clip, plan.bound) if emits_accumulator and plan.proved else clip
+        if emits_accumulator and magnitude > EXACT_FLOAT64:
+            # partial sums that overflow are no larger than without, and pairs change the sum by no more than themselves
+            magnitude = plan.bound + (plan.raw_bound if plan.pairs is not None else 0.0)
         key = (id(plan.out), magnitude)
         return self._cache.values.setdefault(key, _Value(plan.out, magnitude))
 

@@ -51,7 +51,7 @@ def chip_of(**ops: Sequence[OpDesc]) -> Hardware:
 X86_OPS = load_hardware("x86_vnni").ops
 RELU = X86_OPS["relu"][0]
 ODD = OpDesc("int16", "int64", name="odd", cost={"elements_per_cycle": 3.0, "picojoules_per_mac": 2.0})
-#: Its sums fit neither hago's kernels nor float64.
+#: Its sums fit no simulation, since float64 does not hold them.
 WIDE = OpDesc(["int32", "int32"], "int64", name="wide", cost={"macs_per_cycle": 5.0}, min_bits=30)
 
 
@@ -103,7 +103,7 @@ def test_a_figure_is_of_its_signature(measured: Measurement) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "figure", "why"), [("odd", 3.0, "none of its ops is among those"), ("wide", 5.0, "conv2d: no kernel")]
+    ("name", "figure", "why"), [("odd", 3.0, "none of its ops is among those"), ("wide", 5.0, "conv2d: no bits were found that fit")]
 )
 def test_a_figure_that_cannot_be_measured_is_kept_with_a_note(
     measured: Measurement, name: str, figure: float, why: str
