@@ -103,7 +103,8 @@ def test_a_figure_is_of_its_signature(measured: Measurement) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "figure", "why"), [("odd", 3.0, "none of its ops is among those"), ("wide", 5.0, "conv2d: no bits were found that fit")]
+    ("name", "figure", "why"),
+    [("odd", 3.0, "none of its ops is among those"), ("wide", 5.0, "conv2d: no bits were found that fit")],
 )
 def test_a_figure_that_cannot_be_measured_is_kept_with_a_note(
     measured: Measurement, name: str, figure: float, why: str
