@@ -20,7 +20,7 @@ from hago.graph.graph import Graph
 from hago.ops import OPS, Ops
 
 #: The most samples that are compared. Of fewer than LEAST_SAMPLES, copies are added, up to COPIES.
-SAMPLES: Final = 16
+SAMPLES: Final = 8
 LEAST_SAMPLES: Final = 3
 COPIES: Final = 4
 #: Outputs that differ by more are refused, and such that differ by less than ALIKE are alike; both in dB of the model's
