@@ -87,11 +87,13 @@ def _run(graph: Graph, inputs: Sequence[Tensor], ops: Ops, where: str) -> list[A
 
 
 def _decibels(real: Tensor, exported: Tensor) -> float:
-    """The power of real outputs over that of their difference, in dB, where both are finite; infinite for others than
-    real numbers."""
+    """The power of real outputs over that of their difference, in dB, where the model's are finite; infinite for others
+    than real numbers."""
     if not (real.is_floating_point() and exported.is_floating_point()):
         return math.inf
     real, exported = real.to(torch.float64), exported.to(torch.float64)
-    both = real.isfinite() & exported.isfinite()
-    signal, noise = float(real[both].square().sum()), float((real - exported)[both].square().sum())
+    known = real.isfinite()
+    signal, noise = float(real[known].square().sum()), float((real - exported)[known].square().sum())
+    if not math.isfinite(noise):
+        return -math.inf
     return 10.0 * math.log10(signal / noise) if signal > 0.0 and noise > 0.0 else math.inf
