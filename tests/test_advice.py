@@ -1308,7 +1308,7 @@ ELSEWHERE: Final = {
     ),
     "which is open along another axis": ("graph/test_export_check.py", "test_programs_with_other_open_axes_say_so"),
     "which torch.inference_mode() has not": ("graph/test_export_check.py", "test_inference_mode_is_named"),
-    "fewer bits together (fix_bits, or max_bits": (
+    "fewer bits together (fix_bits, or max_bits in the": (
         "plan/test_wide_sums.py",
         "test_operands_have_fewer_bits_where_their_sums_are_too_large",
     ),

@@ -71,7 +71,7 @@ def saturating_least_error_multiplier(ratio: Tensor, bits: int = 31) -> tuple[Te
     integer but 0, as the ratio would; TPU-MLIR has no such ratios."""
     first = -32
     m, n = least_error_multiplier(ratio, bits, first)
-    beyond = ratio >= 2.0 ** (bits - first)
+    beyond = (m < 0) | (m >= (1 << bits) - 1)  # below 0 beyond int64
     return torch.where(beyond, (1 << bits) - 1, m), torch.where(beyond, first, n)
 
 

@@ -346,6 +346,13 @@ def _multiplied(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
     return rounding_shift(high, (n - 31).clamp_min(0), "half_away")
 
 
+def largest_requantized(register: DType, how: Requantize) -> int:
+    """The largest magnitude in a register that is requantized exactly: float64 holds it, and 64 bits hold its product
+    with a multiplier."""
+    how = how.of_register(register)
+    return 1 << (63 - how.multiplier_bits) if how.form == "multiplier_shift" else EXACT_FLOAT64
+
+
 def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> Tensor:
     """Requantize centered integers from `source.scale` to `target.scale`, and clip them.
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.groups import groups_of
-from hago.arithmetic.numerics import EXACT_FLOAT64
+from hago.arithmetic.numerics import largest_requantized
 from hago.arithmetic.schemes import SMALLEST_SCALE, TWO_SIDED, Grid, make_qparams
 from hago.arithmetic.types import INT8, INT16, INT32, ZERO, DType, QParams
 from hago.graph import CONST, Graph, Node
@@ -194,7 +194,8 @@ class Operands:
         bias = self.bias(slot)
         if bias is None or not self.is_const(1) or not bias.numel():
             return w
-        room = min(desc.bias_dtype(slot).max, desc.register.dtype.max, EXACT_FLOAT64) / 2
+        most = largest_requantized(desc.register.dtype, self.owner.hardware.requantize)
+        room = min(desc.bias_dtype(slot).max, desc.register.dtype.max, most) / 2
         scale = self.form.scale(self.node.attrs, [x.scale.detach(), w.scale.detach()]).flatten()
         excess = (bias.abs() / scale / room).reshape(-1, w.scale.numel()).amax(0)
         if not bool((excess > 1.0).any()):

@@ -27,7 +27,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.arithmetic.numerics import EXACT_FLOAT64, apply_simq, dequantize, quantize
+from hago.arithmetic.numerics import EXACT_FLOAT64, apply_simq, dequantize, largest_requantized, quantize
 from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.caching import LRU
 from hago.correction import OffsetConstants
@@ -130,19 +130,24 @@ class NodeBuilder:
         )
 
     def _check_simulated(self, bound: float) -> None:
-        """Refuse sums that float64, in which they are simulated, does not hold exactly.
+        """Refuse sums that float64, in which they are simulated, does not hold exactly, and what a register holds of
+        them if it cannot be requantized exactly.
 
         Raises:
             InfeasibleBits: a sum of this magnitude is too large.
         """
-        if bound <= EXACT_FLOAT64:
+        register = self.desc.register.dtype
+        requantized = largest_requantized(register, self.resolver.hardware.requantize)
+        most = EXACT_FLOAT64 if register.max <= requantized else min(requantized, EXACT_FLOAT64)
+        if bound <= most:
             return
         power = math.ceil(math.log2(bound)) if bound < math.inf else sys.float_info.max_exp
-        excess = power - 53
+        most_bits = most.bit_length() - 1
+        excess = power - most_bits
         raise InfeasibleBits(
-            f"sums of node {self.node.name!r} ({self.node.op}) may reach 2**{power}, and hago simulates up to 2**53; "
-            f"give its operands {excess} fewer bits together (fix_bits, or max_bits in the hardware file), or keep it "
-            "float (keep_float)",
+            f"sums of node {self.node.name!r} ({self.node.op}) may reach 2**{power}, and hago simulates up to "
+            f"2**{most_bits}; give its operands {excess} fewer bits together (fix_bits, or max_bits in the hardware "
+            "file), or keep it float (keep_float)",
             self.node.name,
             excess,
         )

@@ -34,7 +34,7 @@ class Joined(nn.Module):
         return both
 
 
-def chip(wide: str, read: str = "int16", weight: str = "int8", **limits: int) -> hago.Hardware:
+def wide_chip(wide: str, read: str = "int16", weight: str = "int8", **limits: int) -> hago.Hardware:
     document = {
         "version": 1,
         "name": "wide",
@@ -70,16 +70,16 @@ def differs(model: nn.Module, hardware: hago.Hardware, data: Tensor) -> bool:
 @pytest.mark.parametrize("wide", ["int40", "int64"])
 def test_simulations_equal_integer_models(how: str, wide: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = randomized(Joined(how)), torch.randn(16, 4, 8, 8, generator=torch.Generator().manual_seed(1))
-    assert not differs(model, chip(wide), data)
+    assert not differs(model, wide_chip(wide), data)
     if wide == "int64":  # the law bites
         monkeypatch.setattr(hardware_module, "MOST_BITS", 64)
-        monkeypatch.setattr(resolve, "EXACT_FLOAT64", 2.0**70)
-        assert differs(model, chip(wide), data)
+        monkeypatch.setattr(resolve.NodeBuilder, "_check_simulated", lambda self, bound: None)
+        assert differs(model, wide_chip(wide), data)
 
 
 def test_operands_have_fewer_bits_where_their_sums_are_too_large() -> None:
     model, data = randomized(nn.Sequential(nn.Linear(96, 8))), torch.randn(32, 96)
-    hardware = chip("int64", "int32", "int32")
+    hardware = wide_chip("int64", "int32", "int32")
     quantizer = hago.quantize(model, hardware, [data], corrections="none")
     bits = quantizer.strategy.bits
     assert 40 < sum(bits.values()) < 53 and quantizer.plan.nodes["0"].bound <= EXACT_FLOAT64
@@ -90,22 +90,27 @@ def test_operands_have_fewer_bits_where_their_sums_are_too_large() -> None:
     assert sum(strategy.bits.values()) < 53
 
 
-def test_biases_of_layers_with_tiny_weights_fit() -> None:
+@pytest.mark.parametrize("scale", [1e-30, 1e-10])
+@pytest.mark.parametrize("chip", ["tflite_int16", "cmsis_nn_int16", "tflite", "x86_vnni"])
+def test_biases_of_layers_with_tiny_weights_fit(chip: str, scale: float) -> None:
     model = nn.Sequential(nn.Linear(8, 4)).eval()
     with torch.no_grad():
-        model[0].weight[1] *= 1e-30
+        model[0].weight[1] *= scale
         model[0].bias.fill_(1.0)
-    quantizer = hago.quantize(model, "tflite_int16", [torch.randn(32, 8)], corrections="none")
+    x = torch.randn(32, 8)
+    quantizer = hago.quantize(model, chip, [x], corrections="none")
     assert quantizer.plan.nodes["0"].bound <= EXACT_FLOAT64
-    assert not differs(model, hago.load_hardware("tflite_int16"), torch.randn(32, 8))
+    assert not differs(model, hago.load_hardware(chip), x)
+    # all engines compute what the network does: products with multipliers fit 64 bits
+    assert float((quantizer.realize()(x) - model(x)).detach().abs().max()) < 0.05
 
 
 def test_files_that_ask_for_more_bits_are_refused() -> None:
     with pytest.raises(HardwareError, match="max_bits: got 54; expected at most 53, since hago simulates integers"):
-        chip("int64", max_bits=54)
-    assert chip("int64", max_bits=53)
+        wide_chip("int64", max_bits=54)
+    assert wide_chip("int64", max_bits=53)
 
 
 def test_limits_are_obeyed_by_any_hardware_in_python() -> None:
-    desc: Any = chip("int64").ops["concat"][0]
+    desc: Any = wide_chip("int64").ops["concat"][0]
     assert desc.bits_of(desc.in_dtype(0))[-1] == 53
