@@ -101,7 +101,7 @@ def import_with_data(
     check_batches(graph, batches)
     if isinstance(model, nn.Module):
         ops = OPS if hardware is None else hardware.known_ops
-        check_export(model, graph, batches.example, next(iter(batches)).inputs, batches.title, ops)
+        check_export(model, graph, batches.example, batches.title, ops)
     return graph, batches
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hago.errors import DataError, shortened_to, warn
-from hago.graph.execute import autocast_off, run_real
+from hago.graph.execute import autocast_off, flatten_inputs, run_real
 from hago.graph.graph import Graph
 from hago.ops import OPS, Ops
 
@@ -35,35 +35,27 @@ _WHY: Final = (
 )
 
 
-def check_export(
-    model: nn.Module, graph: Graph, args: Sequence[Any], inputs: Sequence[Tensor], title: str, ops: Ops = OPS
-) -> None:
+def check_export(model: nn.Module, graph: Graph, args: Sequence[Any], title: str, ops: Ops = OPS) -> None:
     """Compare a Graph with its model on one batch; nothing is compared where the model fails on these samples.
 
     Args:
         args: the batch, as the model takes it.
-        inputs: the same as inputs of the graph.
         title: the name of the data in messages.
 
     Raises:
         DataError: the graph fails on these samples, or its outputs are others. Small differences are a warning.
     """
-    size = len(inputs[0])
+    size = len(flatten_inputs(graph, args, {})[0])
     wanted = min(size, SAMPLES) if size >= LEAST_SAMPLES else COPIES
-
-    def chosen(x: Any) -> Any:
-        if not isinstance(x, Tensor) or x.ndim == 0 or len(x) != size:
-            return x
-        return x[:wanted] if size >= wanted else torch.cat([x] * wanted)[:wanted]
-
+    chosen = _samples(args, wanted)
     try:
         with torch.no_grad(), autocast_off(), torch.random.fork_rng(devices=()):
-            expected = pytree.tree_leaves(model(*pytree.tree_map(chosen, tuple(args))))
+            expected = pytree.tree_leaves(model(*chosen))
     except Exception:  # whatever the user's code raises on as many samples
         return
     where = f"{title}: on {wanted} samples"
-    found = _run(graph, [chosen(x) for x in inputs], ops, where)
-    _run(graph, [x[:1] for x in inputs], ops, f"{title}: on 1 sample")
+    found = _run(graph, chosen, ops, where)
+    _run(graph, _samples(args, 1), ops, f"{title}: on 1 sample")
     expected, found = ([x for x in of if isinstance(x, Tensor)] for of in (expected, found))
     if len(expected) != len(found):
         return
@@ -78,7 +70,20 @@ def check_export(
             warn(f"{where}, output {index} of the model and of its export differ a little ({alike:.1f} dB); {_WHY}")
 
 
-def _run(graph: Graph, inputs: Sequence[Tensor], ops: Ops, where: str) -> list[Any]:
+def _samples(args: Sequence[Any], count: int) -> tuple[Any, ...]:
+    """The first samples of a batch, repeated where it has fewer."""
+
+    def first(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.ndim == 0:
+            return x
+        return torch.cat([x] * -(-count // len(x)))[:count] if len(x) < count else x[:count]
+
+    chosen: tuple[Any, ...] = pytree.tree_map(first, tuple(args))
+    return chosen
+
+
+def _run(graph: Graph, args: Sequence[Any], ops: Ops, where: str) -> list[Any]:
+    inputs = flatten_inputs(graph, args, {})
     try:
         return run_real(graph, inputs, ops=ops)
     except Exception as error:  # whatever torch raises
