@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hago.errors import DataError, shortened_to, warn
-from hago.graph.execute import autocast_off, flatten_inputs, run_real
+from hago.graph.execute import autocast_off, check_inputs, run_real
 from hago.graph.graph import Graph
 from hago.ops import OPS, Ops
 
@@ -39,13 +39,13 @@ def check_export(model: nn.Module, graph: Graph, args: Sequence[Any], title: str
     """Compare a Graph with its model on one batch; nothing is compared where the model fails on these samples.
 
     Args:
-        args: the batch, as the model takes it.
+        args: the batch, nested as the model was exported with.
         title: the name of the data in messages.
 
     Raises:
         DataError: the graph fails on these samples, or its outputs are others. Small differences are a warning.
     """
-    size = len(flatten_inputs(graph, args, {})[0])
+    size = len(check_inputs(graph, pytree.tree_leaves(args))[0])
     wanted = min(size, SAMPLES) if size >= LEAST_SAMPLES else COPIES
     chosen = _samples(args, wanted)
     try:
@@ -83,7 +83,7 @@ def _samples(args: Sequence[Any], count: int) -> tuple[Any, ...]:
 
 
 def _run(graph: Graph, args: Sequence[Any], ops: Ops, where: str) -> list[Any]:
-    inputs = flatten_inputs(graph, args, {})
+    inputs = check_inputs(graph, pytree.tree_leaves(args))
     try:
         return run_real(graph, inputs, ops=ops)
     except Exception as error:  # whatever torch raises
