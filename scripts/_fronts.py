@@ -1,6 +1,7 @@
 """Pareto fronts of weight bytes and SQNR, all measured on the same held-out samples.
 
-A point has the contribution of every sample, so that two points are compared sample by sample. A point lies above a
+Fronts are compared by their hypervolumes, whose axes are dB and the logarithm of bytes, and at budgets of bytes. A
+point has the contribution of every sample, so that two points are compared sample by sample. A point lies above a
 front if the best point of the front with no more bytes is worse, and the 95 % interval of the paired difference does
 not include 0.
 """
@@ -8,8 +9,9 @@ not include 0.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -77,22 +79,28 @@ def front(points: Iterable[Point]) -> list[Point]:
 
 
 def hypervolume(points: Sequence[Point], most: float) -> float:
-    """The area, in bytes times dB, that a front dominates up to `most` bytes and down to 0 dB."""
+    """The area that a front dominates up to `most` bytes and down to 0 dB; its axes are dB and log2 of bytes."""
     line = [p for p in front(points) if p.cost <= most and p.sqnr > 0.0]
     ends = [*(p.cost for p in line), most][1:]
-    return sum((end - p.cost) * p.sqnr for p, end in zip(line, ends, strict=True))
+    return sum(math.log2(end / p.cost) * p.sqnr for p, end in zip(line, ends, strict=True))
 
 
-def rival(point: Point, ours: Sequence[Point]) -> Point | None:
-    """Our best point with no more bytes than `point`; None if all our points have more."""
-    return max((p for p in ours if p.cost <= point.cost), key=lambda p: p.sqnr, default=None)
+def best_within(points: Sequence[Point], cost: float) -> Point | None:
+    """The best point with at most `cost` bytes; None if all points have more."""
+    return max((p for p in points if p.cost <= cost), key=lambda p: p.sqnr, default=None)
+
+
+def at_budgets(points: Sequence[Point], budgets: Iterable[float]) -> list[Point]:
+    """The best point within each budget of bytes, as if it had all of these bytes."""
+    found = ((best_within(points, budget), budget) for budget in budgets)
+    return [replace(point, cost=budget) for point, budget in found if point is not None]
 
 
 def beaten(theirs: Sequence[Point], ours: Sequence[Point]) -> list[tuple[Point, str]]:
     """The points of their front that lie above ours, each with the difference as text."""
     found = []
     for point in front(theirs):
-        best = rival(point, ours)
+        best = best_within(ours, point.cost)
         if best is None:
             if point.sqnr > 0.0:
                 found.append((point, "fewer bytes than any of ours"))
@@ -128,14 +136,12 @@ def compared(fronts: Mapping[str, Sequence[Point]], mine: str, most: float | Non
     return rows
 
 
-def as_good_after(ours: Sequence[Point], theirs: Sequence[Point], most: float) -> float:
-    """The seconds after which our front had their hypervolume and none of their points lay above it.
-
-    They are infinite if that was never the case.
-    """
+def as_good_after(ours: Sequence[Point], theirs: Sequence[Point], most: float, rivals: Sequence[Point]) -> float:
+    """The seconds after which our front had their hypervolume, up to `most` bytes, and none of `rivals`, which are
+    points of theirs, lay above it; infinite if that was never the case."""
     for seconds in sorted(p.seconds for p in ours):
         known = [p for p in ours if p.seconds <= seconds]
-        if hypervolume(known, most) >= hypervolume(theirs, most) and not beaten(theirs, known):
+        if hypervolume(known, most) >= hypervolume(theirs, most) and not beaten(rivals, known):
             return seconds
     return float("inf")
 

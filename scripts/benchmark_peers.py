@@ -4,8 +4,9 @@ Each peer is installed into an environment of its own, a folder below --environm
 It runs there in a process of its own, with the same threads and the same calibration images, and its own simulation or
 engine computes the outputs that are compared. hago runs in a process of its own, too. The processes run one after the
 other. Installing, importing and measuring on held-out images do not count as time. For each peer the table also says
-after how many seconds the front of hago had as much hypervolume as the peer's, and no point of the peer lay above it.
-Each of --searchers, with each of --efforts, is compared with all peers.
+after how many seconds the front of hago had as much hypervolume as the peer's, and the peer was not above it at
+budgets of 4, 5, 6, 7 and 8 bits a weight; and after how many seconds no point of the peer at all lay above it. Each of
+--searchers, with each of --efforts, is compared with all peers.
 
 Bytes of weights are counted alike: elements times their bits, and 4 bytes for every bias. hago runs on the hardware
 file --hardware; peers may choose 8 bits for activations and fewer for weights; layers may stay float on both sides.
@@ -27,10 +28,12 @@ from typing import Any
 import numpy as np
 import torch
 from _assets import Asset, load, outputs
-from _fronts import Point, Row, as_good_after, compared, front, listed, plot
+from _fronts import Point, Row, as_good_after, at_budgets, compared, front, listed, plot
 from _peer_processes import AIMET, MODELOPT, NNCF, Peer, run_peer, run_script
 from torch import Tensor, nn
 
+#: Bits of all weights whose bytes are the budgets at which fronts are compared.
+BUDGETS = (4.0, 5.0, 6.0, 7.0, 8.0)
 PEERS = (
     Peer("modelopt_gradient", "modelopt", MODELOPT, "_peer_modelopt.py", ("gradient",)),
     Peer("modelopt_kl", "modelopt", MODELOPT, "_peer_modelopt.py", ("kl_div",)),
@@ -125,12 +128,13 @@ class Contest:
         """Print and write the results."""
         options = self.options
         # volumes end at the bytes of 8 bits everywhere, where every front has its best point
-        widest = weight_bytes(self.asset.module, [8.0] * len(layers(self.asset.module)))
+        budgets = self.budgets()
+        widest = budgets[-1]
         head = (
             f"{options.net} on {options.hardware}, {options.images} images to search on, {self.asset.samples} held out"
         )
         print(f"\n{head}, {options.threads} threads; volumes up to {widest:.0f} B of weights")
-        tables = [self._beside(name, widest) for name in self.fronts if name.startswith("hago ")]
+        tables = [self._beside(name, budgets) for name in self.fronts if name.startswith("hago ")]
         for rows in tables:
             print(table(rows))
             for row in rows:
@@ -149,27 +153,38 @@ class Contest:
             (options.out / "peers.md").write_text("\n\n".join([f"{head}.", *map(table, tables)]) + "\n")
             print(plot(self.fronts, options.out / "peers.png", head))
 
-    def _beside(self, own: str, widest: float) -> list[Row]:
+    def budgets(self) -> list[float]:
+        """The bytes of the network with each of BUDGETS bits everywhere."""
+        count = len(layers(self.asset.module))
+        return [weight_bytes(self.asset.module, [bits] * count) for bits in BUDGETS]
+
+    def _beside(self, own: str, budgets: Sequence[float]) -> list[Row]:
         """The rows of a table: one search of hago, and every peer compared with it."""
+        widest = budgets[-1]
         others = [name for name in self.fronts if not name.startswith("hago ")]
         rows = compared({name: self.fronts[name] for name in (own, *others)}, own, widest)
         for row in rows:
             theirs = self.fronts[row["front"]]
             row["seconds"] = self.seconds[row["front"]]
-            row["as_good_after"] = as_good_after(self.fronts[own], theirs, widest)
+            row["as_good_after"] = as_good_after(self.fronts[own], theirs, widest, at_budgets(theirs, budgets))
+            row["none_above_after"] = as_good_after(self.fronts[own], theirs, widest, theirs)
             row["best_top1"] = max((p.top1 or 0.0) for p in theirs)
         return rows
 
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown."""
-    titles = "| front | points | seconds | ours as good after | hypervolume | above (SQNR) | (top-1) | best top-1 |"
+    titles = (
+        "| front | points | seconds | ours as good after | none above after | hypervolume | above (SQNR) | (top-1) | "
+        "best top-1 |"
+    )
     lines = [
-        f"| {r['front']} | {r['points']} | {r['seconds']:.1f} | {r['as_good_after']:.1f} | {r['hypervolume']:.3f} | "
-        f"{r['above']} | {r['top1_above']} | {r['best_top1']:.4f} |"
+        f"| {r['front']} | {r['points']} | {r['seconds']:.1f} | {r['as_good_after']:.1f} | "
+        f"{r['none_above_after']:.1f} | {r['hypervolume']:.3f} | {r['above']} | {r['top1_above']} | "
+        f"{r['best_top1']:.4f} |"
         for r in rows
     ]
-    return "\n".join([titles, "|" + "---|" * 8, *lines])
+    return "\n".join([titles, "|" + "---|" * 9, *lines])
 
 
 def layers(module: nn.Module) -> list[nn.Module]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from _fronts import Point, as_good_after, beaten, compared, front, hypervolume, listed
+from _fronts import Point, as_good_after, at_budgets, beaten, compared, front, hypervolume, listed
 
 
 def point(cost: float, noise: float, label: str = "", spread: float = 0.0, right: float = 0.5) -> Point:
@@ -27,9 +27,10 @@ def test_a_front_holds_what_nothing_beats() -> None:
 
 def test_the_hypervolume_is_what_squares_under_the_front_count() -> None:
     points = [point(2.0, 0.1), point(5.0, 0.01), point(7.0, 0.05), point(30.0, 0.001)]
-    cells = [(b, d) for b in range(10) for d in range(40)]
-    inside = sum(any(p.cost <= b and p.sqnr > d + 0.5 for p in points) for b, d in cells)
-    assert hypervolume(points, 10.0) == pytest.approx(inside)
+    widths = torch.linspace(0.0, math.log2(10.0), 2001, dtype=torch.float64)
+    middles = 2.0 ** ((widths[1:] + widths[:-1]) / 2)
+    inside = sum(any(p.cost <= b and p.sqnr > d + 0.5 for p in points) for b in middles.tolist() for d in range(40))
+    assert hypervolume(points, 10.0) == pytest.approx(inside * float(widths[1]), rel=1e-3)
     assert hypervolume(points, 2.0) == 0.0
     assert hypervolume([point(1, 10.0)], 5.0) == 0.0  # less than nothing in dB
 
@@ -53,7 +54,8 @@ def test_what_is_compared_and_listed() -> None:
     }
     rows = {r["front"]: r for r in compared(fronts, "mine", 30.0)}
     assert rows["same"]["hypervolume"] == rows["mine"]["hypervolume"] == 1.0
-    assert rows["other"]["hypervolume"] == pytest.approx(10 * 20 / (10 * 20 + 10 * 30))
+    other, both = 20 * math.log2(30 / 20), 20 * math.log2(20 / 10) + 30 * math.log2(30 / 20)
+    assert rows["other"]["hypervolume"] == pytest.approx(other / both)
     assert [r["above"] for r in rows.values()] == [0, 0, 0]
     assert [r["top1_above"] for r in rows.values()] == [0, 1, 0]
     for row in listed(fronts):
@@ -63,6 +65,19 @@ def test_what_is_compared_and_listed() -> None:
 
 def test_when_a_front_is_as_good_as_another() -> None:
     ours = [replace(point(20, 0.001), seconds=7.0), replace(point(10, 0.01), seconds=2.0)]
-    assert as_good_after(ours, [point(10, 0.1)], 40.0) == 2.0
-    assert as_good_after(ours, [point(20, 0.002)], 40.0) == 7.0
-    assert as_good_after(ours, [point(20, 0.0001)], 40.0) == math.inf
+
+    def after(*theirs: Point) -> float:
+        return as_good_after(ours, theirs, 40.0, theirs)
+
+    assert after(point(10, 0.1)) == 2.0
+    assert after(point(20, 0.002)) == 7.0
+    assert after(point(20, 0.0001)) == math.inf
+    # better between the budgets alone
+    theirs = [point(15, 0.005)]
+    assert after(*theirs) == math.inf
+    assert as_good_after(ours, theirs, 40.0, at_budgets(theirs, [10, 20, 40])) == 7.0
+
+
+def test_the_best_points_within_budgets() -> None:
+    points = [point(4, 0.1), point(8, 0.01), point(9, 0.05)]
+    assert [(p.cost, round(p.sqnr)) for p in at_budgets(points, [2, 4, 7, 10])] == [(4, 10), (7, 10), (10, 20)]
