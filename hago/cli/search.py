@@ -351,7 +351,7 @@ class ThisRun:
         if looked_at.whole is not looked_at:
             lines.append(f"  it looked at {looked_at.samples} of {counted(looked_at.whole.samples, 'sample')}")
         why = outcome.result.stopped_because
-        ends = {"finished": "the searcher has no further point", "callback": "a callback stopped it"}
+        ends = {"finished": "the searcher proposes no further point", "callback": "a callback stopped it"}
         ended = ends.get(why, f"the budget ({args.budget}) is spent")
         return [*lines, f"  it stopped since {ended}"]
 

@@ -302,8 +302,8 @@ def float_layers(prepared: Prepared, evaluator: Evaluator, multiple: int = 1) ->
     Args:
         multiple: how many times as many samples, and windows of layers, are seen as by default.
     """
-    _, inputs = _spread_inputs(evaluator, most_samples(prepared.graph, multiple))
-    return FloatLayers(prepared.graph, prepared.hardware.known_ops, inputs, multiple)
+    used, inputs = _spread_inputs(evaluator, most_samples(prepared.graph, multiple))
+    return FloatLayers(prepared.graph, prepared.hardware.known_ops, inputs, multiple, used)
 
 
 def correct_point(
@@ -333,9 +333,7 @@ def _round_and_move(
     attempts = _attempts(wanted) if together is None else _attempts([n for n in wanted if n in together])[:1]
     if not attempts:
         return point
-    samples = evaluator.batches.samples
-    used = spread_samples(samples, most_samples(point.prepared.graph, real.multiple))[: real.samples]
-    best, judging = point, other_samples(samples, used)
+    best, judging = point, other_samples(evaluator.batches.samples, real.numbers)
     passes, kept = list[CorrectionPass](), -1
     few_bits = point.has_few_bits
     for rounding, bias in attempts:
@@ -358,7 +356,8 @@ def _correct_affinely(point: MeasuredPoint, evaluator: Evaluator) -> MeasuredPoi
     on the others."""
     if "affine" not in point.prepared.correction_names:
         return point
-    judging, inputs = _spread_inputs(evaluator, most_samples(point.prepared.graph))
+    used, inputs = _spread_inputs(evaluator, most_samples(point.prepared.graph))
+    judging = other_samples(evaluator.batches.samples, used)
     made = affine_corrections(point, inputs)
     if not made:
         return point.with_passes(CorrectionPass(("affine",), why_not="nothing to change"))
@@ -380,7 +379,8 @@ def reconstruct_point(
     wanted = next((text for text in point.prepared.correction_names if text.startswith("reconstruction")), None)
     if wanted is None:
         return point
-    judging, inputs = _spread_inputs(evaluator, most_samples_of_blocks(point.plan))
+    used, inputs = _spread_inputs(evaluator, most_samples_of_blocks(point.plan))
+    judging = other_samples(evaluator.batches.samples, used)
     steps = _steps_of(wanted)
     found = reconstruct_blocks(point.plan, inputs, steps=steps, report=report, journal=journal)
     if not found:
@@ -393,11 +393,10 @@ def reconstruct_point(
 
 
 def _spread_inputs(evaluator: Evaluator, most: int) -> tuple[list[int], list[Tensor]]:
-    """The inputs that corrections are found on, of at most `most` samples, after the numbers of those that judge."""
+    """The numbers of the samples that corrections are found on, at most `most`, and their inputs."""
     # in a race, samples have another order than in `Prepared`
-    batches = evaluator.batches
-    used = spread_samples(batches.samples, most)
-    return other_samples(batches.samples, used), list(batches.at(used).inputs)
+    used = spread_samples(evaluator.batches.samples, most)
+    return used, list(evaluator.batches.at(used).inputs)
 
 
 def _moved(

@@ -301,7 +301,11 @@ def held_out_figures(
     """
     evaluator = Evaluator(reference or plan.graph, batches, objective, plan.ops, cache_bytes=0)
     contributions = evaluator.measure(plan).contributions
-    interval = jackknife_interval(contributions[objective.name], objective.finish)
+    own = contributions[objective.name]
+    if objective.counts_classes:
+        interval = wilson_interval(objective.finish(own.mean(0)) * len(own), len(own))
+    else:
+        interval = jackknife_interval(own, objective.finish)
     return {**evaluator.summary(contributions), f"{objective.name}_interval": list(interval)}
 
 

@@ -126,12 +126,24 @@ class FloatLayers:
     Args:
         graph, inputs: the model and the samples, of which a few are left out where they do not make equal parts.
         multiple: how many times WINDOWS_PER_WEIGHT are seen.
+        numbers: of the samples, in the data that they are of; by default from 0.
+
+    Attributes:
+        numbers: of those that are not left out.
     """
 
-    def __init__(self, graph: Graph, ops: Ops, inputs: Sequence[Tensor], multiple: int = 1) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        ops: Ops,
+        inputs: Sequence[Tensor],
+        multiple: int = 1,
+        numbers: Sequence[int] | None = None,
+    ) -> None:
         count = _part_count(len(inputs[0]), max(1, PART_BYTES // largest_value_bytes(graph)))
         size = len(inputs[0]) // count
         self.graph, self.samples = graph, size * count
+        self.numbers = (range(self.samples) if numbers is None else numbers)[: self.samples]
         #: Of all inputs, by part.
         self.parts = tuple(zip(*(torch.split(x[: self.samples], size) for x in inputs), strict=True))
         self._ops, self.multiple = ops, multiple

@@ -252,6 +252,14 @@ def test_held_out_data_confirm_with_an_interval(tmp_path: Path) -> None:
     assert low < held_out["sqnr"] < high
 
 
+@pytest.mark.filterwarnings("ignore:.* of the held-out data are in the calibration data")
+def test_intervals_of_shares_end_at_100_percent() -> None:
+    options = SearchOptions.of(objective="agreement", budget=1, held_out=DATA[:1], progress=False)
+    held_out = run_search(residual_block(), "x86_vnni", DATA, options).strategy.made_by["held_out"]
+    low, high = held_out["agreement_interval"]
+    assert held_out["agreement"] == high == 1.0 and low < 1.0
+
+
 def test_what_cannot_be_raced_is_refused() -> None:
     def run(**options) -> None:
         search_quantize_strategy(residual_block(), "x86_vnni", DATA, race=True, progress=False, budget=1, **options)
