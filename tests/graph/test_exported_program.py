@@ -70,6 +70,7 @@ class Everyday(nn.Module):
         self.conv, self.same, self.norm = nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3, padding="same"), nn.BatchNorm2d(8)
         self.line, self.plain = nn.Conv1d(8, 8, 1), nn.BatchNorm1d(8, affine=False)
         self.drop, self.flat, self.linear = nn.Dropout(), nn.Flatten(), nn.Linear(144, 5)
+        self.rows = nn.LayerNorm(8)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         x = self.drop(F.relu6(self.norm(self.conv(x))))
@@ -82,6 +83,7 @@ class Everyday(nn.Module):
             torch.sigmoid(lines).mean(2),
             F.adaptive_avg_pool2d(x, 1).flatten(1),
             torch.flatten(x, 0, 1),
+            self.rows(x.permute(0, 2, 3, 1)),
         )
 
 
@@ -89,7 +91,8 @@ def test_what_is_read_as_it_is_reads_as_it_does_traced_again(monkeypatch: pytest
     model, inputs = randomized(Everyday()), (images(2, 4, 16, 18), images(2, 8, 15, 19))
     program = torch.export.export(model, inputs, dynamic_shapes=[{0: Dim.AUTO}, {0: Dim.AUTO}])
     calls = {str(n.target) for n in program.graph.nodes if n.op == "call_function"}
-    assert calls == exported._AS_THEY_ARE | {"aten.batch_norm.default", "aten.flatten.using_ints"}
+    by_arguments = {"aten.batch_norm.default", "aten.flatten.using_ints"}
+    assert calls == exported._AS_THEY_ARE | exported._IF_ALL_IS_READ | by_arguments
     assert exported.reads_as_it_is(program, calls)
     read = from_torch(program)
     assert {"conv", "flat", "linear"} <= set(names(read))

@@ -2,9 +2,10 @@
 
 torch's own graph is not kept: it holds in-place ops, its node names change between versions, and its full decomposition
 turns `linear` into two calls. So `run_decompositions({})` makes it functional, unless it is made of calls that stay as
-they are; names come from module paths, and every call is read once, by the rule of its op. Calls that no rule reads
-become opaque nodes. Whole numbers and conditions that take part in real arithmetic are converted first, as torch
-promotes them, so that a rule computes on real values alone.
+they are, or that write where nobody reads afterwards (`hago.graph.frontend.writes`). Names come from module paths, and
+every call is read once, by the rule of its op. Calls that no rule reads become opaque nodes. Whole numbers and
+conditions that take part in real arithmetic are converted first, as torch promotes them, so that a rule computes on
+real values alone.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from hago.graph.execute import autocast_off
 from hago.graph.frontend.composites import Decompositions, any_short, decompositions
 from hago.graph.frontend.export_failure import first_line, quiet_on_failure, why_not_exported
 from hago.graph.frontend.input_diagnosis import check_runs
+from hago.graph.frontend.writes import is_idle_dropout, without_writing
 from hago.graph.graph import CONST, INPUT, Graph, Node
 from hago.graph.nesting import write_tree
 from hago.graph.passes import PassOptions, apply_before_folding, apply_from_folding, import_versions
@@ -50,6 +52,9 @@ _AS_THEY_ARE: Final = frozenset(
         "slice.Tensor", "dropout.default",
     )
 )  # fmt: skip
+#: Such as were traced again in earlier versions, as were those that write. Tracing again leaves out what nobody reads,
+#: and gives its names to others, so they are read as they are where all is read.
+_IF_ALL_IS_READ: Final = frozenset({"aten.layer_norm.default", "aten.permute.default"})
 
 
 def reads_as_it_is(program: ExportedProgram, known: Collection[str]) -> bool:
@@ -59,16 +64,22 @@ def reads_as_it_is(program: ExportedProgram, known: Collection[str]) -> bool:
         known: the calls that can be read.
     """
     calls = [n for n in program.graph.nodes if n.op not in ("placeholder", "output")]
-    return all(str(n.target) in known and _reads_as_it_is(n) for n in calls)
+    names = [without_writing(call, str(call.target)) for call in calls]
+    pairs = list(zip(calls, names, strict=True))
+    if not all(name in known and _reads_as_it_is(call, name) for call, name in pairs):
+        return False
+    if all(name == str(call.target) and name not in _IF_ALL_IS_READ for call, name in pairs):
+        return True
+    return all(call.users or is_check(call) for call in calls)
 
 
-def _reads_as_it_is(fx: FxNode) -> bool:
-    if str(fx.target) == "aten.batch_norm.default":
+def _reads_as_it_is(fx: FxNode, name: str) -> bool:
+    if name == "aten.batch_norm.default":
         return not dict(named_arguments(fx))["training"]
-    if str(fx.target) == "aten.flatten.using_ints":
+    if name == "aten.flatten.using_ints":
         value, whole = fx.meta["val"], dict(named_arguments(fx))["self"].meta["val"]
         return value.ndim < whole.ndim and len(open_axes_of(value)) <= 1
-    return str(fx.target) in _AS_THEY_ARE
+    return name in _AS_THEY_ARE or name in _IF_ALL_IS_READ
 
 
 def is_check(fx: FxNode) -> bool:
@@ -321,6 +332,7 @@ class Importer:
         target = opaque.target_name(fx.target) if not is_check(fx) else ""
         if not target:
             return None
+        target = without_writing(fx, target)
         if target in _IDENTITIES:
             return self._value(fx.args[0])
         whole: Any = fx.args[0] if fx.args else None
@@ -454,7 +466,7 @@ class Importer:
     def _count_paths(self) -> dict[str, int]:
         counts: dict[str, int] = {}
         for fx in self.program.graph.nodes:
-            if fx.op == "call_function" and not is_check(fx) and not is_reading(fx):
+            if fx.op == "call_function" and not (is_check(fx) or is_reading(fx) or is_idle_dropout(fx)):
                 counts[module_path(fx)] = counts.get(module_path(fx), 0) + 1
         return counts
 
