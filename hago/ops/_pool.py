@@ -185,6 +185,7 @@ def _average_forms(
         "qlinear": qlinear_average(form, count, is_global),
         "tflite": tflite_average(sums, uncounted),
         "tpu_mlir": tpu_mlir_average(window, unsupported),
+        "tpu_mlir_asymmetric": tpu_mlir_average(window, unsupported, asymmetric=True),
     }
 
 

@@ -91,7 +91,7 @@ def run(op: str, hardware: Hardware, ranges: list[tuple[float, float]]) -> tuple
 
 
 def uniform(q: QParams) -> UniformType:
-    return UniformType(float(q.scale), int(q.zero_point), INT8)
+    return UniformType(float(q.scale), int(q.zero_point), q.dtype)
 
 
 pairs = st.tuples(ends, ends).map(lambda p: (-p[0], p[1]))
@@ -301,15 +301,18 @@ def test_tpu_mlir_convolution(asymmetric: bool, seed: int) -> None:
     assert out.equal(expected)
 
 
+@pytest.mark.parametrize("rectified", [False, True])
 @pytest.mark.parametrize("asymmetric", [False, True])
-def test_tpu_mlir_average_pool(asymmetric: bool) -> None:
+def test_tpu_mlir_average_pool(asymmetric: bool, rectified: bool) -> None:
+    """A zero point of 0, which values that are never negative have, makes no asymmetric pool a symmetric one."""
     hardware = TPU_ASYM if asymmetric else TPU
     window = {"kernel_size": [2, 3], "stride": [1, 2], "padding": [1, 0], "ceil_mode": False}
-    ranges = {"node:0": (-4.0, 5.0), "node:out": (-3.0, 3.0)}
-    node, q, out = one(
-        "avg_pool2d", hardware, reals(2, 3, 5, 7), ranges, **window, count_include_pad=True, divisor_override=None
-    )
+    low = 0.0 if rectified else -4.0
+    ranges = {"node:0": (low, 5.0), "node:out": (low, 3.0)}
+    x = reals(2, 3, 5, 7).abs() if rectified else reals(2, 3, 5, 7)
+    node, q, out = one("avg_pool2d", hardware, x, ranges, **window, count_include_pad=True, divisor_override=None)
     types = [uniform(t) for t in (node.operands[0], node.out) if t]
+    assert not rectified or not any(t.zero_point for t in types)
     engine = avg_pool_asymmetric if asymmetric else avg_pool
     assert out.equal(engine(q, [2, 3], *types, strides=[1, 2], pads=[1, 0, 1, 0]))
 

@@ -144,12 +144,16 @@ def tpu_mlir_prelu() -> IntegerForm:
 
 
 # ---------------------------------------------------------------- averages
-def tpu_mlir_average(window: Callable[[Attrs], Attrs], unsupported: Callable[..., str | None]) -> IntegerForm:
+def tpu_mlir_average(
+    window: Callable[[Attrs], Attrs], unsupported: Callable[..., str | None], asymmetric: bool = False
+) -> IntegerForm:
     """Symmetric: `half_up(sum * m / 2**r)`; with a zero point: `half_away(float32(sum * scale + offset))`.
 
     Args:
         window: the attributes of a pooling from those of the op.
         unsupported: as in IntegerForm.
+        asymmetric: whether all is computed as with a zero point, as in a model that is quantized asymmetrically, where
+            what is never negative has the zero point 0.
 
     References:
         TPU-MLIR tpu.Pool1D and tpu.Pool2D in the interpreter; `hago.emulation.tpu_mlir.operators`.
@@ -160,7 +164,7 @@ def tpu_mlir_average(window: Callable[[Attrs], Attrs], unsupported: Callable[...
 
     def compute(attrs: Attrs, x: Tensor) -> Tensor:
         source, target = _uniform(attrs["source"]), _uniform(attrs["out"])
-        pool = avg_pool_asymmetric if source.zero_point or target.zero_point else avg_pool
+        pool = avg_pool_asymmetric if asymmetric or source.zero_point or target.zero_point else avg_pool
         pads = [p for _ in range(2) for p in attrs["padding"]]
         counted = attrs.get("count_include_pad", True)
         q: Tensor = pool(
