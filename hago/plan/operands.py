@@ -159,9 +159,9 @@ class Operands:
             return self.passes(slot, desc)
         if desc.in_dtype(slot).signed:
             return True
-        if source is not None:
-            return not bool((source.qmin < source.zero_point).any())
-        return self.bits[slot] is None or not self._is_signed(slot, desc.in_dtype(slot))
+        if self.bits[slot] is not None:  # the edge requantizes what its producer gives
+            return not self._is_signed(slot, desc.in_dtype(slot))
+        return source is None or not bool((source.qmin < source.zero_point).any())
 
     def targets(self, desc: OpDesc) -> list[QParams | None]:
         """The qparams in which the node reads each operand; None for `plain` operands, which are not quantized."""

@@ -8,13 +8,17 @@ import pytest
 import torch
 from building import Builder, residual_block, seeded
 from chips import Chip
+from networks import images, randomized
 from plans import Fixed, fixed_resolver, resolver_of
+from torch import nn
 
+import hago
 from hago.arithmetic.types import INT16, INT32, Edge
 from hago.errors import HagoError, InfeasibleBits
 from hago.graph.graph import Graph
-from hago.hardware.file import load_hardware
+from hago.hardware.file import hardware_from_document, load_hardware
 from hago.hardware.hardware import Accumulator, Granularity, Hardware, OpDesc
+from hago.ops import OPS
 from hago.plan.resolve import Resolver
 
 
@@ -263,3 +267,29 @@ def test_the_printed_form(name: str, golden: Callable[[str, str], None]) -> None
     ranges = {k: r for k, r in ranges.items() if not k.endswith(":1") or k == "add:1"}
     resolver = fixed_resolver(residual_block(), load_hardware(name), ranges)
     golden(f"residual_block.{name}.plan.txt", str(resolver(resolver.space.widest())))
+
+
+# ---------------------------------------------------------------- signs
+def test_the_unsigned_signature_that_is_listed_first_is_taken_behind_an_integer_layer() -> None:
+    """The edge requantizes what a signed register holds, which is never negative behind a ReLU."""
+    document = {
+        "version": 1,
+        "name": "signs",
+        "activation": {"scheme": "symmetric", "granularity": "per_tensor"},
+        "weight": {"scheme": "symmetric", "granularity": "per_channel"},
+        "requantize": {"form": "float32"},
+        "rounding": "half_even",
+        "other_ops": "reject",
+        "signatures": {
+            "unsigned": {"in": ["uint8", "int8", "int32"], "out": "int32"},
+            "signed": {"in": ["int8", "int8", "int32"], "out": "int32"},
+            "i32": {"in": ["int32"], "out": "int32"},
+        },
+        "ops": {"conv2d": ["unsigned", "signed"], "relu": ["i32"]},
+    }
+    hardware = hardware_from_document(document, "", OPS)
+    layers = [nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1)]
+    network = randomized(nn.Sequential(*layers))
+    plan = hago.quantize(network, hardware, [images(16, 2, 6, 6)], corrections="none").plan
+    names = {name: node.desc.name for name, node in plan.nodes.items() if len(node.operands) > 1}
+    assert names == {"0": "signed", "2": "unsigned", "3": "signed"}
