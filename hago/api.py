@@ -56,6 +56,7 @@ from hago.search import (
     run_search,
     sensitivity_of,
     sqnr_evaluator,
+    warn_of_narrow_biases,
 )
 from hago.search.objective import ObjectiveLike, named_objective
 from hago.study import Score, Searcher, interruptible_job, is_log
@@ -262,7 +263,9 @@ def quantize(
     prepared = prepare(model, hardware, dataset, options)
     evaluator = sqnr_evaluator(prepared)
     corrected = correct(prepared, chosen.corrections_of(corrections), evaluator=evaluator)
-    return quantize_in_one_shot(corrected, evaluator, chosen)
+    quantizer = quantize_in_one_shot(corrected, evaluator, chosen)
+    warn_of_narrow_biases(quantizer.plan)
+    return quantizer
 
 
 def create_quantizer(

@@ -70,6 +70,7 @@ from hago.search import (
     resolved_text,
     run_search,
     sqnr_evaluator,
+    warn_of_narrow_biases,
 )
 from hago.search.objective import Objective, named_objective
 from hago.serialization.json_text import check_distinct
@@ -551,6 +552,7 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         prepared = correct(prepared, names, evaluator=evaluator)
         steps("choosing the widest bits that do not overflow")
         made = quantize_and_measure(prepared, evaluator, effort, steps)
+        warn_of_narrow_biases(made.quantizer.plan)
         strategy = made.quantizer.strategy
         with folders_of(saved):
             strategy.save(saved)

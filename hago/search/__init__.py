@@ -31,6 +31,7 @@ from hago.search.intervals import (
     wilson_interval,
 )
 from hago.search.measured_point import MeasuredPoint, sqnr_evaluator
+from hago.search.narrow_biases import warn_of_narrow_biases
 from hago.search.one_shot import OneShot, quantize_and_measure, quantize_in_one_shot
 from hago.search.pareto_front import ParetoFront, load_front
 from hago.search.preparation import (
@@ -138,6 +139,7 @@ __all__ = [
     "sqnr_evaluator",
     "stored_resolver",
     "thresholds_sha256",
+    "warn_of_narrow_biases",
     "wilson_interval",
     "with_search_topology",
 ]

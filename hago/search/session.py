@@ -46,6 +46,7 @@ from hago.search.effort import Effort, effort_with_costs, logged_effort, named_e
 from hago.search.evaluate import Evaluator, held_out_figures
 from hago.search.expected_gains import corrects_within_limits, start_within_limits
 from hago.search.goal import Goal, GoalOptions, make_goal
+from hago.search.narrow_biases import warn_of_narrow_biases
 from hago.search.output_thresholds import chooses_thresholds
 from hago.search.pareto_front import FrontWriter, ParetoFront, front_point
 from hago.search.preparation import (
@@ -536,6 +537,7 @@ class Search:
             if best.score.shortfall:
                 raise InfeasibleBits(explain_missed_limits(self.scorer.goal.asked, trials, best.trial, best.score))
             self.warn_of_overflows_elsewhere(best, steps)
+            warn_of_narrow_biases(best.prepared.resolver(best.trial.bits))
             strategy = self.measure_held_out(self.strategy_of_corrected(best), steps)
             self.correct_front(corrected, writer, trials, best)
         return SearchOutcome(
