@@ -1406,6 +1406,14 @@ ELSEWHERE: Final = {
         "cli/test_answers.py",
         "test_bits_of_nodes_that_stay_float_are_refused",
     ),
+    "at most {}: set max_bits, or list a float signature": (
+        "hardware/test_hardware_validation.py",
+        "test_tables_have_entries_for_at_most_16_bits",
+    ),
+    "have lost most of their bits to their biases": (
+        "search/test_narrow_biases.py",
+        "test_biases_that_fit_are_not",
+    ),
     "overflow on samples that this search did not look at": (
         "search/test_effort.py",
         "test_overflows_on_samples_that_were_not_looked_at_are_a_warning",

@@ -31,6 +31,8 @@ DEFAULT_MIN_BITS: Final = 4
 DEFAULT_MAX_BITS: Final = 64
 #: The most bits that an operand has, whatever its dtype: more are not exact in float64, in which they are simulated.
 MOST_BITS: Final = 53
+#: The most bits of what is looked up in a table, which has an entry for every integer.
+MOST_TABLE_BITS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, repr=False)

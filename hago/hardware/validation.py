@@ -25,7 +25,7 @@ from hago.arithmetic.schemes import SCHEMES, SMALLEST_SCALE, TWO_SIDED
 from hago.arithmetic.types import DTYPES, DType
 from hago.errors import did_you_mean
 from hago.hardware.common_ops import foreign_op
-from hago.hardware.hardware import DEFAULT_MAX_BITS, DEFAULT_MIN_BITS, GROUP_OVERFLOWS, MOST_BITS
+from hago.hardware.hardware import DEFAULT_MAX_BITS, DEFAULT_MIN_BITS, GROUP_OVERFLOWS, MOST_BITS, MOST_TABLE_BITS
 from hago.ops import COMMON_SUM_BITS, IntegerForm, OpRule, Ops, Weight, aliases
 
 if TYPE_CHECKING:
@@ -482,6 +482,11 @@ def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how
     at_output = signature.get("requantize_at") == "output"
     if form.table and not at_output:
         yield Finding(path, f"{op} is looked up in a table; expected a signature with requantize_at: output")
+    dtype = DTYPES.get(signature["in"][0])
+    bits = 0 if dtype is None else min(dtype.bits, signature.get("max_bits", DEFAULT_MAX_BITS))
+    if form.table and at_output and bits > MOST_TABLE_BITS:
+        text = f"{op} is looked up in a table with an entry for every input; got inputs of {bits} bits, expected"
+        yield Finding(path, f"{text} at most {MOST_TABLE_BITS}: set max_bits, or list a float signature")
     if form.requantizes_output and not at_output:
         text = f"the form {signature['form']} of {op} goes to the output's scale; expected requantize_at: output"
         yield Finding(path, text)

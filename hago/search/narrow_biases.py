@@ -17,8 +17,8 @@ def warn_of_narrow_biases(plan: Plan) -> None:
         slots = {str(plan.nodes[name].desc.bias_dtype(2)) for name in coarse}
         warn(
             f"the weights of {names_text(coarse)} have lost most of their bits to their biases, which must fit "
-            f"{' and '.join(sorted(slots))} in units of the products' scale: give the data and weights of each fewer bits "
-            f"(fix_bits={{'{coarse[0]}:*': 4}}), or list a wider bias in the hardware file"
+            f"{' and '.join(sorted(slots))} in units of the products' scale: give the data and weights of each fewer "
+            f"bits (fix_bits={{'{coarse[0]}:*': 4}}), or list a wider bias in the hardware file"
         )
 
 

@@ -237,6 +237,16 @@ def test_a_table_op_requantizes_at_the_output() -> None:
     assert found.startswith("$.ops.sigmoid[1]: sigmoid is looked up in a table")
 
 
+def test_tables_have_entries_for_at_most_16_bits() -> None:
+    document = small()
+    document["signatures"]["look_up"] = {"in": ["int32"], "out": "int32", "requantize_at": "output"}
+    document["ops"]["sigmoid"] = ["look_up"]
+    (found,) = mistakes(document)
+    assert "got inputs of 32 bits, expected at most 16: set max_bits" in found
+    document["signatures"]["look_up"]["max_bits"] = 16
+    assert mistakes(document) == []
+
+
 def test_an_op_requantizes_in_one_place() -> None:
     document = small()
     document["signatures"]["narrow"] = {
