@@ -1,6 +1,6 @@
 """From bits to integers: topology, search space, scales, accumulator bounds, the Plan, and the stored Strategy."""
 
-from hago.plan import dorefa_weights, feasibility, topology
+from hago.plan import accumulators, dorefa_weights, feasibility, topology
 from hago.plan.clamp_fusion import fuse_clamps, redundant_clamps
 from hago.plan.document import plan_from_document, plan_to_document, user_rules
 from hago.plan.operands import Operands, ThresholdSource
@@ -34,6 +34,7 @@ __all__ = [
     "Topology",
     "Verdict",
     "WeightSizes",
+    "accumulators",
     "analyze",
     "bits_of",
     "build_space",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.fake_quantize import Ends, Slope, fake_quantize_edge, trained_to_real
-from hago.arithmetic.numerics import Lost, apply_simq
+from hago.arithmetic.numerics import apply_overflow, apply_simq
 from hago.arithmetic.schemes import TWO_SIDED, Grid, make_qparams
 from hago.arithmetic.straight_through import straight_through
 from hago.arithmetic.types import DType, Edge, QParams, SimQ
@@ -27,6 +27,7 @@ from hago.graph import Graph, Node, compute_real
 from hago.hardware import Hardware, OpDesc
 from hago.ops import IntegerForm, Ops, Site, Weight, is_narrow
 from hago.plan import NodePlan, Operands, Plan, ThresholdSource, Topology
+from hago.plan.accumulators import Bounds, additions_of, pairs_of
 from hago.plan.topology import weight_edge
 from hago.qat.batch_norm import FoldedConstants, FoldedNorm, LayerFunction
 from hago.qat.ranges import TrainableRange
@@ -337,9 +338,77 @@ class LivePass:
             c = self._rescaled(node, attrs, operands)
         if self.gradients is not None and form.starts_region:
             c = self.gradients(c)
-        if not plan.proved:
-            c = straight_through(c, plan.apply_register(c.detach(), _lost_sums(plan, targets, operands)).to(c.dtype))
+        c = self._with_overflow(node, plan, targets, attrs, operands, c)
         return self._requantize_output(node, plan, register, c)
+
+    def _with_overflow(
+        self,
+        node: Node,
+        plan: NodePlan,
+        targets: Sequence[QParams | None],
+        attrs: Mapping[str, Any],
+        operands: Sequence[Any],
+        c: Tensor,
+    ) -> Tensor:
+        """The sums as the register holds them, with the gradient of the exact ones."""
+        exact = c.detach()
+        held = self._held(node, plan, targets, attrs, operands, exact)
+        return c if held is exact else straight_through(c, held.to(c.dtype))
+
+    def _held(
+        self,
+        node: Node,
+        plan: NodePlan,
+        targets: Sequence[QParams | None],
+        attrs: Mapping[str, Any],
+        operands: Sequence[Any],
+        c: Tensor,
+    ) -> Tensor:
+        """What the register holds of exact sums: those that the present weights, at the present qparams, can overflow.
+
+        The verdict of the Plan is that of the weights that training started from.
+
+        Args:
+            attrs: attributes in integer units.
+            c: the exact sums, without gradient.
+
+        Returns:
+            `c` itself where it cannot overflow.
+        """
+        if plan.keeps_input_dtype or plan.table is not None:
+            return c
+        form, register = self._form(node), plan.desc.register
+        live = [x.detach() if isinstance(x, Tensor) else x for x in operands]
+        largest = self._largest_sum(node, targets, attrs, live)
+        fits = register.dtype.signed and largest <= register.dtype.max
+        targets = targets[: len(live)]
+        pairs = pairs_of(form, node.attrs, targets, None, (), register.overflow)
+        if pairs is not None and node.inputs[1] in self.graph.consts:
+            pairs = pairs_of(form, node.attrs, targets, live[1], self._shapes(node), register.overflow)
+        partial = pairs or (None if fits else additions_of(self.ops[node.op], attrs, register, largest))
+        if partial is not None:
+            c = c.to(torch.float64) + partial.lost(live).amount
+        elif fits:
+            return c
+        return apply_overflow(c, register.dtype, register.overflow)
+
+    def _largest_sum(
+        self, node: Node, targets: Sequence[QParams | None], attrs: Mapping[str, Any], live: Sequence[Any]
+    ) -> float:
+        """A bound of the sums of a node that holds for any weights of its bits, with the present bias."""
+        form = self._form(node)
+        biases = [slot for slot in range(len(live)) if form.slot(slot) == "bias"]
+        limits = tuple(0 if t is None or s in biases else _largest(t) for s, t in enumerate(targets[: len(live)]))
+
+        def bound() -> float:
+            return Bounds(form, attrs, targets, {}, limits, self._shapes(node)[: len(live)]).centered
+
+        # attributes in integer units depend on scales
+        products = self._cached(f"{node.name}:bound", limits, bound) if attrs is node.attrs else bound()
+        return products + sum(float(live[slot].abs().max()) for slot in biases)
+
+    def _shapes(self, node: Node) -> list[tuple[int, ...]]:
+        return [self.graph[name].shape or () for name in node.inputs]
 
     def _rescaled(self, node: Node, attrs: Mapping[str, Any], operands: Sequence[Tensor]) -> Tensor:
         """The op on integers of the common scale, to which narrow operands are requantized."""
@@ -373,7 +442,7 @@ class LivePass:
             return nearest
         register, attrs = self._register(node, plan, targets, out)
         with torch.no_grad():
-            c = plan.apply_register(self.ops[node.op].compute_int(attrs, *operands))
+            c = self._held(node, plan, targets, attrs, operands, self.ops[node.op].compute_int(attrs, *operands))
             exact = apply_simq(c, SimQ(register, out), self.hardware.requantize)
         return straight_through(nearest, exact.to(nearest.dtype))
 
@@ -469,14 +538,9 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
 
 
-def _lost_sums(plan: NodePlan, targets: Sequence[QParams | None], operands: Sequence[Any]) -> Lost | None:
-    """The change of accumulators by saturated pairs of products or clamped partial sums, at the present qparams."""
-    if plan.additions is not None:
-        return plan.additions.lost([c.detach() for c in operands])
-    x, w = (*targets, None)[:2]
-    if plan.pairs is None or x is None or w is None:
-        return None
-    return replace(plan.pairs, x=x, w=w).lost([c.detach() for c in operands[:2]])
+def _largest(target: QParams) -> int:
+    """The largest integer of an operand, stored or centered, whatever its zero point."""
+    return max(target.qmax - target.qmin, abs(target.qmin), abs(target.qmax))
 
 
 # ---------------------------------------------------------------- with live batch norms
@@ -531,6 +595,7 @@ class NormedPass(LivePass):
         c = self.ops[node.op].compute_int(attrs, *operands[:2])
         if self.gradients is not None:
             c = self.gradients(c)
+        c = self._with_overflow(node, plan, targets, attrs, operands[:2], c)
         shape = [1, -1, *[1] * (c.ndim - 2)]
         # in units of the accumulator's scale, but not rounded to integers
         shift = (folded.shift.reshape(shape) / register.scale).to(c.dtype)

@@ -275,3 +275,36 @@ def test_an_observer_that_sees_infinity_says_so() -> None:
         trained(data_of()[0])
     with pytest.raises(HagoError, match="NaN or infinite"):
         trained.eval()(data_of()[0])
+
+
+@pytest.mark.parametrize("scheme", ["hago", "lsq"])
+@pytest.mark.parametrize(
+    ("chip", "weights"),
+    [
+        ("x86_avx2", [1, 1, -1, 0]),
+        ("int16_accumulator", [1, 1, 1, 1]),
+        ("int16_saturates_each", [-1, -1, -1, 1, 1, 1]),
+    ],
+)
+def test_overflow_that_only_trained_weights_cause_is_in_the_training_pass(
+    chip: str, weights: list[int], scheme: str
+) -> None:
+    """Proved absent for the weights of the start, and not for those that training came to."""
+    net = nn.Sequential(nn.Conv2d(8, 2, 1, bias=False), nn.ReLU(), nn.Conv2d(2, 2, 1)).eval()
+    with torch.no_grad():
+        net[0].weight.fill_(0.001)
+        net[0].weight[:, 0] = 1.0
+    x = torch.rand(16, 8, 4, 4, generator=torch.Generator().manual_seed(0))
+    x[0] = 1.0
+    trained = prepare_qat(net, EVERY[chip], dataset=[x], scheme=scheme, fix_bits={"0:1": 8}).train()
+    trained.observe(False)
+    start = trained.training_plan.plan.nodes["0"]
+    assert start.proved
+    with torch.no_grad():
+        trained.weights.get_parameter("0/weight")[0, : len(weights), 0, 0] = torch.tensor(weights).float()
+    output = trained(x).detach()
+    quantizer = from_qat(trained)
+    assert not quantizer.plan.nodes["0"].proved
+    assert torch.equal(output, trained.eval()(x)) and torch.equal(output, quantizer.realize()(x))
+    trained.train()(x).sum().backward()
+    assert bool(trained.weights.get_parameter("0/weight").grad.any())
