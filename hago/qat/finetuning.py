@@ -32,7 +32,7 @@ from hago.plan import Plan, Strategy
 from hago.qat.losses import Loss, named_loss
 from hago.qat.prepare import constants_of, from_qat, make_trainable
 from hago.qat.run import Samples, TrainingRun, TrainingSchedule, TrainingStep
-from hago.qat.scheme import TrainingScheme, training_scheme
+from hago.qat.scheme import TrainingScheme, scheme_settings, training_scheme
 from hago.qat.state_dict import save_state, trained_state
 from hago.runtime import compare_plan_exactly
 from hago.search import (
@@ -317,7 +317,7 @@ def _settings(
         "data_hash": batches.sha256,
         "samples": batches.samples,
         "objective": objective_name,
-        "scheme": training_scheme(options.scheme).name,
+        "scheme": scheme_settings(training_scheme(options.scheme)),
         "seed": options.seed,
         "steps": schedule.steps,
         "seconds_allowed": None if schedule.seconds == math.inf else schedule.seconds,

@@ -8,8 +8,8 @@ on the grid of another system, describe a hardware with that grid.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -146,3 +146,17 @@ def training_scheme(spec: str | TrainingScheme) -> TrainingScheme:
             + did_you_mean(str(spec), TRAINING_SCHEMES)
         )
     return TRAINING_SCHEMES[spec]
+
+
+def scheme_settings(scheme: TrainingScheme) -> str | dict[str, Any]:
+    """The name of a scheme, and what differs from the scheme of that name in TRAINING_SCHEMES, as JSON values.
+
+    Returns:
+        The name alone where nothing differs; fields of a scheme of another name are compared with their defaults.
+    """
+    named = asdict(TRAINING_SCHEMES.get(scheme.name, TrainingScheme(scheme.name)))
+    changed = {key: value for key, value in asdict(scheme).items() if value != named[key]}
+    for part in ("activation", "weight"):
+        if part in changed and (average := changed[part]["average"]) is not None:
+            changed[part]["average"] = getattr(average, "__qualname__", "custom")
+    return {"name": scheme.name, **changed} if changed else scheme.name

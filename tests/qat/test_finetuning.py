@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from torch import Tensor
 
 import hago
 from hago.data import StatusLine
+from hago.emulation.dorefa import DoReFa
 from hago.errors import HagoError, StrategyMismatch
 from hago.graph.execute import run_real
 from hago.graph.graph import Graph
 from hago.plan.strategy import Strategy
 from hago.qat.finetuning import Finetuned
+from hago.qat.scheme import TRAINING_SCHEMES, Ranges, last_range, scheme_settings
 from hago.runtime.exactness import compare_plan_exactly
 from hago.serialization.tensor_file import from_bytes
 
@@ -183,6 +186,28 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path: Path) -> None:
     with pytest.raises(StrategyMismatch, match="is of a run with seed 0, this one has 1"):
         tuned(checkpoint=path, objective=goes_on, seed=1)
     assert same(tuned(checkpoint=path, objective=goes_on, seed=1, resume=False), tuned(objective=goes_on, seed=1))
+
+
+def test_a_checkpoint_of_a_scheme_with_other_options_is_refused(tmp_path: Path) -> None:
+    path, log = tmp_path / "c.safetensors", tmp_path / "log.jsonl"
+    few = replace(TRAINING_SCHEMES["dorefa_relative"], dorefa=DoReFa("zzzxxxttt", relative=True, gradient_bits=6))
+    first = tuned(checkpoint=path, scheme=few, log=log)
+    assert same(tuned(checkpoint=path, scheme=few), first)
+    with pytest.raises(StrategyMismatch, match=r"a run with scheme \{'name': .*, this one has 'dorefa_relative';"):
+        tuned(checkpoint=path, scheme="dorefa_relative")
+    recorded = json.loads(log.read_text().splitlines()[0])["scheme"]
+    assert recorded["name"] == "dorefa_relative" and recorded.keys() == {"name", "dorefa"}
+    assert recorded["dorefa"]["gradient_bits"] == 6
+
+
+def test_what_settings_record_of_a_scheme() -> None:
+    """The name alone for those that have one, as in older checkpoints."""
+    assert {name: scheme_settings(scheme) for name, scheme in TRAINING_SCHEMES.items()} == {
+        n: n for n in TRAINING_SCHEMES
+    }
+    other = replace(TRAINING_SCHEMES["pytorch"], activation=Ranges(average=last_range))
+    averages = {"learned": False, "average": "last_range"}
+    assert scheme_settings(other) == {"name": "pytorch", "activation": averages}
 
 
 @pytest.mark.parametrize(
