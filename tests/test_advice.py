@@ -1298,6 +1298,10 @@ IMPLAUSIBLE: Final = ("data/test_wrong_data.py", "test_implausible_values_are_wa
 BY_VALUES: Final = ("data/test_wrong_data.py", "test_control_flow_by_values_names_the_line")
 #: Advice that other tests take, and which.
 ELSEWHERE: Final = {
+    "has no weight and bias to hold its trained multiplier": (
+        "qat/test_state_dict.py",
+        "test_a_batch_norm_that_cannot_hold_what_was_trained_is_named",
+    ),
     "computes several of its nodes together in another way": (
         "export/test_onnx_fusions.py",
         "test_a_file_that_differs_as_a_whole_fails",

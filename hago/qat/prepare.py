@@ -252,11 +252,16 @@ def _with_integers_of(plan: Plan, names: Collection[str]) -> Graph:
 
 
 def constants_of(model: ModelLike) -> frozenset[str]:
-    """The names of the constants that a model does not train: buffers, and parameters that take no gradient."""
+    """The names of the constants that a model does not train: buffers, parameters that take no gradient, and those of
+    affine nodes in place of batch norms that have no parameters (affine=False)."""
     if not isinstance(model, nn.Module):
         return frozenset()
     frozen = (name for name, p in model.named_parameters() if not p.requires_grad)
-    return frozenset((*(name for name, _ in model.named_buffers()), *frozen))
+    fixed = (
+        name for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and not m.affine
+    )
+    affine = (f"{name}.{role}" for name in fixed for role in ("multiplier", "offset"))
+    return frozenset((*(name for name, _ in model.named_buffers()), *frozen, *affine))
 
 
 def from_qat(trained: nn.Module) -> Quantizer:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hago.errors import HagoError
 from hago.graph import Attention, Graph, Node, example_inputs, from_torch
+from hago.graph.passes.fold_batch_norms import multiplier_and_offset
 from hago.ops import OPS, Ops
 from hago.serialization.json_text import replace_file
 from hago.serialization.tensor_file import to_bytes
@@ -52,21 +53,41 @@ def trained_state(model: nn.Module, trained: Graph, ops: Ops = OPS) -> dict[str,
 
 
 def _neutralize(unfolded: Graph, trained: Graph, norm: Node, state: dict[str, Tensor]) -> None:
-    """Set the state of a folded batch norm so that it does nothing, or only adds the bias that its layer lacks."""
+    """Set the state of a folded batch norm so that it does nothing, or only adds the bias that its layer lacks.
+
+    One without weight and bias (affine=False) adds it as a mean of the opposite sign.
+    """
     values = dict(zip(("gamma", "beta", "mean", "variance"), norm.inputs[1:], strict=True))
-    missing = [name for name in values.values() if name not in state]
+    missing = [values[part] for part in ("mean", "variance") if values[part] not in state]
     if missing:
         raise HagoError(f"batch norm {norm.name!r} has no {missing[0]!r} in its state dict to write to")
-    shape = state[values["gamma"]].shape
-    gamma, beta = torch.ones(shape), torch.zeros(shape)
+    shape = state[values["mean"]].shape
+    gamma, beta, mean = torch.ones(shape), torch.zeros(shape), torch.zeros(shape)
     layer, affine = trained.by_name.get(norm.inputs[0]), trained.by_name.get(norm.name)
+    has_affine = values["gamma"] in state and values["beta"] in state
     if affine is not None:  # the batch norm became an affine node instead of being folded
         gamma, beta = (trained.consts[name].clone() for name in affine.inputs[1:])
+        if not has_affine:
+            _check_unchanged(unfolded, norm, (gamma, beta))
+            return
     elif layer is not None and len(layer.inputs) > 2 and layer.inputs[2] not in state:
         beta = trained.consts[layer.inputs[2]].clone()
-    state[values["gamma"]], state[values["beta"]] = gamma, beta
-    state[values["mean"]] = torch.zeros(shape)
+    if has_affine:
+        state[values["gamma"]], state[values["beta"]] = gamma, beta
+    else:
+        mean = -beta
+    state[values["mean"]] = mean
     state[values["variance"]] = torch.full(shape, 1.0 - float(norm.attrs["eps"]))
+
+
+def _check_unchanged(unfolded: Graph, norm: Node, constants: tuple[Tensor, Tensor]) -> None:
+    """Refuse a batch norm without weight and bias whose multiplier or offset differs from that of its statistics."""
+    before = (t.to(torch.float32) for t in multiplier_and_offset(unfolded, norm))
+    if not all(torch.equal(t, constant) for t, constant in zip(before, constants, strict=True)):
+        raise HagoError(
+            f"batch norm {norm.name!r} has no weight and bias to hold its trained multiplier and offset; use a module "
+            "such as nn.BatchNorm2d, with affine=True"
+        )
 
 
 def _check_import(model: nn.Module, state: dict[str, Tensor], trained: Graph, ops: Ops) -> None:

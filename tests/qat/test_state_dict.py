@@ -33,6 +33,19 @@ class Odd(nn.Module):
         return self.last(x + self.bn(self.conv(x)))
 
 
+class Plain(nn.Module):
+    """Batch norms without weight and bias: after layers with and without a bias, and after none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.bn_a = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False)
+        self.b, self.bn_b = nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4, affine=False)
+        self.bn_c = nn.BatchNorm2d(4, eps=1e-3, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn_c(torch.relu(self.bn_b(self.b(torch.relu(self.bn_a(self.a(x)))))))
+
+
 def trained(model: nn.Module, data: Tensor) -> Any:
     qat_model = prepare_qat(model, "x86_vnni", dataset=[data]).train()
     qat_model(data).square().mean().backward()
@@ -40,7 +53,7 @@ def trained(model: nn.Module, data: Tensor) -> Any:
     return qat_model
 
 
-@pytest.mark.parametrize("model", [Odd(), ResNet((4, 8), 1)])
+@pytest.mark.parametrize("model", [Odd(), Plain(), ResNet((4, 8), 1)])
 def test_the_users_module_with_the_trained_state_is_the_trained_model(model: nn.Module) -> None:
     model = randomized(model)
     data = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -51,6 +64,29 @@ def test_the_users_module_with_the_trained_state_is_the_trained_model(model: nn.
     model.load_state_dict(state)
     again = hago.create_quantizer(model, "x86_vnni", quantizer.strategy)
     assert torch.equal(again.realize()(data), qat_model.eval()(data))
+
+
+class Functional(nn.Module):
+    """A batch norm after no layer, whose parameters no module has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mean, self.variance = nn.Conv2d(3, 3, 1), nn.Buffer(torch.zeros(3)), nn.Buffer(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(torch.relu(self.conv(x)), self.mean, self.variance)
+
+
+def test_a_batch_norm_that_cannot_hold_what_was_trained_is_named() -> None:
+    model = Functional().eval()
+    data = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    quantizer = from_qat(trained(model, data))
+    with pytest.raises(HagoError, match="has no weight and bias to hold its trained multiplier and offset; use a"):
+        trained_state(model, quantizer.plan.graph)
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(), nn.BatchNorm2d(3, affine=True)).eval()
+    quantizer = from_qat(trained(model, data))
+    model.load_state_dict(trained_state(model, quantizer.plan.graph))
+    assert torch.equal(model[2].weight, quantizer.plan.graph.consts["2.multiplier"])
 
 
 class Shared(nn.Module):
