@@ -68,12 +68,14 @@ class FoldedConstants:
         weight, bias: used in place of the folded constants.
         correction, shift: (channels,); the output without bias is multiplied by `correction`, and `shift` is added in
             place of the bias. None if only the bias is added.
+        multiplier: (channels,), by which the weight before folding was multiplied; None with `correction`.
     """
 
     weight: Tensor
     bias: Tensor
     correction: Tensor | None = None
     shift: Tensor | None = None
+    multiplier: Tensor | None = None
 
 
 class FoldedNorm(nn.Module):
@@ -168,9 +170,10 @@ class FoldedNorm(nn.Module):
         centre = mu if self.bias is None else mu - self.bias
         if self.style == "tensorflow":
             sigma_b = torch.sqrt(variance + self.eps)
-            weight = self._scaled((gamma / sigma_m).to(torch.float64))
+            m = gamma / sigma_m
+            weight = self._scaled(m.to(torch.float64))
             shift = beta - centre * gamma / sigma_b
-            return FoldedConstants(weight, torch.zeros_like(shift), sigma_m / sigma_b, shift)
+            return FoldedConstants(weight, torch.zeros_like(shift), sigma_m / sigma_b, shift, m)
         m = gamma / torch.sqrt(variance + self.eps)
         return FoldedConstants(self._scaled(m.to(torch.float64)), beta - centre * m)
 

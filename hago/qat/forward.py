@@ -364,9 +364,9 @@ class LivePass:
         operands: Sequence[Any],
         c: Tensor,
     ) -> Tensor:
-        """What the register holds of exact sums: those that the present weights, at the present qparams, can overflow.
+        """What the register holds of exact sums with the present weights and qparams.
 
-        The verdict of the Plan is that of the weights that training started from.
+        The verdict of the Plan is that of the weights that training started from, which says nothing of these.
 
         Args:
             attrs: attributes in integer units.
@@ -555,6 +555,7 @@ class NormedPass(LivePass):
         super().__init__(training)
         self.norms = norms
         self._folded: dict[str, FoldedConstants] = {}
+        self._outputs: dict[str, Tensor] = {}  # of layers on DoReFa's levels, whose gradient is quantized
 
     def __call__(self, node: Node, values: Sequence[Any]) -> Any:
         norm, plan = self.norms.get(node.name), self.plan.nodes.get(node.name)
@@ -565,7 +566,10 @@ class NormedPass(LivePass):
         self._observe_operands(node, values[:1])
         first = self._operands(node).first(plan.desc)
         x = trained_to_real(self._operand(node, plan, first, 0, values[0]), first)
-        folded = self._folded[node.name] = norm.in_training(self._layer(node, x))
+        layer = self._layer(node, x)
+        if self.gradients is not None and norm.style == "tensorflow" and norm.quantizer is not None:
+            layer = partial(self._quantizing_gradient, node.name, layer, self.gradients)
+        folded = self._folded[node.name] = norm.in_training(layer)
         return super().__call__(node, [values[0], folded.weight, folded.bias])
 
     def _float_layer(self, node: Node, norm: FoldedNorm, value: Any) -> Tensor:
@@ -584,6 +588,22 @@ class NormedPass(LivePass):
         shape = [1, -1, *[1] * (y.ndim - 2)]
         return y * folded.correction.reshape(shape) + folded.shift.reshape(shape)
 
+    def _quantizing_gradient(
+        self,
+        name: str,
+        layer: LayerFunction,
+        gradients: Callable[[Tensor], Tensor],
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """The output of a layer, which `_compute` reads too, so that its whole gradient is quantized at once.
+
+        The whole is what comes from the normalized values and from the statistics of the batch.
+        """
+        y = gradients(layer(weight, bias))
+        self._outputs[name] = y if bias is None else y - bias.reshape(1, -1, *[1] * (y.ndim - 2))
+        return y
+
     def _layer(self, node: Node, x: Tensor) -> LayerFunction:
         return partial(_layer_output, node, x, self.ops)
 
@@ -592,11 +612,15 @@ class NormedPass(LivePass):
         if folded is None or folded.correction is None or folded.shift is None:
             return super()._compute(node, plan, targets, operands)
         register, attrs = self._register(node, plan, targets, None)
-        c = self.ops[node.op].compute_int(attrs, *operands[:2])
-        if self.gradients is not None:
-            c = self.gradients(c)
-        c = self._with_overflow(node, plan, targets, attrs, operands[:2], c)
+        c = self._with_overflow(
+            node, plan, targets, attrs, operands[:2], self.ops[node.op].compute_int(attrs, *operands[:2])
+        )
         shape = [1, -1, *[1] * (c.ndim - 2)]
+        if (output := self._outputs.pop(node.name, None)) is not None and folded.multiplier is not None:
+            real = output * folded.multiplier.reshape(shape)
+            c = straight_through((real / register.scale.detach()).to(c.dtype), c)
+        elif self.gradients is not None:
+            c = self.gradients(c)
         # in units of the accumulator's scale, but not rounded to integers
         shift = (folded.shift.reshape(shape) / register.scale).to(c.dtype)
         return self._requantize_output(node, plan, register, c * folded.correction.reshape(shape) + shift)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -175,6 +176,39 @@ def test_live_batch_norms_see_the_quantized_layer(bits: int, scheme: str) -> Non
     assert torch.equal(trained(data()), trained.eval()(data()))
     trained.quantizing = False
     assert not torch.equal(trained(data()), quantizer.realize()(data()))
+
+
+def test_the_whole_gradient_of_a_layer_under_a_live_batch_norm_is_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what comes through the statistics of the batch: the gradient of a normalized value sums to 0."""
+    seen: list[Tensor] = []
+
+    def gradients(self: DoReFa, step: int) -> Callable[[Tensor], Tensor]:
+        def spy(x: Tensor) -> Tensor:
+            y = x * 1
+            y.register_hook(seen.append)
+            return y
+
+        return spy
+
+    monkeypatch.setattr(DoReFa, "gradients", gradients)
+    _, trained = normed(5)
+    trained(data()).sin().sum().backward()
+    assert len(seen) == 2
+    for gradient in seen:
+        assert bool((gradient.sum((0, 2, 3)).abs() < 1e-4 * gradient.abs().sum((0, 2, 3))).all())
+
+
+def test_a_gradient_of_many_bits_under_live_batch_norms_is_the_exact_one() -> None:
+    (_, exact), (_, rounded) = normed(5), normed(5)
+    rounded.dorefa = DoReFa(gradient_bits=24)
+    outputs = [trained(data()) for trained in (exact, rounded)]
+    assert torch.equal(*outputs)
+    for output in outputs:
+        output.sin().sum().backward()
+    expected = dict(exact.named_parameters())
+    for name, parameter in rounded.named_parameters():
+        if expected[name].grad is not None:
+            assert torch.allclose(parameter.grad, expected[name].grad, rtol=1e-3, atol=1e-3), name
 
 
 def test_live_batch_norms_need_a_scale_per_channel() -> None:
