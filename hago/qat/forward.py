@@ -352,7 +352,8 @@ class LivePass:
     ) -> Tensor:
         """The sums as the register holds them, with the gradient of the exact ones."""
         exact = c.detach()
-        held = self._held(node, plan, targets, attrs, operands, exact)
+        with torch.no_grad():  # attributes may hold learned scales
+            held = self._held(node, plan, targets, attrs, operands, exact)
         return c if held is exact else straight_through(c, held.to(c.dtype))
 
     def _held(
