@@ -118,7 +118,7 @@ def time_against_float(
 
     def run_float(inputs: Sequence[Tensor]) -> Any:
         with torch.no_grad():
-            return run_graph(plan.graph, inputs, compute_real, consts=consts)
+            return run_graph(plan.graph, inputs, lambda n, v: compute_real(n, v, plan.ops), consts=consts)
 
     measured = []
     for size in batch_sizes:

@@ -668,6 +668,7 @@ def test_ops_of_the_user(hago: Run, search_folder: Path) -> None:
     assert run.code == 0 and "--ops cli_ops:RULE" in run.out, run.err
     for command in ("realize", "inspect"):
         assert hago(command, "cli_ops:Net", "abs.json", *shared).code == 0
+    assert hago("bench", "cli_ops:Net", "abs.json", *shared, "--batches", "1", "--rounds", "1").code == 0
     assert hago("replay", "cli_ops:Net", "abs.jsonl", *shared).code == 0
     wrong = hago("hardware", "show", "vta", "--ops", "cli_ops:torch")
     assert wrong.code == 2 and "expected an OpRule" in wrong.err
