@@ -20,6 +20,7 @@ from hago.export.onnx.refusals import Refusal, expressible_hardware, grouped
 from hago.export.onnx.verification import OnnxCheck, PlaceCheck, check_onnx
 from hago.hardware import available_hardware
 from hago.plan import Plan
+from hago.runtime import load_plan, save_plan
 
 pytest.importorskip("onnx")
 DATA = [images(8, 1, 6, 6)]
@@ -62,6 +63,15 @@ def test_a_refusal_has_few_lines_and_true_advice(chip: str) -> None:
         other = "qoperator" if form == "qdq" else "qdq"
         assert (f"take the form {other}" in advice) == (refusal(plan, other) is None)
         assert chip not in re.split(r"[ ,]+", advice)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("chip", ["vta", "arm_dot", "x86_vnni"])
+def test_a_stored_model_is_refused_in_the_same_words(chip: str, form: str, tmp_path: Path) -> None:
+    for number, model in enumerate((Deep(), Small())):
+        plan = hago.quantize(randomized(model), chip, DATA).plan
+        save_plan(tmp_path / f"{number}", plan)
+        assert refusal(load_plan(tmp_path / f"{number}")[0], form) == refusal(plan, form)
 
 
 @pytest.mark.parametrize("form", FORMS)

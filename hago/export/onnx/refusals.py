@@ -7,14 +7,14 @@ the nodes and edges that it concerns.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from hago.arithmetic.groups import in_groups
-from hago.arithmetic.numerics import EXACT_FLOAT32, OVERFLOWS
+from hago.arithmetic.numerics import EXACT_FLOAT32, OVERFLOWS, dequantize
 from hago.arithmetic.schemes import Grid
 from hago.arithmetic.types import INT32, Edge, SimQ
 from hago.errors import HagoError
@@ -95,12 +95,28 @@ def _places(kind: str, names: Sequence[str]) -> str:
 def _what_can(plan: Plan, form: str) -> str:
     """A line with the other form, and the hardware, that can be written; empty if there are none."""
     ways = [f"take the form {other}" for other in _FORMS if other != form and not any(_refusals(plan, other))]
-    names = [n for n in expressible_hardware(plan.graph, form) if n != plan.hardware.name]
+    names = [n for n in expressible_hardware(_with_values(plan), form) if n != plan.hardware.name]
     # that of the engines first
     names.sort(key=lambda name: not name.startswith(tuple(ENGINES)))
     if names:
         ways.append(f"quantize for hardware that the {form} form can express for this network: {', '.join(names)}")
     return f"\nWhat helps: {', or '.join(ways)}" if ways else ""
+
+
+def _with_values(plan: Plan) -> Graph:
+    """The graph of a Plan; constants that its stored model left out have the values that its integers stand for."""
+    consts = dict(plan.graph.consts)
+    kept = [
+        (node_plan.operands[slot], integers, Edge(name, slot))
+        for name, node_plan in plan.nodes.items()
+        for slot, integers in node_plan.consts.items()
+    ]
+    kept += [(weight.qparams, weight.integers, edge) for edge, weight in plan.weights.items()]
+    for qparams, integers, edge in kept:
+        source = plan.graph[edge.dst].inputs[edge.slot]
+        if consts[source].is_meta and qparams is not None:
+            consts[source] = dequantize(integers, qparams).to(consts[source].dtype)
+    return replace(plan.graph, consts=consts)
 
 
 def expressible_hardware(graph: Graph, form: str) -> list[str]:
