@@ -7,6 +7,7 @@ point costs only the nodes that its changed edges can reach.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
@@ -20,7 +21,7 @@ from torch import Tensor
 from hago.caching import LRU
 from hago.cost import node_macs
 from hago.data import Batch, Batches
-from hago.errors import DataError
+from hago.errors import DataError, HagoError
 from hago.graph import Graph, run_real
 from hago.ops import OPS, Ops
 from hago.plan import Bits, Plan
@@ -34,6 +35,7 @@ from hago.search.objective import (
     unfit_labels,
     warn_of_labels,
     warn_of_numbering,
+    why_not_finite,
 )
 from hago.simulation import AccumulatorExtremes, AccumulatorWatch, Carriers, Reuse, Simulator, ValueCache
 from hago.study import Score
@@ -216,11 +218,17 @@ class Evaluator:
         return self.contributions(self._reference)
 
     def summary(self, contributions: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The measures as JSON values, by their figures; shares of correct classes with their 95 % interval."""
+        """The measures as JSON values, by their figures; shares of correct classes with their 95 % interval.
+
+        Raises:
+            HagoError: a measure of the user's own is no finite number.
+        """
         samples = len(contributions[self.objective.name])
         results: dict[str, Any] = {"samples": samples}
         for name, measure in self._measures.items():
             value = measure.finish(contributions[name].mean(0))
+            if not math.isfinite(value) and OBJECTIVES.get(name) is not measure:
+                raise HagoError(why_not_finite(name, value, contributions[name]))
             results[measure.figure] = value
             if measure.needs_labels and measure.counts_classes:
                 results[f"{measure.figure}_interval"] = list(wilson_interval(value * samples, samples))

@@ -136,6 +136,13 @@ def check_numbers(batches: Batches, outputs: Sequence[Sequence[Any]]) -> None:
         first += batch.size
 
 
+def why_not_finite(name: str, value: float, contributions: Tensor) -> str:
+    """What an objective of the user's own returned in place of a finite number, with the first sample that has NaN."""
+    lacks = contributions.isnan().flatten(1).any(1)
+    first = f", and per_sample is NaN first for sample {int(lacks.nonzero()[0, 0])}" if bool(lacks.any()) else ""
+    return f"the objective {name!r} is {value}{first}; expected a finite number"
+
+
 def class_count(output: Tensor) -> int:
     """How many classes an output chooses among: the size of axis 1."""
     return output.shape[1] if output.ndim > 1 else 1

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from building import seeded
+from building import residual_block, seeded
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from toys import SCHEMAS
 
+import hago
 from hago.errors import DataError, HagoError
 from hago.qat.losses import LOSSES
 from hago.search.intervals import paired_interval, wilson_interval
-from hago.search.objective import OBJECTIVES, decibels, named_objective
+from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, decibels, named_objective
 from hago.search.objective import cross_entropy_probe as gradient_of_cross_entropy
 from hago.serialization.summary import MOST_DB
 
@@ -182,3 +183,22 @@ def test_a_function_that_fails_is_named_with_its_line() -> None:
     with pytest.raises(HagoError, match=r"objective function failed in .*test_objective\.py, line \d+: KeyError") as at:
         named_objective(broken).per_sample([REF], [OUT], None)
     assert isinstance(at.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(("wrong", "says"), [(math.nan, "is nan, .* first for sample 3;"), (math.inf, "is -inf;")])
+def test_an_objective_whose_value_is_no_number_is_refused(wrong: float, says: str) -> None:
+    def errors(reference: Any, outputs: Any, labels: Any) -> Tensor:
+        made = (reference[0] - outputs[0]).abs().flatten(1).double()
+        made[3] = wrong
+        return made
+
+    measure = Objective("errors", errors, lambda mean: -float(mean[0]))
+    with pytest.raises(HagoError, match=f"the objective 'errors' {says}.*expected a finite number"):
+        searched(measure)
+
+
+def searched(measure: ObjectiveLike) -> Any:
+    """The score of a short search for an objective."""
+    data = [seeded(8, 3, 8, 8)]
+    how = {"searcher": "default", "corrections": "none", "progress": False}
+    return hago.search_quantize_strategy(residual_block(), "vta", data, objective=measure, **how)[1]  # type: ignore[arg-type]
