@@ -55,7 +55,7 @@ from hago.qat.losses import divergence_loss
 from hago.qat.state_dict import trained_state
 from hago.runtime.compiling import register, run_compiled
 from hago.runtime.native.library import _refuse_world_writable
-from hago.search.objective import OBJECTIVES, cross_entropy_probe
+from hago.search.objective import OBJECTIVES, Objective, cross_entropy_probe
 from hago.search.racing import shuffled
 from hago.searchers.exhaustive import ExhaustiveOptions
 from hago.searchers.registry import make_searcher
@@ -268,6 +268,23 @@ def reread(data: Any) -> object:
     batches = Batches(data, ("x",), cache_bytes=0)
     return [list(batches), list(batches)]
 
+
+@dataclass(frozen=True)
+class OwnEstimator:
+    """An estimator of the user's."""
+
+    name: str
+
+    def __call__(self, statistics: Any, grid: Any) -> tuple[Tensor, Tensor]:
+        return statistics.minimum.clamp_max(0), statistics.maximum.clamp_min(0)
+
+
+#: An objective of the user's.
+MEAN_ERROR: Final = Objective(
+    "mean error",
+    lambda reference, outputs, labels: (reference[0] - outputs[0]).abs().flatten(1).double().mean(1, keepdim=True),
+    lambda mean: -float(mean[0]),
+)
 
 CASES: Final = (
     # models and what they are exported with
@@ -489,6 +506,16 @@ CASES: Final = (
         "takes no options; pass",
         lambda _: search(corrections="bias:3"),
         lambda _: search(corrections="bias"),
+    ),
+    Case(
+        "means a figure of hago's own in logs and limits; give it another name",
+        lambda _: search(objective=replace(MEAN_ERROR, name="sqnr"), searcher="default"),
+        lambda _: search(objective=MEAN_ERROR, searcher="default"),
+    ),
+    Case(
+        "means one of hago's own in logs and strategies; give it another name",
+        lambda _: search(estimator=OwnEstimator("mse"), searcher="default"),
+        lambda _: search(estimator=OwnEstimator("widest"), searcher="default"),
     ),
     Case(
         "or take executor='threads:N'",

@@ -14,7 +14,7 @@ from hago.calibration.estimators import MaxRange
 class Dying:
     """An estimator that kills its process once, in a process that is not the one that made it."""
 
-    name = "max_range"
+    name = "dying"
 
     def __init__(self, mark: Path, times: int = 1) -> None:
         self.mark, self.times, self.home = mark, times, os.getpid()

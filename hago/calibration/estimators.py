@@ -639,11 +639,18 @@ def named_estimator(spec: str | Estimator) -> Estimator:
     `named_estimator(e.name) == e` for every estimator e of hago.
 
     Raises:
-        HagoError: there is no such estimator, or it does not take these options.
+        HagoError: there is no such estimator, it does not take these options, or one of the user's own has the name of
+            one of hago's.
     """
     if not isinstance(spec, str):
         if isinstance(spec, type) or not callable(spec) or not hasattr(spec, "name"):
             raise HagoError(f"{spec!r} is not an estimator; expected one of {', '.join(ESTIMATORS)}")
+        own = str(spec.name).partition(":")[0]
+        if own in (*ESTIMATORS, *DOREFAS) and type(spec) not in (*ESTIMATORS.values(), DoReFaEstimator):
+            raise HagoError(
+                f"an estimator of your own has the name {spec.name!r}, which means one of hago's own in logs and "
+                "strategies; give it another name"
+            )
         return spec
     name, colon, options_text = spec.strip().partition(":")
     if name in DOREFAS:

@@ -437,9 +437,12 @@ def named_objective(spec: ObjectiveLike) -> Objective:
     samples.
 
     Raises:
-        HagoError: an unknown name, or a function of other arguments.
+        HagoError: an unknown name, a function of other arguments, or an objective of the user's own that has the name
+            of one of hago's.
     """
     if isinstance(spec, Objective):
+        if OBJECTIVES.get(spec.name) is not spec:
+            _check_free(spec.name, spec.figure)
         return spec
     if isinstance(spec, str):
         if spec not in OBJECTIVES:
@@ -458,7 +461,19 @@ def named_objective(spec: ObjectiveLike) -> Objective:
             raise HagoError(
                 f"objective {name!r} takes {signature}; expected a function of (reference, outputs, labels)"
             ) from None
+    _check_free(name, name)
     return Objective(name, _Called(spec), _mean)
+
+
+def _check_free(name: str, figure: str) -> None:
+    """Refuse a name of an objective of the user's own by which logs and limits mean another figure."""
+    taken = {"samples", *OBJECTIVES, *(objective.figure for objective in OBJECTIVES.values())}
+    for found in (name, figure):
+        if found in taken:
+            raise HagoError(
+                f"an objective of your own has the name {found!r}, which means a figure of hago's own in logs and "
+                "limits; give it another name"
+            )
 
 
 @dataclass(frozen=True, slots=True)

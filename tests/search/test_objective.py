@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -195,6 +196,17 @@ def test_an_objective_whose_value_is_no_number_is_refused(wrong: float, says: st
     measure = Objective("errors", errors, lambda mean: -float(mean[0]))
     with pytest.raises(HagoError, match=f"the objective 'errors' {says}.*expected a finite number"):
         searched(measure)
+
+
+def test_the_names_of_hagos_own_objectives_are_taken() -> None:
+    def mse(reference: Any, outputs: Any, labels: Any) -> float:
+        return 0.0
+
+    ours = OBJECTIVES["sqnr"]
+    for taken in (mse, replace(ours), replace(ours, name="own", reported_as="sim_acc")):
+        with pytest.raises(HagoError, match="an objective of your own has the name '(mse|sqnr|sim_acc)'"):
+            named_objective(taken)
+    assert named_objective(ours) is ours and named_objective(replace(ours, name="own")).figure == "own"
 
 
 def searched(measure: ObjectiveLike) -> Any:
