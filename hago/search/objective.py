@@ -16,7 +16,7 @@ import inspect
 import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import torch
@@ -434,7 +434,7 @@ ObjectiveLike = str | Objective | Callable[[Sequence[Tensor], Sequence[Tensor], 
 
 def named_objective(spec: ObjectiveLike) -> Objective:
     """The objective that `spec` means. A function is called per batch; its results are averaged over
-    samples.
+    samples. What is the user's own gets copies of the tensors, and may change them.
 
     Raises:
         HagoError: an unknown name, a function of other arguments, or an objective of the user's own that has the name
@@ -443,6 +443,8 @@ def named_objective(spec: ObjectiveLike) -> Objective:
     if isinstance(spec, Objective):
         if OBJECTIVES.get(spec.name) is not spec:
             _check_free(spec.name, spec.figure)
+            if not isinstance(spec.per_sample, (_Called, _OnCopies)):
+                return replace(spec, per_sample=_OnCopies(spec.per_sample))
         return spec
     if isinstance(spec, str):
         if spec not in OBJECTIVES:
@@ -476,6 +478,23 @@ def _check_free(name: str, figure: str) -> None:
             )
 
 
+def _copies(
+    reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None
+) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    """Copies for code of the user's, which may work in place; other figures and later trials read the originals."""
+    return [t.clone() for t in reference], [t.clone() for t in outputs], None if labels is None else labels.clone()
+
+
+@dataclass(frozen=True, slots=True)
+class _OnCopies:
+    """`per_sample` of an objective of the user's."""
+
+    function: PerSample
+
+    def __call__(self, reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+        return self.function(*_copies(reference, outputs, labels))
+
+
 @dataclass(frozen=True, slots=True)
 class _Called:
     """A function of the user's: one number a batch, as if every sample had given it."""
@@ -484,7 +503,7 @@ class _Called:
 
     def __call__(self, reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
         try:
-            said = self.function(reference, outputs, labels)
+            said = self.function(*_copies(reference, outputs, labels))
         except HagoError:
             raise
         except Exception as error:

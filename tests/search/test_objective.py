@@ -209,8 +209,25 @@ def test_the_names_of_hagos_own_objectives_are_taken() -> None:
     assert named_objective(ours) is ours and named_objective(replace(ours, name="own")).figure == "own"
 
 
+def test_what_an_objective_changes_in_place_changes_nothing_else() -> None:
+    def error(reference: Any, outputs: Any, labels: Any) -> float:
+        return -float((reference[0] / 2 - outputs[0] / 4).norm())
+
+    def in_place(reference: Any, outputs: Any, labels: Any) -> float:
+        return -float(reference[0].div_(2).sub_(outputs[0].div_(4)).norm())
+
+    def errors(reference: Any, outputs: Any, labels: Any) -> Tensor:
+        return torch.full((len(outputs[0]), 1), in_place(reference, outputs, labels))
+
+    expected = searched(error).result.trials
+    for measure in (in_place, Objective("errors", errors, lambda mean: float(mean[0]))):
+        found = searched(measure).result.trials
+        assert [t.results["sqnr"] for t in found] == [t.results["sqnr"] for t in expected]
+        assert [t.score.value for t in found] == pytest.approx([t.score.value for t in expected])
+
+
 def searched(measure: ObjectiveLike) -> Any:
     """The score of a short search for an objective."""
     data = [seeded(8, 3, 8, 8)]
-    how = {"searcher": "default", "corrections": "none", "progress": False}
+    how = {"searcher": "greedy", "budget": 3, "corrections": "none", "progress": False}
     return hago.search_quantize_strategy(residual_block(), "vta", data, objective=measure, **how)[1]  # type: ignore[arg-type]
