@@ -1324,11 +1324,17 @@ WRONG_DATA: Final = ("data/test_wrong_data.py", "test_wrong_data_is_explained")
 IMPLAUSIBLE: Final = ("data/test_wrong_data.py", "test_implausible_values_are_warned_of")
 BY_VALUES: Final = ("data/test_wrong_data.py", "test_control_flow_by_values_names_the_line")
 #: Advice that other tests take, and which.
+UNGUARDED: Final = (
+    "search/test_workers.py",
+    "test_a_script_that_searches_in_its_workers_too_is_told_what_it_lacks",
+)
 ELSEWHERE: Final = {
     "has no weight and bias to hold its trained multiplier": (
         "qat/test_state_dict.py",
         "test_a_batch_norm_that_cannot_hold_what_was_trained_is_named",
     ),
+    "put the search of a script under": UNGUARDED,
+    "or take fewer workers if the machine lacks memory": UNGUARDED,
     "computes several of its nodes together in another way": (
         "export/test_onnx_fusions.py",
         "test_a_file_that_differs_as_a_whole_fails",

@@ -64,6 +64,8 @@ from hago.study import Notice, PendingScore, Score, Submit, versions
 
 #: The forms of a text that names an executor, for messages.
 EXECUTOR_SYNTAX: Final = "'processes:8', 'threads:4' or 'dask://host:port'"
+#: What a script needs that starts processes, for messages.
+GUARD: Final = "put the search of a script under `if __name__ == '__main__':`"
 #: Seconds to wait for a Dask scheduler.
 SCHEDULER_SECONDS: Final = 15
 
@@ -106,7 +108,8 @@ def check_executor(given: Executor | str | None) -> None:
     """Refuse what names no executor, before anything is prepared for it.
 
     Raises:
-        HagoError: a text of another form than EXECUTOR_SYNTAX, or another object.
+        HagoError: a text of another form than EXECUTOR_SYNTAX, or another object; or processes, in a worker that only
+            imports the script that started it.
     """
     if isinstance(given, str):
         if not (_LOCAL.fullmatch(given) or _DASK.fullmatch(given)):
@@ -115,6 +118,10 @@ def check_executor(given: Executor | str | None) -> None:
         raise HagoError(
             f"executor is a {type(given).__name__}; expected a concurrent.futures.Executor, or {EXECUTOR_SYNTAX}"
         )
+    processes = given.startswith("processes:") if isinstance(given, str) else isinstance(given, ProcessPoolExecutor)
+    # Python refuses to start processes then, too
+    if processes and getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise HagoError(f"a worker process imports the script that started it, and would search, too; {GUARD}")
 
 
 @contextlib.contextmanager
@@ -430,6 +437,7 @@ class Workers:
         made_by = versions(torch.get_num_threads())
         self._search_id = SearchId(uuid.uuid4().hex, made_by)
         self._last_answer: float | None = None
+        self.has_answered = False  # whether a worker has answered
         self._longest_silence, self._warned = 0.0, False
         self._answers_lock = threading.Lock()
 
@@ -440,11 +448,16 @@ class Workers:
     def submit(
         self, bits: Bits, rival: Bits | None, with_spec: bool = False
     ) -> tuple[Executor | None, Future[Score | None] | None]:
-        """Submit a point; (None, None) if no executor is left."""
+        """Submit a point; (None, None) if no executor is left.
+
+        Raises:
+            HagoError: WORKER_ATTEMPTS executors accept no call.
+        """
         # the spec is sent with as many points as there are workers; a worker that received none returns None
         send_spec = with_spec or self._workers_without_spec > 0
         if self._workers_without_spec:
             self._workers_without_spec -= 1
+        refusals = 0
         while self._executor is not None:
             executor = self._executor
             try:
@@ -453,6 +466,9 @@ class Workers:
                 future.add_done_callback(partial(self._note_answer, time.monotonic()))
                 return executor, future
             except RuntimeError as error:  # it broke or was shut down
+                refusals += 1
+                if refusals == WORKER_ATTEMPTS:
+                    raise _no_start_error(error) from error
                 self.replace_broken(executor, error)
         return None, None
 
@@ -546,7 +562,8 @@ class PendingEvaluation:
         """Wait for the score.
 
         Raises:
-            HagoError: the worker refused, or WORKER_ATTEMPTS workers died while they evaluated the point.
+            HagoError: the worker refused, or WORKER_ATTEMPTS workers died at their start, or while they evaluated the
+                point.
         """
         deaths = 0
         started = time.monotonic()
@@ -559,12 +576,14 @@ class PendingEvaluation:
                     return score
             except Exception as error:
                 if not _is_death(error):
+                    self._workers.has_answered = True
                     raise _with_advice(error) from error
                 deaths += 1
                 if isinstance(error, BrokenExecutor):
                     self._workers.replace_broken(self._executor, error)
                 if deaths == WORKER_ATTEMPTS:
-                    raise _worker_killer_error(error) from error
+                    unanswered = isinstance(error, BrokenExecutor) and not self._workers.has_answered
+                    raise (_no_start_error if unanswered else _worker_killer_error)(error) from error
             self._executor, self._future = self._workers.submit(*self._point, with_spec=True)
             started = time.monotonic()
 
@@ -581,7 +600,9 @@ class PendingEvaluation:
                     local_seconds = time.monotonic() - start
                     self._workers.replace_silent(self._executor, self._workers.silence(started), local_seconds)
                 return score
-        return future.result()
+        answer = future.result()
+        self._workers.has_answered = True
+        return answer
 
     def cancel(self) -> None:
         """Cancel the evaluation if it has not started."""
@@ -606,8 +627,14 @@ def _with_advice(error: Exception) -> Exception:
 def _worker_killer_error(error: Exception) -> HagoError:
     return HagoError(
         f"a point ended its worker {WORKER_ATTEMPTS} times ({_describe(error)}); the machine may lack memory for "
-        "so many workers, or a script that starts processes lacks `if __name__ == '__main__':`. The log holds every "
-        "trial before it"
+        "so many workers. The log holds every trial before it"
+    )
+
+
+def _no_start_error(error: Exception) -> HagoError:
+    return HagoError(
+        f"workers ended {WORKER_ATTEMPTS} times before their first answer ({_describe(error)}); {GUARD}, since every "
+        "worker imports the script, or take fewer workers if the machine lacks memory for them"
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
 import warnings
@@ -22,6 +24,7 @@ from building import Builder, residual_block, seeded
 from toys import timeless
 from worker_payloads import Dying, negative_error
 
+import hago
 from hago import search_quantize_strategy
 from hago.errors import HagoError, HagoWarning
 from hago.search.objective import named_objective
@@ -250,6 +253,41 @@ def test_a_point_that_ends_its_workers_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(HagoError, match=r"ended its worker 3 times \(KilledWorker: out of memory\).*memory"):
         log_of(tmp_path / "log", executor, searcher="default")
     assert executor.calls == 3 and len((tmp_path / "log").read_bytes().splitlines()) == 1
+
+
+UNGUARDED = """
+import hago, torch
+data = [torch.randn(8, 4, generator=torch.Generator().manual_seed(0))]
+how = {"searcher": "greedy", "budget": 3, "corrections": "none", "progress": False, "executor": "processes:1"}
+GUARD
+    _, score = hago.search_quantize_strategy(torch.nn.Linear(4, 2).eval(), "vta", data, **how)
+    print("trials:", len(score.result.trials))
+"""
+
+
+@pytest.mark.parametrize(
+    ("guard", "says"),
+    [("if True:", "times before their first answer .*; put the search .* under `if __name__ == '__main__':`"),
+     ("if __name__ == '__main__':", "trials: 3")],
+)  # fmt: skip
+def test_a_script_that_searches_in_its_workers_too_is_told_what_it_lacks(guard: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED.replace("GUARD", guard), "utf-8")
+    env = {**os.environ, "PYTHONPATH": str(Path(hago.__file__).parents[1])}
+    ended = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
+    assert re.search(says, ended.stdout or ended.stderr)
+
+
+def test_executors_that_accept_no_call_are_given_up() -> None:
+    class Closed(Executor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            raise RuntimeError("can't start new thread")
+
+    _, work = ticket_of(search="closed")
+    workers = Workers(WorkerPool(Closed(), 1, Closed), work, lambda *_: pytest.fail("is not asked"), print)
+    with pytest.raises(HagoError, match=r"ended 3 times before .* \(RuntimeError: can't start new thread\)"):
+        workers(work.space.widest())
 
 
 def test_an_error_of_the_evaluation_is_not_tried_again(tmp_path: Path) -> None:
