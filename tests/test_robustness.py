@@ -137,10 +137,20 @@ def test_inputs_of_unequal_batches() -> None:
 
 
 # ---------------------------------------------------------------- names
+class Nothing:
+    """An estimator that returns nothing."""
+
+    name = "Nothing"
+
+    def __call__(self, statistics: object, grid: object) -> None:
+        return None
+
+
 UNKNOWN: Mapping[str, tuple[dict[str, Any], type[HagoError], tuple[str, ...]]] = {
     "estimator": ({"estimator": "msee"}, HagoError, ("'msee'", "Did you mean 'mse'")),
     "its options": ({"estimator": "percentile:abc"}, HagoError, ("'percentile:abc'", "numbers")),
     "an estimator of another kind": ({"estimator": 3}, HagoError, ("3", "expected one of")),
+    "an estimator that gives no range": ({"estimator": Nothing()}, HagoError, ("Nothing", "returned None", "(lo, hi)")),
     "keep_float": ({"keep_float": ["stem.9"]}, HagoError, ("'stem.9'", "matches no name", "Did you mean")),
     "keep_float, not a list": ({"keep_float": "zz"}, HagoError, ("keep_float", "'z")),
     "fix_bits": ({"fix_bits": {"fcc": 8}}, HagoError, ("'fcc'", "matches no name", "Did you mean 'fc")),
@@ -151,6 +161,7 @@ UNKNOWN: Mapping[str, tuple[dict[str, Any], type[HagoError], tuple[str, ...]]] =
 SEARCH_ONLY: Mapping[str, tuple[dict[str, Any], type[HagoError], tuple[str, ...]]] = {
     "searcher": ({"searcher": "gredy"}, HagoError, ("'gredy'", "Did you mean 'greedy'")),
     "a searcher of another kind": ({"searcher": 3}, HagoError, ("int", "ask and tell")),
+    "a function that makes no searcher": ({"searcher": lambda *_: None}, HagoError, ("None", "ask and tell")),
     "objective": ({"objective": "sqrn"}, HagoError, ("'sqrn'", "Did you mean 'sqnr'")),
     "an objective of another kind": ({"objective": 3}, HagoError, ("3", "objective")),
     "budget": ({"budget": "3 parsecs"}, HagoError, ("'3 parsecs'", "200 trials")),

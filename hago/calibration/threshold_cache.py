@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -215,7 +216,13 @@ class ThresholdCache:
         return self._whole[node]
 
     def _checked(self, node: str, statistics: TensorStatistics, grid: Grid) -> RangeOfNode:
-        lo, hi = self.estimator(statistics, grid)
+        said: Any = self.estimator(statistics, grid)
+        ends = list(said) if isinstance(said, Iterable) else []
+        if len(ends) != 2 or not all(isinstance(end, Tensor) for end in ends):
+            raise HagoError(
+                f"estimator {self.estimator.name} returned {said!r} for node {node!r}; expected two tensors (lo, hi)"
+            )
+        lo, hi = ends
         shape = (statistics.channels,)
         well_formed = all(t.dtype == torch.float64 and tuple(t.shape) == shape for t in (lo, hi))
         if not (well_formed and bool((lo.isfinite() & hi.isfinite() & (lo <= 0) & (hi >= 0)).all())):

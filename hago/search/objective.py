@@ -17,6 +17,7 @@ import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Final, Literal
 
 import torch
@@ -444,7 +445,8 @@ def named_objective(spec: ObjectiveLike) -> Objective:
         if OBJECTIVES.get(spec.name) is not spec:
             _check_free(spec.name, spec.figure)
             if not isinstance(spec.per_sample, (_Called, _OnCopies)):
-                return replace(spec, per_sample=_OnCopies(spec.per_sample))
+                own = _OnCopies(spec.name, spec.per_sample)
+                return replace(spec, per_sample=own, finish=_Finished(spec.name, spec.finish))
         return spec
     if isinstance(spec, str):
         if spec not in OBJECTIVES:
@@ -489,10 +491,30 @@ def _copies(
 class _OnCopies:
     """`per_sample` of an objective of the user's."""
 
+    name: str
     function: PerSample
 
     def __call__(self, reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
-        return self.function(*_copies(reference, outputs, labels))
+        said: Any = self.function(*_copies(reference, outputs, labels))
+        if not isinstance(said, Tensor) or said.ndim == 0:
+            raise HagoError(
+                f"per_sample of objective {self.name!r} returned {said!r}; expected a tensor (samples, k) of float64"
+            )
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """`finish` of an objective of the user's."""
+
+    name: str
+    function: Callable[[Tensor], float]
+
+    def __call__(self, mean: Tensor) -> float:
+        said: Any = self.function(mean)
+        if not isinstance(said, Real):
+            raise HagoError(f"finish of objective {self.name!r} returned {said!r}; expected a number, as of float()")
+        return float(said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,10 @@ def build_searcher(searcher: str | Searcher | Any, start: StartingPoint, seed: i
     if hasattr(searcher, "ask") and hasattr(searcher, "tell") and not isinstance(searcher, type):
         return searcher
     if callable(searcher):
-        return searcher(space, start.bits, seed)  # type: ignore[no-any-return]
+        made: Any = searcher(space, start.bits, seed)
+        if hasattr(made, "ask") and hasattr(made, "tell"):
+            return made  # type: ignore[no-any-return]
+        raise HagoError(f"the function given as searcher returned {made!r}; expected an object with ask and tell")
     raise HagoError(
         f"searcher is a {type(searcher).__name__}; expected a name, an object with ask and tell, or a function"
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -308,7 +308,7 @@ class _Run:
     def _loop(self) -> Stop:
         if self.logged and isinstance(self.searcher, Recalls):
             self.searcher.recall([trial.bits for trial in self.logged])
-        while points := [_sorted_ints(bits) for bits in self.searcher.ask()]:
+        while points := self._asked():
             why = self.searcher.why if isinstance(self.searcher, Explains) else ""
             for bits in points:
                 self.space.check(bits)
@@ -333,6 +333,26 @@ class _Run:
                 f"it holds {counted(len(self.logged), 'trial')}, this search asks {len(self.trials)}"
             )
         return "finished"
+
+    def _asked(self) -> list[dict[str, int]]:
+        """The points that the searcher asks.
+
+        Raises:
+            HagoError: what it returned are no points.
+        """
+        asked: Any = self.searcher.ask()
+        if isinstance(asked, (Mapping, str)) or not isinstance(asked, Iterable):
+            got = f"a {type(asked).__name__}"
+        else:
+            points = list(asked)
+            others = [point for point in points if not isinstance(point, Mapping)]
+            if not others:
+                return [_sorted_ints(bits) for bits in points]
+            got = f"a {type(others[0]).__name__} among its points"
+        raise HagoError(
+            f"ask of searcher {self.searcher.name!r} returned {got}; expected a list of points, each of them a dict of "
+            "the bits by group, and an empty list to end the search"
+        )
 
     def _stops_after(self, trial: Trial) -> bool:
         """Whether the caller's function, which may print, ends the search after a new trial."""

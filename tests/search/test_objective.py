@@ -198,6 +198,23 @@ def test_an_objective_whose_value_is_no_number_is_refused(wrong: float, says: st
         searched(measure)
 
 
+@pytest.mark.parametrize(
+    ("per_sample", "finish", "says"),
+    [
+        (
+            lambda r, o, y: r[0].double(),
+            lambda mean: None,
+            "finish of objective 'own' returned None; expected a number",
+        ),
+        (lambda r, o, y: r[0].double(), lambda mean: mean, r"finish of objective 'own' returned tensor"),
+        (lambda r, o, y: 1.0, lambda mean: 1.0, "per_sample of objective 'own' returned 1.0; expected a tensor"),
+    ],
+)
+def test_an_objective_that_returns_something_else_is_refused(per_sample: Any, finish: Any, says: str) -> None:
+    with pytest.raises(HagoError, match=says):
+        searched(Objective("own", per_sample, finish))
+
+
 def test_the_names_of_hagos_own_objectives_are_taken() -> None:
     def mse(reference: Any, outputs: Any, labels: Any) -> float:
         return 0.0

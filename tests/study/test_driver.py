@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from toys import TOY, Counting, header_of, run, separable, timeless, without_relu
@@ -186,6 +188,17 @@ def each(asks):
 def test_a_searcher_that_asks_nothing_is_refused() -> None:
     with pytest.raises(HagoError, match="'empty' asked no point"):
         run_study(TOY, GeneratorSearcher("empty", StartOnlyOptions(), each([])), separable)
+
+
+@pytest.mark.parametrize(
+    ("asked", "got"),
+    [(None, "a NoneType;"), (TOY.widest(), "a dict;"), (["conv:0"], "a str among its points;"), (3, "a int;")],
+)
+def test_a_searcher_that_asks_no_list_of_points_is_refused(asked: Any, got: str) -> None:
+    searcher = mock.Mock(ask=lambda: asked, options={})
+    searcher.name = "odd"
+    with pytest.raises(HagoError, match=f"ask of searcher 'odd' returned {got} expected a list of points"):
+        run_study(TOY, searcher, separable)
 
 
 def test_telling_another_point_is_refused() -> None:
