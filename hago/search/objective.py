@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -439,11 +439,14 @@ def named_objective(spec: ObjectiveLike) -> Objective:
 
     Raises:
         HagoError: an unknown name, a function of other arguments, or an objective of the user's own that has the name
-            of one of hago's.
+            of one of hago's, or another unit than those of Unit.
     """
     if isinstance(spec, Objective):
         if OBJECTIVES.get(spec.name) is not spec:
             _check_free(spec.name, spec.figure)
+            if spec.unit not in get_args(Unit):
+                units = ", ".join(map(repr, get_args(Unit)))
+                raise HagoError(f"objective {spec.name!r} has the unit {spec.unit!r}; expected one of {units}")
             if not isinstance(spec.per_sample, (_Called, _OnCopies)):
                 own = _OnCopies(spec.name, spec.per_sample)
                 return replace(spec, per_sample=own, finish=_Finished(spec.name, spec.finish))

@@ -215,6 +215,11 @@ def test_an_objective_that_returns_something_else_is_refused(per_sample: Any, fi
         searched(Objective("own", per_sample, finish))
 
 
+def test_an_objective_with_a_unit_that_is_none_is_refused() -> None:
+    with pytest.raises(HagoError, match="objective 'own' has the unit 'percent'; expected one of '', 'dB', 'share'"):
+        named_objective(replace(OBJECTIVES["sqnr"], name="own", unit="percent"))  # type: ignore[arg-type]
+
+
 def test_the_names_of_hagos_own_objectives_are_taken() -> None:
     def mse(reference: Any, outputs: Any, labels: Any) -> float:
         return 0.0
