@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,15 +23,16 @@ def arguments(tensors: Sequence[str], attrs: Sequence[str] = (), **fixed: Any) -
         fixed: attributes with a value that no argument gives.
     """
 
-    def parse(call: Call) -> Parsed | None:
-        given = [call.arguments.get(t) for t in tensors]
-        inputs = tuple(g for g in given if g is not None)
-        if not all(isinstance(i, Ref) for i in given[: len(inputs)]):
-            return None
-        found = {a: plain(call[a]) for a in attrs}
-        return None if any(has_ref(v) for v in found.values()) else Parsed(inputs, found | fixed)
+    return functools.partial(_read, tuple(tensors), tuple(attrs), fixed)  # rules are sent to workers
 
-    return parse
+
+def _read(tensors: Sequence[str], attrs: Sequence[str], fixed: dict[str, Any], call: Call) -> Parsed | None:
+    given = [call.arguments.get(t) for t in tensors]
+    inputs = tuple(g for g in given if g is not None)
+    if not all(isinstance(i, Ref) for i in given[: len(inputs)]):
+        return None
+    found = {a: plain(call[a]) for a in attrs}
+    return None if any(has_ref(v) for v in found.values()) else Parsed(inputs, found | fixed)
 
 
 def plain(value: Any) -> Any:
