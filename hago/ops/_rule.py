@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from hago.arithmetic.numerics import Order, Requantize, RequantizeForm
 from hago.arithmetic.types import QParams
+from hago.errors import HagoError, did_you_mean
 
 Attrs = Mapping[str, Any]
 
@@ -225,6 +226,15 @@ class IntegerForm:
     required_requantize: RequantizeForm | None = None
     common: Callable[[Sequence[QParams]], QParams] | None = None
 
+    def __post_init__(self) -> None:
+        kinds = get_args(Slot)
+        for slot in self.slots:
+            if slot not in kinds:
+                raise HagoError(
+                    f"the slots of an integer form are {self.slots!r}; expected a tuple of {', '.join(kinds)}."
+                    + did_you_mean(str(slot), kinds)
+                )
+
     def integer_attrs(self, attrs: Attrs, site: Site) -> Attrs:
         """The attributes in integer units, for a node with this quantization around it."""
         return self.attrs_at(attrs, site) if self.attrs_at else self.attrs(attrs, site.scales)
@@ -370,6 +380,13 @@ class OpRule:
     moves_values: bool = False
     clips_or_averages: bool = False
     any_layout: bool = False
+
+    def __post_init__(self) -> None:
+        # a single text would be read letter by letter
+        given: dict[str, Any] = {"aten": self.aten, "aliases": self.aliases}
+        for what, names in given.items():
+            if isinstance(names, str):
+                raise HagoError(f"{what} of the rule {self.name!r} is the text {names!r}; expected a tuple of texts")
 
     @property
     def weight(self) -> Weight | None:

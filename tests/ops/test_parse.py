@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from hago.ops import OPS, aliases, parsers
+from hago.errors import HagoError
+from hago.ops import OPS, IntegerForm, aliases, parsers
 from hago.ops._rule import Call, Parsed, Ref
 
 RULES = parsers()
@@ -145,3 +147,15 @@ def test_the_batch_is_never_squeezed() -> None:
     assert parse(Call("aten.squeeze.dim", {"self": X, "dim": 0}, shapes, (1, 5))) is None
     kept = parse(Call("aten.squeeze.dim", {"self": X, "dim": 1}, shapes, (1, 5)))
     assert kept is not None and kept.attrs == {"axes": [1]}
+
+
+@pytest.mark.parametrize("slots", [("folow",), "follow", ("own", 1)])
+def test_slots_of_an_unknown_kind_are_refused(slots: Any) -> None:
+    with pytest.raises(HagoError, match=r"expected a tuple of own, common, follow, bias, plain"):
+        IntegerForm(slots=slots)
+
+
+@pytest.mark.parametrize("what", ["aten", "aliases"])
+def test_a_text_in_place_of_several_is_refused(what: str) -> None:
+    with pytest.raises(HagoError, match=f"{what} of the rule 'abs' is the text 'aten.abs.default'"):
+        replace(OPS["relu"], name="abs", **{what: "aten.abs.default"})
