@@ -1,9 +1,9 @@
 """The command line: commands that search, quantize, explain, measure and check; `hago --help` lists them.
 
 This is the only module that prints. Standard output holds the result and nothing else, so that it can be piped: text
-that models and data sets print while they are loaded goes to standard error, as do progress and notes. Exit
-codes: 0 for success; 1 if the command ran and its check failed; 2 for bad input; 70 for a defect of hago; 130 if
-interrupted.
+that models and data sets print while they are loaded goes to standard error, as do progress and notes. Exit codes: 0
+for success; 1 if the command ran and its check failed; 2 for bad input, code of the user that fails included; 70 for a
+defect of hago; 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import contextlib
 import json
 import os
 import sys
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 from hago.cli.arguments import build_parser
@@ -55,11 +57,28 @@ def main(argv: Sequence[str] | None = None, before_command: Callable[[], None] =
     except BrokenPipeError:
         _drop_stdout()
         return CLOSED_PIPE
-    except Exception:
+    except Exception as error:
         traceback.print_exc(file=stderr)
+        place = _in_code_of_the_user(error)
+        if place:
+            print(f"hago: error: the code that you named failed at {place}; the lines above say how", file=stderr)
+            return BAD_INPUT
         print("hago: this is a defect of hago; please report it with the lines above", file=stderr)
         return DEFECT
     return outcome.code
+
+
+def _in_code_of_the_user(error: Exception) -> str:
+    """Where code that the user named (a searcher, a callback, a rule) raised an exception, or called what did; empty
+    where hago did."""
+    package, libraries = Path(__file__).parents[1], [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(package):
+            return ""
+        if path.is_file() and not any(path.is_relative_to(library) for library in libraries):
+            return f"{path}, line {frame.lineno}"
+    return ""
 
 
 def _run(words: Sequence[str], stdout: TextIO, before_command: Callable[[], None]) -> Outcome:

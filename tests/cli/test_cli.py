@@ -67,6 +67,9 @@ def searcher(space, start, seed):
     from hago.searchers.registry import make_searcher
     return make_searcher("random", space, start, seed)
 
+def broken(space, start, seed):
+    raise ZeroDivisionError("of the user")
+
 def defective(reference, outputs, labels):
     raise ZeroDivisionError("a defect")
 """
@@ -259,12 +262,16 @@ def test_bad_input_is_one_clear_line(hago: Run, words: list[str]) -> None:
 
 
 def test_defects_are_not_reported_as_bad_input(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise ZeroDivisionError("a defect")
-
-    monkeypatch.setitem(COMMANDS, "hardware", fail)  # type: ignore[misc]
+    monkeypatch.setitem(COMMANDS, "hardware", len)  # type: ignore[misc]
     run = hago("hardware", "list")
-    assert run.code == cli.DEFECT and "ZeroDivisionError" in run.err and "please report" in run.err and run.out == ""
+    assert run.code == cli.DEFECT and "TypeError" in run.err and "please report" in run.err and run.out == ""
+
+
+def test_code_of_the_user_that_fails_is_no_defect_of_hago(hago: Run, search_folder: Path) -> None:
+    words = [*UNNAMED[:-1], "cli_zoo:broken", "--log", "broken.jsonl", "--save", "broken.json"]
+    run = hago(*words)
+    assert run.code == 2 and "ZeroDivisionError: of the user" in run.err and "please report" not in run.err
+    assert re.search(r"hago: error: the code that you named failed at .*cli_zoo\.py, line \d+;", run.err)
 
 
 # ---------------------------------------------------------------- search
