@@ -12,11 +12,9 @@ import contextlib
 import json
 import os
 import sys
-import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, TextIO
 
 from hago.cli.arguments import build_parser
@@ -29,6 +27,12 @@ __all__ = ["main"]
 BAD_INPUT: Final = 2
 DEFECT: Final = 70
 CLOSED_PIPE: Final = 1
+#: What hago itself calls, wherever it is installed: an exception of these is that of who called them.
+LIBRARIES: Final = sys.stdlib_module_names | {
+    "PIL", "dask", "distributed", "grandalf", "jinja2", "jsonschema", "matplotlib", "numpy", "onnx", "onnxruntime",
+    "openvino", "optuna", "pandas", "psycopg", "safetensors", "scipy", "sqlalchemy", "tensorboard", "torch", "tqdm",
+    "wandb",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None, before_command: Callable[[], None] = lambda: None) -> int:
@@ -71,13 +75,12 @@ def main(argv: Sequence[str] | None = None, before_command: Callable[[], None] =
 def _in_code_of_the_user(error: Exception) -> str:
     """Where code that the user named (a searcher, a callback, a rule) raised an exception, or called what did; empty
     where hago did."""
-    package, libraries = Path(__file__).parents[1], [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if path.is_relative_to(package):
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package == "hago":
             return ""
-        if path.is_file() and not any(path.is_relative_to(library) for library in libraries):
-            return f"{path}, line {frame.lineno}"
+        if package not in LIBRARIES:
+            return f"{frame.f_code.co_filename}, line {line}"
     return ""
 
 
