@@ -338,24 +338,10 @@ class LivePass:
             c = self._rescaled(node, attrs, operands)
         if self.gradients is not None and form.starts_region:
             c = self.gradients(c)
-        c = self._with_overflow(node, plan, targets, attrs, operands, c)
+        c = _through(c, self._held(node, plan, targets, attrs, operands, c))
         return self._requantize_output(node, plan, register, c)
 
-    def _with_overflow(
-        self,
-        node: Node,
-        plan: NodePlan,
-        targets: Sequence[QParams | None],
-        attrs: Mapping[str, Any],
-        operands: Sequence[Any],
-        c: Tensor,
-    ) -> Tensor:
-        """The sums as the register holds them, with the gradient of the exact ones."""
-        exact = c.detach()
-        with torch.no_grad():  # attributes may hold learned scales
-            held = self._held(node, plan, targets, attrs, operands, exact)
-        return c if held is exact else straight_through(c, held.to(c.dtype))
-
+    @torch.no_grad()  # attributes may hold learned scales
     def _held(
         self,
         node: Node,
@@ -364,22 +350,19 @@ class LivePass:
         attrs: Mapping[str, Any],
         operands: Sequence[Any],
         c: Tensor,
-    ) -> Tensor:
-        """What the register holds of exact sums with the present weights and qparams.
+    ) -> Tensor | None:
+        """What the register holds of exact sums with the present weights and qparams; None where it holds them all.
 
         The verdict of the Plan is that of the weights that training started from, which says nothing of these.
 
         Args:
             attrs: attributes in integer units.
-            c: the exact sums, without gradient.
-
-        Returns:
-            `c` itself where it cannot overflow.
+            c: the exact sums.
         """
         if plan.keeps_input_dtype or plan.table is not None:
-            return c
+            return None
         form, register = self._form(node), plan.desc.register
-        live = [x.detach() if isinstance(x, Tensor) else x for x in operands]
+        c, live = c.detach(), [x.detach() if isinstance(x, Tensor) else x for x in operands]
         largest = self._largest_sum(node, targets, attrs, live)
         fits = register.dtype.signed and largest <= register.dtype.max
         targets = targets[: len(live)]
@@ -390,7 +373,7 @@ class LivePass:
         if partial is not None:
             c = c.to(torch.float64) + partial.lost(live).amount
         elif fits:
-            return c
+            return None
         return apply_overflow(c, register.dtype, register.overflow)
 
     def _largest_sum(
@@ -443,8 +426,9 @@ class LivePass:
             return nearest
         register, attrs = self._register(node, plan, targets, out)
         with torch.no_grad():
-            c = self._held(node, plan, targets, attrs, operands, self.ops[node.op].compute_int(attrs, *operands))
-            exact = apply_simq(c, SimQ(register, out), self.hardware.requantize)
+            c = self.ops[node.op].compute_int(attrs, *operands)
+            held = self._held(node, plan, targets, attrs, operands, c)
+            exact = apply_simq(c if held is None else held, SimQ(register, out), self.hardware.requantize)
         return straight_through(nearest, exact.to(nearest.dtype))
 
     def _output_qparams(self, node: Node, plan: NodePlan, value: Tensor, register: QParams | None) -> QParams | None:
@@ -539,6 +523,11 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
 
 
+def _through(c: Tensor, held: Tensor | None) -> Tensor:
+    """What a register holds of exact sums, with their gradient; the sums themselves where it holds them all."""
+    return c if held is None else straight_through(c, held.to(c.dtype))
+
+
 def _largest(target: QParams) -> int:
     """The largest integer of an operand, stored or centered, whatever its zero point."""
     return max(target.qmax - target.qmin, abs(target.qmin), abs(target.qmax))
@@ -613,9 +602,8 @@ class NormedPass(LivePass):
         if folded is None or folded.correction is None or folded.shift is None:
             return super()._compute(node, plan, targets, operands)
         register, attrs = self._register(node, plan, targets, None)
-        c = self._with_overflow(
-            node, plan, targets, attrs, operands[:2], self.ops[node.op].compute_int(attrs, *operands[:2])
-        )
+        c = self.ops[node.op].compute_int(attrs, *operands[:2])
+        c = _through(c, self._held(node, plan, targets, attrs, operands[:2], c))
         shape = [1, -1, *[1] * (c.ndim - 2)]
         if (output := self._outputs.pop(node.name, None)) is not None and folded.multiplier is not None:
             real = output * folded.multiplier.reshape(shape)
