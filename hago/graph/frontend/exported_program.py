@@ -52,8 +52,9 @@ _AS_THEY_ARE: Final = frozenset(
         "slice.Tensor", "dropout.default",
     )
 )  # fmt: skip
-#: Such as were traced again in earlier versions, as were those that write. Tracing again leaves out what nobody reads,
-#: and gives its names to others, so they are read as they are where all is read.
+#: Tracing again leaves these as they are, too, but leaves out what nobody reads and gives its names to others. Earlier
+#: versions traced programs with these calls again, and such with calls that write. So that names stay the same, they
+#: are read as they are only where all results are read.
 _IF_ALL_IS_READ: Final = frozenset({"aten.layer_norm.default", "aten.permute.default"})
 
 
