@@ -22,7 +22,7 @@ from hago.search.racing import as_race
 from hago.search.searcher_choice import costs_in_use
 from hago.searchers import SEARCHERS, make_options, parse_searcher, searcher_text
 from hago.serialization.json_text import canonical
-from hago.study import Header
+from hago.study import IMPLIED_OPTIONS, Header
 
 #: The setting of a log whose search merged groups in its integer programs.
 MERGED_GROUPS: Final = "merged_groups"
@@ -106,6 +106,16 @@ def _changed_searcher(searcher: Any, logged: Mapping[str, Any]) -> Iterator[Chan
         if keys:
             was = searcher_text(name, {k: before.get(k) for k in keys})
             yield ChangedOption("searcher", was, searcher_text(name, {k: now.get(k) for k in keys}))
+
+
+def with_later_options(searcher: Any, logged: Header) -> Any:
+    """A searcher that is given by name, with what a log says of options that searchers have had only since some time,
+    unless the user gives them: so that earlier logs are continued with the same options as they were begun with."""
+    name, given = parse_searcher(searcher) if isinstance(searcher, str) else ("", {})
+    if name != logged.searcher["name"]:
+        return searcher
+    later = {key: logged.searcher["options"][key] for key in IMPLIED_OPTIONS.get(name, {}) if key not in given}
+    return searcher_text(name, {**given, **later}) if later else searcher
 
 
 def same_limits(before: Sequence[str], now: Sequence[str]) -> bool:

@@ -31,6 +31,7 @@ from hago.search.continuation import (
     logged_softmax_span,
     merges_groups,
     traces_feeds,
+    with_later_options,
     with_limits_as_logged,
 )
 from hago.search.corrected_trials import CorrectedTrial, CorrectedTrials
@@ -473,6 +474,7 @@ def continued(
         raise LogError(f"log {path} exists; resume it, or give another path")
     if options.searcher == AUTO and logged.searcher["name"] in logged_effort(logged).searchers:
         options = replace(options, searcher=searcher_text(logged.searcher["name"], logged.searcher["options"]))
+    options = replace(options, searcher=with_later_options(options.searcher, logged))
     check_same_options(options, hardware, logged, str(path), spell)
     quantization = replace(
         options.quantization, channel_bins=logged_channel_bins(logged), softmax_span=logged_softmax_span(logged)

@@ -35,6 +35,9 @@ class ParetoOptions:
             solutions of the corrected program in gaps of the measured front and neighbours of its points.
         gain: a round that adds less than this part to the area under the front is the last; 0 for all rounds.
         batch: points that are asked at once, for parallel evaluation.
+        least_loss: losses below it count as it where gaps are compared: a point without any loss is no better than one
+            whose loss nobody notices, and does not draw all points to it. In the surrogate's unit, that of squared
+            errors relative to the power of the outputs, or of divergences in nats. By default what float16 loses.
     """
 
     cost: str = ""
@@ -42,6 +45,7 @@ class ParetoOptions:
     rounds: int = 7
     gain: float = 0.01
     batch: int = 4
+    least_loss: float = 2.0**-22
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.gain < 1.0:
@@ -51,6 +55,8 @@ class ParetoOptions:
                 f"pareto search of {self.points} points in {self.rounds} rounds, {self.batch} at once; "
                 "expected 1 or more"
             )
+        if self.least_loss < 0.0:
+            raise HagoError(f"pareto search with least_loss {self.least_loss}; expected a loss, 0 or more")
 
 
 def pareto_search(history: EvaluationHistory, start: Bits, seed: int, options: ParetoOptions) -> Searcher:
@@ -70,9 +76,11 @@ def _steps(history: EvaluationHistory, start: Bits, options: ParetoOptions) -> S
         return
     yield from _sweep(history, history.program(), options, "round 1")
     for number in range(2, options.rounds + 1):
-        count_before, front = len(history.scored), _measured_front(history)
+        count_before, front = len(history.scored), _measured_front(history, options.least_loss)
         yield from _refine(history, options, f"round {number}")
-        if len(history.scored) == count_before or area_added(front, _measured_front(history)) < options.gain:
+        if len(history.scored) == count_before:
+            return
+        if area_added(front, _measured_front(history, options.least_loss)) < options.gain:
             return
 
 
@@ -83,10 +91,11 @@ class _Gap:
     low: Solution
     high: Solution
 
-    @property
-    def size(self) -> float:
-        """The size of the gap: the logarithm of the ratio of costs times that of the ratio of losses."""
-        return max(_ratio(self.low.cost, self.high.cost), 0.0) * max(_ratio(self.high.loss, self.low.loss), 0.0)
+    def size(self, least_loss: float) -> float:
+        """The size of the gap: the logarithm of the ratio of costs times that of the ratio of losses, where losses are
+        at least `least_loss`."""
+        loss = max(self.high.loss, least_loss)
+        return max(_ratio(self.low.cost, self.high.cost), 0.0) * max(_ratio(loss, self.low.loss), 0.0)
 
     @property
     def middle(self) -> float:
@@ -108,7 +117,7 @@ def _sweep(history: EvaluationHistory, program: Knapsack, options: ParetoOptions
     while gaps and left > 0:
         batch: list[Solution] = []
         while gaps and len(batch) < min(left, options.batch):
-            gaps.sort(key=lambda g: g.size)
+            gaps.sort(key=lambda g: g.size(options.least_loss))
             gap = gaps.pop()
             picked, parts = _split(program, gap)
             batch += picked
@@ -135,20 +144,22 @@ def _refine(history: EvaluationHistory, options: ParetoOptions, why: str) -> Ste
     """Ask for points that are expected to improve the measured front."""
     left, empty_gaps = -(-options.points // 2), set[tuple[str, str]]()
     while left > 0:
-        points = _proposals(history, min(left, options.batch), empty_gaps)
+        points = _proposals(history, options, min(left, options.batch), empty_gaps)
         if not points:
             return
         left -= len(points)
         yield from history.evaluate_all(points, f"{why}: in the gaps of the measured front")
 
 
-def _proposals(history: EvaluationHistory, count: int, empty_gaps: set[tuple[str, str]]) -> list[Bits]:
+def _proposals(
+    history: EvaluationHistory, options: ParetoOptions, count: int, empty_gaps: set[tuple[str, str]]
+) -> list[Bits]:
     """New points: alternately a solution of the program in a gap of the measured front and a neighbour of its points.
 
     Args:
         empty_gaps: see `_in_gaps`.
     """
-    front = _measured_front(history)
+    front = _measured_front(history, options.least_loss)
     surrogate = history.surrogate.corrected(fit_factors(history.surrogate, history.scored))
     sources = [_in_gaps(history.program(), front, empty_gaps)]
     if surrogate.loss_of_score is not None:
@@ -209,11 +220,14 @@ def _ratio(low: float, high: float) -> float:
     return math.log(max(high, 1e-300) / max(low, 1e-300))
 
 
-def _measured_front(history: EvaluationHistory) -> list[MeasuredPoint]:
+def _measured_front(history: EvaluationHistory, least_loss: float) -> list[MeasuredPoint]:
     """The accepted points that no other beats in both cost and merit, by rising cost."""
     surrogate = history.surrogate
-    accepted = [(bits, score) for bits, score in history.scored if score.accepted]
-    points = [MeasuredPoint(surrogate.cost_of(bits, score), _merit(surrogate, score), bits) for bits, score in accepted]
+    points = [
+        MeasuredPoint(surrogate.cost_of(bits, score), _merit(surrogate, score, least_loss), bits)
+        for bits, score in history.scored
+        if score.accepted
+    ]
     front: list[MeasuredPoint] = []
     for point in sorted(points, key=lambda p: (p.cost, -p.merit)):
         if not math.isnan(point.merit) and (not front or point.merit > front[-1].merit):
@@ -221,6 +235,8 @@ def _measured_front(history: EvaluationHistory) -> list[MeasuredPoint]:
     return front
 
 
-def _merit(surrogate: Surrogate, score: Score) -> float:
-    """The merit of a score, see MeasuredPoint."""
-    return score.value if surrogate.loss_of_score is None else -math.log(max(surrogate.loss_of_score(score), 1e-300))
+def _merit(surrogate: Surrogate, score: Score, least_loss: float) -> float:
+    """The merit of a score, see MeasuredPoint, with a loss of at least `least_loss`."""
+    if surrogate.loss_of_score is None:
+        return score.value
+    return -math.log(max(surrogate.loss_of_score(score), least_loss, 1e-300))

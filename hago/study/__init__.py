@@ -3,6 +3,7 @@
 from hago.study.budget import Budget
 from hago.study.interrupts import Interrupts, interruptible_job
 from hago.study.log import (
+    IMPLIED_OPTIONS,
     Header,
     Log,
     Notice,
@@ -33,6 +34,7 @@ from hago.study.trial_cache import PendingScore, Submit, infeasible_score, norma
 from hago.study.trial_front import TrialFront
 
 __all__ = [
+    "IMPLIED_OPTIONS",
     "Ask",
     "Budget",
     "Feeds",

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from hago.errors import (
@@ -55,7 +56,9 @@ from hago.version import VERSION as HAGO_VERSION
 TRIAL_VERSION: Final = 1
 HEADER_VERSION: Final = 2
 #: By searcher, the options that it did not have at first, and what it did then: logs without them are of that time.
-_IMPLIED_OPTIONS: Final = {"gradient": {"groups_a_move": 8}}
+IMPLIED_OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {"gradient": {"groups_a_move": 8}, "pareto": {"least_loss": 0.0}}
+)
 
 #: Fields of Score that are written under "score" unchanged.
 _REQUIRED_FIELDS: Final = ("unproved", "total_bits", "plan_key", "infeasible", "forwards")
@@ -249,7 +252,7 @@ class Header:
         check_schema(record, "log_header", where)
         parts = {k: v for k, v in record.items() if k not in ("version", "time")}
         searcher = record["searcher"]
-        options = {**_IMPLIED_OPTIONS.get(searcher["name"], {}), **searcher["options"]}
+        options = {**IMPLIED_OPTIONS.get(searcher["name"], {}), **searcher["options"]}
         hardware = HardwareId(**record["hardware"])
         return Header(**{**parts, "hardware": hardware, "searcher": {**searcher, "options": options}})
 

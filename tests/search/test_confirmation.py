@@ -23,6 +23,7 @@ import hago
 from hago.calibration import collect
 from hago.cost.cost import METRICS
 from hago.data.batches import Batches
+from hago.errors import LogError
 from hago.search import DEFAULT_CORRECTIONS, choice_refinement, confirmation, searcher_choice, weight_scales
 from hago.search.choice_refinement import _Proposals
 from hago.search.confirmation import (
@@ -383,6 +384,26 @@ def test_a_default_search_goes_on_with_the_options_that_its_log_was_begun_with(t
     path.write_bytes(b"".join(lines[:2]))
     run_search(residual_block(), "vta", DATA, SearchOptions.of(**how))  # type: ignore[arg-type]
     assert timeless(path.read_bytes()) == timeless(content)
+
+
+def test_an_earlier_front_goes_on_with_gaps_to_points_without_loss(tmp_path: Path) -> None:
+    """Losses had no least one; a log that names none goes on without, also where the user does not name it."""
+    log, new = tmp_path / "log.jsonl", tmp_path / "new.jsonl"
+    how: dict[str, object] = {"progress": False, "effort": "fast", "search_topology": True}
+    searcher, bits = "pareto:points=6,rounds=1", {}
+    for path, name in ((log, f"{searcher},least_loss=0"), (new, searcher)):
+        found = run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(name, log=path, **how))  # type: ignore[arg-type]
+        bits[path] = [trial.bits for trial in found.result.trials]
+    assert bits[log] != bits[new]  # the question is worth asking
+    content = log.read_bytes()
+    lines = content.replace(b', "least_loss": 0.0', b"").splitlines(keepends=True)
+    assert content.count(b"least_loss") == 1 and b"least_loss" not in lines[0]
+    log.write_bytes(b"".join(lines[:3]))
+    with pytest.raises(LogError, match="pareto:least_loss=0.0, is pareto:least_loss=0.5"):
+        run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(f"{searcher},least_loss=0.5", log=log, **how))  # type: ignore[arg-type]
+    run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(searcher, log=log, **how))  # type: ignore[arg-type]
+    assert timeless(log.read_bytes()) == timeless(b"".join(lines))
+    assert hago.replay(residual_block(), "x86_vnni", log, DATA).same
 
 
 @pytest.mark.parametrize("options", [{}, {"budget_cost": "weight_bytes <= 250"}, {"searcher": "pareto:points=4"}])

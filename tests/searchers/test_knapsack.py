@@ -428,6 +428,21 @@ def test_pareto_search_covers_the_front_and_can_be_stopped() -> None:
             assert best is not None and mine <= off * best.loss
 
 
+def test_a_point_without_any_loss_does_not_draw_the_front_to_it() -> None:
+    """As where every layer is float: the logarithm of its loss is without end."""
+    space, surrogate = toy()
+    exact = replace(surrogate, losses={k: {**by, max(by): 0.0} for k, by in surrogate.losses.items()})
+    _, evaluate = evaluation(exact)
+
+    def sizes(**options: float) -> list[float]:
+        searcher = make_searcher("pareto", space, surrogate=exact, options={"points": 10, "rounds": 1, **options})
+        return [t.score.costs["size"] for t in run_study(space, searcher, evaluate).trials]
+
+    spread, drawn = sizes(), sizes(least_loss=0.0)
+    assert len(spread) == len(drawn)
+    assert sum(size < 2400 for size in spread) > sum(size < 2400 for size in drawn)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_pareto_search_fills_the_gaps_that_it_measures(seed: int) -> None:
     space, surrogate = toy()
@@ -526,3 +541,5 @@ def test_invalid_options_are_refused() -> None:
     for gain in (-0.1, 1.0):
         with pytest.raises(HagoError, match="0 <= gain < 1"):
             make_searcher("pareto", TOY, options={"gain": gain})
+    with pytest.raises(HagoError, match="least_loss -1.0; expected a loss, 0 or more"):
+        make_searcher("pareto", TOY, options={"least_loss": -1.0})
