@@ -194,7 +194,7 @@ class MachineReport:
             f"instructions  {sets if self.instructions else 'the system does not list them'}",
             *wrapped(f"versions      {', '.join(packages)}", " " * 14),
             f"compiler      {path} ({compiler_version})",
-            f"native code   {self.library}; the folder of what is built is {self.cache}",
+            *wrapped(f"native code   {self.library}; the folder of what is built is {self.cache}", " " * 14),
         ]
 
     def _kernel_lines(self) -> list[str]:

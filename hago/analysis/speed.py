@@ -21,7 +21,7 @@ from hago.data import Batches
 from hago.errors import HagoError
 from hago.graph import channels_last, compute_real, run_graph
 from hago.plan import Plan
-from hago.runtime.native import Executor, processor_name
+from hago.runtime.native import NativeIntegerModel, processor_name
 from hago.serialization.text_table import table, wrapped
 
 #: The batch sizes that are timed by default.
@@ -113,7 +113,7 @@ def time_against_float(
     for what, number in (("rounds", rounds), *(("a batch size", size) for size in batch_sizes)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise HagoError(f"{what} is {number!r}; expected an integer, 1 or more")
-    executor = Executor(plan)
+    model = NativeIntegerModel(plan)
     consts = {name: channels_last(value) for name, value in plan.graph.consts.items()}
 
     def run_float(inputs: Sequence[Tensor]) -> Any:
@@ -123,9 +123,9 @@ def time_against_float(
     measured = []
     for size in batch_sizes:
         inputs = [channels_last(x) for x in _samples(batches, size)]
-        pairs = _interleaved(lambda x=inputs: run_float(x), lambda x=inputs: executor.run(x), rounds)  # type: ignore[misc]
+        pairs = _interleaved(lambda x=inputs: run_float(x), lambda x=inputs: model.run(x), rounds)  # type: ignore[misc]
         measured.append(_summary(size, pairs))
-    explained = executor.explain()
+    explained = model.explain()
     return SpeedReport(
         processor_name(),
         torch.get_num_threads(),

@@ -45,7 +45,7 @@ from hago.graph.model_source import load_model
 from hago.hardware import available_hardware, load_hardware, missing_common_ops, save_hardware, start_hardware
 from hago.importing import input_names
 from hago.plan import Strategy
-from hago.runtime.native import Executor
+from hago.runtime.native import NativeIntegerModel
 from hago.search import is_one_shot, passes_of, plan_and_batches
 from hago.serialization.json_text import is_file
 from hago.serialization.text_table import counted, table
@@ -103,7 +103,7 @@ def realize_command(args: Namespace, console: Console) -> Outcome:
         OK if report.same else NO,
     )
     if args.explain:
-        kernels = Executor(plan).explain()
+        kernels = NativeIntegerModel(plan).explain()
         outcome = Outcome(f"{outcome.text}\n\n{kernels}", {**outcome.json, "kernels": kernels.to_json()}, outcome.code)
     if outcome.code != OK:
         return outcome

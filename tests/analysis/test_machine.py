@@ -16,6 +16,8 @@ import pytest
 
 from hago.analysis import examine_machine, machine
 from hago.analysis.machine import EXTRAS, REQUIRED, MachineReport
+from hago.runtime.native.instruction_sets import INSTRUCTION_SETS, largest_set, limited_text
+from hago.runtime.native.instruction_sets import machine as machine_name
 from hago.runtime.native.self_test import NOTHING, exact_kernels
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +95,21 @@ def test_how_to_get_kernels_is_said_where_there_are_none(report: MachineReport) 
     some = replace(report, kernels=tuple(replace(k, runs=True) for k in report.kernels))
     assert "install a C++ compiler with OpenMP" in str(none) and "scripts/build_wheel.py" in str(none)
     assert "install a C++ compiler with OpenMP" not in str(some)
+
+
+@pytest.mark.skipif(largest_set() is None, reason="the system does not say what the processor has")
+def test_how_bytes_are_multiplied_is_said_and_what_limits_it(report: MachineReport) -> None:
+    every = [each for each in INSTRUCTION_SETS if each.machine == machine_name()]
+    largest = largest_set()
+    assert largest is not None and limited_text(largest) == ""
+    if exact_kernels().calls is not None and "HAGO_MAX_CPU_ISA" not in os.environ:
+        assert largest.name in report.library and largest.products in " ".join(str(report).split())
+    for smaller in every[: every.index(largest)]:
+        assert f"the processor has {largest.name}; unset HAGO_MAX_CPU_ISA" in limited_text(smaller)
+    # whoever has the slower products is told what is faster
+    slow = [each for each in INSTRUCTION_SETS if "multiplied and added at once" not in each.products]
+    assert {each.name for each in slow} == {"SSE41", "AVX2", "AVX512_CORE", "NEON"}
+    assert all("a processor with" in each.products for each in slow)
 
 
 def test_a_machine_without_a_compiler_is_no_error() -> None:

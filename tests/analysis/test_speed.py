@@ -16,7 +16,9 @@ from hago.analysis.speed import NO_CALL, BatchSpeed, time_against_float
 from hago.data.batches import Batches
 from hago.errors import HagoError
 from hago.plan.plan import Plan
-from hago.runtime.native.executor import Executor
+from hago.runtime.native import executor
+from hago.runtime.native.executor import Executor, NativeIntegerModel
+from hago.runtime.native.self_test import NOTHING
 
 DATA = [seeded(8, 3, 8, 8, seed=s) for s in range(2)]
 
@@ -29,13 +31,13 @@ def resolved() -> tuple[Plan, Batches]:
 def test_every_batch_size_is_timed_on_samples_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, batches = resolved()
     seen: dict[int, Tensor] = {}
-    run = Executor.run
+    run = NativeIntegerModel.run
 
-    def watched(self: Executor, inputs: list[Tensor]) -> list[Tensor]:
+    def watched(self: NativeIntegerModel, inputs: list[Tensor]) -> list[Tensor]:
         seen[len(inputs[0])] = inputs[0]
         return run(self, inputs)
 
-    monkeypatch.setattr(Executor, "run", watched)
+    monkeypatch.setattr(NativeIntegerModel, "run", watched)
     report = time_against_float(plan, batches, (1, 12, 40), rounds=2)
     assert [b.batch for b in report.batches] == [1, 12, 40] == sorted(seen)
     samples = torch.cat(DATA)
@@ -43,6 +45,16 @@ def test_every_batch_size_is_timed_on_samples_of_the_data(monkeypatch: pytest.Mo
     assert all(b.rounds == 2 and b.float_seconds > 0 and b.integer_seconds > 0 for b in report.batches)
     computed = sum(report.kernels.values())
     assert computed == len(Executor(plan).explain().rows)
+
+
+def test_without_kernels_what_the_user_runs_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums in float32, not kernels of torch node by node, which take ten times as long."""
+    plan, batches = resolved()
+    monkeypatch.setattr(executor, "exact_kernels", lambda: NOTHING)
+    monkeypatch.setattr(Executor, "run", lambda *_: pytest.fail("an engine that no model runs on"))
+    report = time_against_float(plan, batches, (1,), rounds=1)
+    assert report.kernels == NativeIntegerModel(plan).explain().kernels and "float32 sums" in report.kernels
+    assert report.exact_kernels.count("switched off") == 1
 
 
 def test_the_report_says_where_and_how() -> None:

@@ -28,6 +28,8 @@ from hago.cli.commands import COMMANDS
 from hago.cli.options import check_command
 from hago.hardware.file import load_hardware, save_hardware
 from hago.plan.strategy import Strategy
+from hago.runtime.native import executor
+from hago.runtime.native.self_test import NOTHING
 from hago.runtime.reference import IntegerModel
 from hago.searchers.registry import SEARCHERS
 from hago.study.log import read_log
@@ -566,10 +568,13 @@ def test_explain_from_data_is_explain_from_shapes(hago: Run) -> None:
     assert not rows["4"]["integer"] and rows["0"]["edges"][0]["choices"] == [6]
 
 
-def test_realize_explains_its_kernels(hago: Run) -> None:
+def test_realize_explains_its_kernels(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     result = hago("realize", MODEL, STRATEGY, "--data", DATA, "--explain", "--json").json["kernels"]
     assert result["head"] and sum(result["kernels"].values()) == len(result["rows"]) > 0
     shown = hago("realize", MODEL, STRATEGY, "--data", DATA, "--explain").out
+    monkeypatch.setattr(executor, "exact_kernels", lambda: NOTHING)
+    without = hago("realize", MODEL, STRATEGY, "--data", DATA, "--explain", "--json").json["kernels"]
+    assert "float32 sums" in without["kernels"]  # what models run on then
     assert all(row["node"] in shown and row["why"] in shown for row in result["rows"])
 
 

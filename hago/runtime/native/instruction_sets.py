@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,12 +24,14 @@ class InstructionSet:
         machine: the architecture.
         options: of the compiler.
         flags: what the system says of a processor that has it.
+        products: how kernels multiply bytes with it, and what would be faster.
     """
 
     name: str
     machine: str
     options: tuple[str, ...]
     flags: tuple[str, ...]
+    products: str
 
     @property
     def file_name(self) -> str:
@@ -37,18 +40,36 @@ class InstructionSet:
 
 
 _AVX512: Final = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
-_AMX: Final = ("-march=cascadelake", "-mavx512vbmi", "-mamx-tile", "-mamx-int8")
+_FOURS: Final = "four bytes are multiplied and added at once"
+_WORDS: Final = (
+    "bytes are multiplied as words of 16 bits, or in pairs where 16 bits hold the sums of their products; a processor "
+    "with VNNI multiplies four at once"
+)
 #: By architecture, from the smallest to the largest.
 INSTRUCTION_SETS: Final = (
-    InstructionSet("SSE41", "x86_64", ("-march=x86-64-v2",), ("sse4_1", "sse4_2", "ssse3", "popcnt")),
-    InstructionSet("AVX2", "x86_64", ("-march=x86-64-v3",), ("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe")),
-    InstructionSet("AVX2_VNNI", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), ("avx2", "fma", "bmi2", "avx_vnni")),
-    InstructionSet("AVX512_CORE", "x86_64", ("-march=x86-64-v4",), _AVX512),
-    InstructionSet("AVX512_CORE_VNNI", "x86_64", ("-march=cascadelake",), (*_AVX512, "avx512_vnni")),
-    InstructionSet("AVX512_CORE_AMX", "x86_64", _AMX, (*_AVX512, "avx512_vnni", "avx512vbmi", "amx_tile", "amx_int8")),
-    InstructionSet("NEON", "aarch64", ("-march=armv8-a",), ("asimd",)),
-    InstructionSet("DOTPROD", "aarch64", ("-march=armv8.2-a+dotprod",), ("asimd", "asimddp")),
-    InstructionSet("I8MM", "aarch64", ("-march=armv8.2-a+dotprod+i8mm",), ("asimd", "asimddp", "i8mm")),
+    InstructionSet("SSE41", "x86_64", ("-march=x86-64-v2",), ("sse4_1", "sse4_2", "ssse3", "popcnt"), _WORDS),
+    InstructionSet("AVX2", "x86_64", ("-march=x86-64-v3",), ("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"), _WORDS),
+    InstructionSet(
+        "AVX2_VNNI", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), ("avx2", "fma", "bmi2", "avx_vnni"), _FOURS
+    ),
+    InstructionSet("AVX512_CORE", "x86_64", ("-march=x86-64-v4",), _AVX512, _WORDS),
+    InstructionSet("AVX512_CORE_VNNI", "x86_64", ("-march=cascadelake",), (*_AVX512, "avx512_vnni"), _FOURS),
+    InstructionSet(
+        "AVX512_CORE_AMX",
+        "x86_64",
+        ("-march=cascadelake", "-mavx512vbmi", "-mamx-tile", "-mamx-int8"),
+        (*_AVX512, "avx512_vnni", "avx512vbmi", "amx_tile", "amx_int8"),
+        f"{_FOURS}, or in matrix tiles",
+    ),
+    InstructionSet(
+        "NEON",
+        "aarch64",
+        ("-march=armv8-a",),
+        ("asimd",),
+        "products of bytes are added in pairs; a processor with dot products adds four at once",
+    ),
+    InstructionSet("DOTPROD", "aarch64", ("-march=armv8.2-a+dotprod",), ("asimd", "asimddp"), _FOURS),
+    InstructionSet("I8MM", "aarch64", ("-march=armv8.2-a+dotprod+i8mm",), ("asimd", "asimddp", "i8mm"), _FOURS),
 )
 
 
@@ -59,8 +80,8 @@ def machine() -> str:
 
 
 def largest_set(limit: str | None = None) -> InstructionSet | None:
-    """The largest instruction set that this processor has; None where there is none of them, or the system does not
-    say what the processor has.
+    """The largest instruction set that this processor has and that may be used; None where there is none of them, or
+    the system does not say what the processor has.
 
     Args:
         limit: the name of the largest set that may be used; by default what `HAGO_MAX_CPU_ISA` says.
@@ -74,7 +95,17 @@ def largest_set(limit: str | None = None) -> InstructionSet | None:
     if limit and limit not in names:
         expected = f"expected one of {', '.join(names)}" if names else f"hago knows no instruction sets of {machine()}"
         raise HagoError(f"HAGO_MAX_CPU_ISA is {limit[:40]!r}; {expected}." + did_you_mean(limit, names))
-    if limit:
-        here = here[: names.index(limit) + 1]
+    return _largest(here[: names.index(limit) + 1] if limit else here)
+
+
+def limited_text(used: InstructionSet) -> str:
+    """That the processor has a larger instruction set than the one that is used; empty where it has none."""
+    largest = _largest([each for each in INSTRUCTION_SETS if each.machine == used.machine])
+    if largest is None or largest == used:
+        return ""
+    return f" (the processor has {largest.name}; unset HAGO_MAX_CPU_ISA to use it)"
+
+
+def _largest(sets: Sequence[InstructionSet]) -> InstructionSet | None:
     flags = processor_flags()
-    return next((each for each in reversed(here) if flags.issuperset(each.flags)), None)
+    return next((each for each in reversed(sets) if flags.issuperset(each.flags)), None)

@@ -36,7 +36,7 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from hago.errors import LogError, warn
-from hago.runtime.native.instruction_sets import InstructionSet, largest_set
+from hago.runtime.native.instruction_sets import InstructionSet, largest_set, limited_text
 from hago.runtime.native.processor import cpu_lines
 from hago.serialization.json_text import canonical, parse_json, replace_file
 
@@ -330,7 +330,7 @@ def library(instruction_set: str | None = None) -> Library:
     target = largest_set(instruction_set)
     try:
         if os.environ.get("HAGO_NATIVE") == "0":
-            raise OSError("switched off by HAGO_NATIVE=0")
+            raise OSError("switched off by HAGO_NATIVE=0; unset it to use them")
         shipped = _shipped(target)
         calls = shipped or ctypes.CDLL(str(build(target)))
     except (OSError, subprocess.SubprocessError, LogError) as error:
@@ -347,7 +347,9 @@ def library(instruction_set: str | None = None) -> Library:
         function = getattr(calls, name)
         function.argtypes, function.restype = arguments, None if arguments and arguments[0] is c_void_p else c_int
     origin = "shipped with hago" if shipped else "built from source on this machine"
-    return Library(calls, f"{origin}, for {'this processor' if target is None else target.name}")
+    if target is None:
+        return Library(calls, f"{origin}, for this processor")
+    return Library(calls, f"{origin}, for {target.name}{limited_text(target)}: {target.products}")
 
 
 def _shipped(target: InstructionSet | None) -> ctypes.CDLL | None:

@@ -112,8 +112,9 @@ class ExactKernels:
         }
 
     def __str__(self) -> str:
-        parts = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in self.verdicts.items()]
-        return "; ".join([f"kernels {self.why}" if self.calls is not None else f"no kernels ({self.why})", *parts])
+        head = f"kernels {self.why}" if self.calls is not None else f"no kernels ({self.why})"
+        verdicts = {name: verdict for name, verdict in self.verdicts.items() if verdict.why != self.why}
+        return "; ".join([head, *(f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in verdicts.items())])
 
 
 _OFF: Final = Verdict(False, "switched off")
@@ -345,6 +346,10 @@ def _requantized(calls: Any, sums: Tensor, simq: SimQ, how: Requantize) -> Tenso
 REGISTERS: Final = (16, 8)
 
 
+#: Of kernels whose bits must be those of torch's.
+_OTHER_BITS: Final = Verdict(False, "other bits than torch's, which uses other instructions")
+
+
 def check_softmax(calls: Any) -> tuple[Verdict, int]:
     """Compare the softmax of rows of many lengths and ranges with torch's, bit for bit.
 
@@ -357,12 +362,11 @@ def check_softmax(calls: Any) -> tuple[Verdict, int]:
         x[::5] = x[::5].where(torch.rand(x[::5].shape, generator=generator) < 0.7, torch.tensor(-math.inf))
         x[:, 0] = 0.0  # no row is -inf everywhere
         rows.append(x)
-    verdict = Verdict(False, "the instruction set has no fused multiply-add")
     for registers in REGISTERS:
         verdict = _verdict(((partial(_softmax, calls, x, registers), F.softmax(x, -1)) for x in rows), "floats")
         if verdict.exact:
             return verdict, registers
-    return verdict, 0
+    return _OTHER_BITS, 0
 
 
 def _softmax(calls: Any, x: Tensor, registers: int) -> Tensor:
@@ -384,7 +388,8 @@ def check_norm(calls: Any) -> Verdict:
             for w, b in ((weight, bias), (weight, None), (None, bias), (None, None)):
                 yield partial(_norm, calls, x, w, b), F.layer_norm(x, [columns], w, b, 1e-5)
 
-    return _verdict(cases(), "floats")
+    verdict = _verdict(cases(), "floats")
+    return verdict if verdict.exact else _OTHER_BITS
 
 
 def _norm(calls: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
