@@ -32,6 +32,7 @@ from hago.runtime.native.weights import Geometry, pack_for
 SUMS: Final = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
 ARM: Final = "aarch64-linux-gnu-g++"
 EMULATOR: Final = "qemu-aarch64-static"
+X86: Final = ("c++", "objdump")
 
 
 #: The files of convolutions.
@@ -61,6 +62,9 @@ BUILT: Final = (
     ("AVX512_CORE", "conv", "vpmaddwd"),
     ("AVX512_CORE_VNNI", "conv", "vpdpbusd"),
     ("AVX512_CORE_AMX", "tiles", "tdpbusd"),
+    ("NEON", "conv", "smlal"),
+    ("DOTPROD", "conv", "sdot"),
+    ("I8MM", "conv", "usdot"),
 )
 SETS: Final = {each.name: each for each in INSTRUCTION_SETS}
 ON_AVX2: Final = ("c++", *SETS["AVX2"].options)
@@ -224,14 +228,15 @@ def test_sums_are_exact(name: str, tmp_path: Path) -> None:
 @pytest.mark.some_cases(2)
 @pytest.mark.parametrize(("name", "part", "instruction"), BUILT)
 def test_instructions_are_used(name: str, part: str, instruction: str, tmp_path: Path) -> None:
-    require("c++", "objdump")
+    compiler, objdump = (ARM, f"{ARM.removesuffix('g++')}objdump") if SETS[name].machine == "aarch64" else X86
+    require(compiler, objdump)
     built = tmp_path / "kernels.o"
     source = native.SOURCES / f"{part}.cpp"
     options = [*SETS[name].options, *native.OPTIONS[1:3], "-fopenmp"]
-    command = ["c++", "-c", "-O1", *options, str(source), "-o", str(built)]
+    command = [compiler, "-c", "-O1", *options, str(source), "-o", str(built)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
     if "-march" in done.stderr or "unrecognized" in done.stderr:
         pytest.skip(f"the compiler does not know {name}")
     assert done.returncode == 0, done.stderr[-500:]
-    listing = subprocess.run(["objdump", "-d", str(built)], check=True, capture_output=True, text=True, timeout=60)
+    listing = subprocess.run([objdump, "-d", str(built)], check=True, capture_output=True, text=True, timeout=60)
     assert instruction in listing.stdout
