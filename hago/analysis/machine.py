@@ -46,7 +46,7 @@ _KERNELS_COMPUTE: Final[Mapping[str, str]] = {
 #: What `hago doctor` advises where none of hago's kernels runs.
 _HOW_TO_GET_KERNELS: Final = (
     "To get hago's kernels, install a C++ compiler with OpenMP (g++ or clang++), or a wheel that carries them, which",
-    "scripts/build_wheel.py builds; HAGO_NATIVE=0 must not be set.",
+    "scripts/build_wheel.py builds.",
 )
 #: What `hago doctor` says of a busy machine.
 _BUSY: Final = (
@@ -198,6 +198,7 @@ class MachineReport:
         ]
 
     def _kernel_lines(self) -> list[str]:
+        has_kernels = any(k.runs for k in self.kernels if k.name.startswith("native"))
         rows = [
             (k.name, "yes" if k.runs else "no", _KERNELS_COMPUTE[k.name] + ("" if said else f" ({k.why})"))
             for k in self.kernels
@@ -207,7 +208,7 @@ class MachineReport:
             *table(("kernels", "run", "for"), rows),
             "Those that run were tested just now against exact integers. Without the others, integer models give the",
             "same outputs, more slowly.",
-            *([] if any(k.runs for k in self.kernels if k.name.startswith("native")) else _HOW_TO_GET_KERNELS),
+            *([] if has_kernels or "HAGO_NATIVE=0" in self.library else _HOW_TO_GET_KERNELS),
         ]
 
     def _extra_lines(self) -> list[str]:

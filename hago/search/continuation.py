@@ -109,12 +109,13 @@ def _changed_searcher(searcher: Any, logged: Mapping[str, Any]) -> Iterator[Chan
 
 
 def with_later_options(searcher: Any, logged: Header) -> Any:
-    """A searcher that is given by name, with what a log says of options that searchers have had only since some time,
-    unless the user gives them: so that earlier logs are continued with the same options as they were begun with."""
+    """A searcher that is given by name, with the options that it did not have when the log was begun, unless the user
+    gives them, as they were then: so an earlier log goes on with the command that began it."""
     name, given = parse_searcher(searcher) if isinstance(searcher, str) else ("", {})
     if name != logged.searcher["name"]:
         return searcher
-    later = {key: logged.searcher["options"][key] for key in IMPLIED_OPTIONS.get(name, {}) if key not in given}
+    implied, options = IMPLIED_OPTIONS.get(name, {}), logged.searcher["options"]
+    later = {key: value for key, value in implied.items() if key not in given and options[key] == value}
     return searcher_text(name, {**given, **later}) if later else searcher
 
 

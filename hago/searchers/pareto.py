@@ -78,9 +78,8 @@ def _steps(history: EvaluationHistory, start: Bits, options: ParetoOptions) -> S
     for number in range(2, options.rounds + 1):
         count_before, front = len(history.scored), _measured_front(history, options.least_loss)
         yield from _refine(history, options, f"round {number}")
-        if len(history.scored) == count_before:
-            return
-        if area_added(front, _measured_front(history, options.least_loss)) < options.gain:
+        added = area_added(front, _measured_front(history, options.least_loss))
+        if len(history.scored) == count_before or added < options.gain:
             return
 
 

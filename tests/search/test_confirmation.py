@@ -404,6 +404,10 @@ def test_an_earlier_front_goes_on_with_gaps_to_points_without_loss(tmp_path: Pat
     run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(searcher, log=log, **how))  # type: ignore[arg-type]
     assert timeless(log.read_bytes()) == timeless(b"".join(lines))
     assert hago.replay(residual_block(), "x86_vnni", log, DATA).same
+    # an option that the user gave is asked for again, like any other
+    log.write_bytes(content.replace(b'"least_loss": 0.0', b'"least_loss": 0.5'))
+    with pytest.raises(LogError, match="pareto:least_loss=0.5, is pareto:least_loss=2.38"):
+        run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(searcher, log=log, **how))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", [{}, {"budget_cost": "weight_bytes <= 250"}, {"searcher": "pareto:points=4"}])

@@ -24,14 +24,12 @@ class InstructionSet:
         machine: the architecture.
         options: of the compiler.
         flags: what the system says of a processor that has it.
-        products: how kernels multiply bytes with it, and what would be faster.
     """
 
     name: str
     machine: str
     options: tuple[str, ...]
     flags: tuple[str, ...]
-    products: str
 
     @property
     def file_name(self) -> str:
@@ -40,36 +38,18 @@ class InstructionSet:
 
 
 _AVX512: Final = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
-_FOURS: Final = "four bytes are multiplied and added at once"
-_WORDS: Final = (
-    "bytes are multiplied as words of 16 bits, or in pairs where 16 bits hold the sums of their products; a processor "
-    "with VNNI multiplies four at once"
-)
+_AMX: Final = ("-march=cascadelake", "-mavx512vbmi", "-mamx-tile", "-mamx-int8")
 #: By architecture, from the smallest to the largest.
 INSTRUCTION_SETS: Final = (
-    InstructionSet("SSE41", "x86_64", ("-march=x86-64-v2",), ("sse4_1", "sse4_2", "ssse3", "popcnt"), _WORDS),
-    InstructionSet("AVX2", "x86_64", ("-march=x86-64-v3",), ("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"), _WORDS),
-    InstructionSet(
-        "AVX2_VNNI", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), ("avx2", "fma", "bmi2", "avx_vnni"), _FOURS
-    ),
-    InstructionSet("AVX512_CORE", "x86_64", ("-march=x86-64-v4",), _AVX512, _WORDS),
-    InstructionSet("AVX512_CORE_VNNI", "x86_64", ("-march=cascadelake",), (*_AVX512, "avx512_vnni"), _FOURS),
-    InstructionSet(
-        "AVX512_CORE_AMX",
-        "x86_64",
-        ("-march=cascadelake", "-mavx512vbmi", "-mamx-tile", "-mamx-int8"),
-        (*_AVX512, "avx512_vnni", "avx512vbmi", "amx_tile", "amx_int8"),
-        f"{_FOURS}, or in matrix tiles",
-    ),
-    InstructionSet(
-        "NEON",
-        "aarch64",
-        ("-march=armv8-a",),
-        ("asimd",),
-        "products of bytes are added in pairs; a processor with dot products adds four at once",
-    ),
-    InstructionSet("DOTPROD", "aarch64", ("-march=armv8.2-a+dotprod",), ("asimd", "asimddp"), _FOURS),
-    InstructionSet("I8MM", "aarch64", ("-march=armv8.2-a+dotprod+i8mm",), ("asimd", "asimddp", "i8mm"), _FOURS),
+    InstructionSet("SSE41", "x86_64", ("-march=x86-64-v2",), ("sse4_1", "sse4_2", "ssse3", "popcnt")),
+    InstructionSet("AVX2", "x86_64", ("-march=x86-64-v3",), ("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe")),
+    InstructionSet("AVX2_VNNI", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), ("avx2", "fma", "bmi2", "avx_vnni")),
+    InstructionSet("AVX512_CORE", "x86_64", ("-march=x86-64-v4",), _AVX512),
+    InstructionSet("AVX512_CORE_VNNI", "x86_64", ("-march=cascadelake",), (*_AVX512, "avx512_vnni")),
+    InstructionSet("AVX512_CORE_AMX", "x86_64", _AMX, (*_AVX512, "avx512_vnni", "avx512vbmi", "amx_tile", "amx_int8")),
+    InstructionSet("NEON", "aarch64", ("-march=armv8-a",), ("asimd",)),
+    InstructionSet("DOTPROD", "aarch64", ("-march=armv8.2-a+dotprod",), ("asimd", "asimddp")),
+    InstructionSet("I8MM", "aarch64", ("-march=armv8.2-a+dotprod+i8mm",), ("asimd", "asimddp", "i8mm")),
 )
 
 

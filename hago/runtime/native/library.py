@@ -36,7 +36,7 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from hago.errors import LogError, warn
-from hago.runtime.native.instruction_sets import InstructionSet, largest_set, limited_text
+from hago.runtime.native.instruction_sets import InstructionSet, largest_set, limited_text, machine
 from hago.runtime.native.processor import cpu_lines
 from hago.serialization.json_text import canonical, parse_json, replace_file
 
@@ -347,9 +347,21 @@ def library(instruction_set: str | None = None) -> Library:
         function = getattr(calls, name)
         function.argtypes, function.restype = arguments, None if arguments and arguments[0] is c_void_p else c_int
     origin = "shipped with hago" if shipped else "built from source on this machine"
-    if target is None:
-        return Library(calls, f"{origin}, for this processor")
-    return Library(calls, f"{origin}, for {target.name}{limited_text(target)}: {target.products}")
+    used = "this processor" if target is None else f"{target.name}{limited_text(target)}"
+    return Library(calls, f"{origin}, for {used}: {products_text(calls.hago_adds_bytes(0))}")
+
+
+def products_text(dots: int) -> str:
+    """How kernels multiply bytes, and what would be faster.
+
+    Args:
+        dots: NEVER, EXACTLY or IF_PAIRS_FIT.
+    """
+    if dots == EXACTLY:
+        return "four bytes are multiplied and added at once"
+    pairs = ", or in pairs where 16 bits hold the sums of their products" if dots == IF_PAIRS_FIT else ""
+    faster = "dot products" if machine() == "aarch64" else "VNNI"
+    return f"bytes are multiplied as words of 16 bits{pairs}; a processor with {faster} multiplies four at once"
 
 
 def _shipped(target: InstructionSet | None) -> ctypes.CDLL | None:
