@@ -13,6 +13,7 @@ up to the first trial on all images that reaches it within the limits.
 from __future__ import annotations
 
 import math
+import resource
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +27,8 @@ from _timing import seconds_of
 
 from hago import Graph, HagoError
 from hago.search import SearchOptions, prepare, run_search
-from hago.study import StudyResult
+from hago.search.running import RunningSearch
+from hago.study import StudyResult, Trial
 
 ASSETS = (
     "mlperf_kws",
@@ -73,13 +75,28 @@ def search_cost(options: Any) -> list[Row]:
 def default_cost(options: Any) -> list[Row]:
     """Time whole searches, import and calibration included, in passes of the given network over the same samples.
 
-    These passes are timed before and after the search.
+    These passes are timed before and after the search. The largest memory of the process is read after the first and
+    after the last trial.
     """
-    print(f"{'network':20} {'hardware':18} {'seconds':>8} {'a forward':>10} {'forwards':>9} {'trials':>7} {'SQNR':>7}")
+    print(
+        f"{'network':20} {'hardware':18} {'seconds':>8} {'a forward':>10} {'forwards':>9} {'trials':>7} {'SQNR':>7} "
+        "MiB after the first and the last trial"
+    )
     rows: list[Row] = []
     for subject in _subjects(options):
         for hardware in options.hardware:
-            how = SearchOptions.of(searcher=options.searcher, progress=False, seed=options.seed)
+            memory: list[int] = []
+
+            def look(search: RunningSearch, trial: Trial, memory: list[int] = memory) -> None:
+                memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+
+            how = SearchOptions.of(
+                searcher=options.searcher,
+                progress=False,
+                seed=options.seed,
+                cache_bytes=options.cache_bytes,
+                callbacks=[look],
+            )
             before = _given_forward(subject, options)
             begun = options.clock()
             found = run_search(subject.network, hardware, subject.batches, how)
@@ -87,10 +104,11 @@ def default_cost(options: Any) -> list[Row]:
             forward = (before + _given_forward(subject, options)) / 2
             row = {"network": subject.name, "hardware": hardware, "seconds": seconds, "forward_seconds": forward}
             row |= {"forwards": seconds / forward, "trials": len(found.result.trials)}
+            row |= {"first_mib": memory[0], "last_mib": memory[-1]}
             rows.append(row | {"sqnr": float(found.result.score.results["sqnr"])})
             print(
                 f"{subject.name:20} {hardware:18} {seconds:8.1f} {forward:10.3f} {seconds / forward:9.0f} "
-                f"{len(found.result.trials):7} {rows[-1]['sqnr']:7.2f}",
+                f"{len(found.result.trials):7} {rows[-1]['sqnr']:7.2f} {memory[0]}, {memory[-1]}",
                 flush=True,
             )
     return rows

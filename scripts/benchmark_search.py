@@ -50,6 +50,9 @@ def main() -> None:
         "--carrier-images", type=int, default=16, help="images of the slow paths of the section `trial`"
     )
     parser.add_argument("--searcher", default="gradient", help="the default search of the section `search`")
+    parser.add_argument(
+        "--cache-bytes", type=int, help="of the section `default`; by default a quarter of what is free"
+    )
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--workers", type=int, default=4)
