@@ -1329,6 +1329,11 @@ UNGUARDED: Final = (
     "test_a_script_that_searches_in_its_workers_too_is_told_what_it_lacks",
 )
 ELSEWHERE: Final = {
+    "unset HAGO_MAX_CPU_ISA to use it": (
+        "analysis/test_machine.py",
+        "test_how_bytes_are_multiplied_is_said_and_what_limits_it",
+    ),
+    "switched off by HAGO_NATIVE=0; unset it": ("runtime/test_kernels.py", "test_the_library_can_be_switched_off"),
     "has no weight and bias to hold its trained multiplier": (
         "qat/test_state_dict.py",
         "test_a_batch_norm_that_cannot_hold_what_was_trained_is_named",

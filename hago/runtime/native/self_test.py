@@ -151,14 +151,18 @@ def examine(library: native.Library) -> ExactKernels:
 
 # ---------------------------------------------------------------- tests
 def _verdict(
-    cases: Iterator[tuple[Callable[[], Tensor], Tensor]], kind: str, refusals: tuple[type[Exception], ...] = ()
+    cases: Iterator[tuple[Callable[[], Tensor], Tensor]],
+    kind: str,
+    refusals: tuple[type[Exception], ...] = (),
+    said: str = "are wrong",
 ) -> Verdict:
-    """Compare what a kernel computes with exact integers.
+    """Compare what a kernel computes with what it must compute.
 
     Args:
         cases: calls of the kernel, each with the exact tensor.
         kind: of the values, for the verdict.
         refusals: errors by which the kernel says that this process does not have it.
+        said: of the values that differ, for the verdict.
     """
     wrong = total = 0
     for compute, exact in cases:
@@ -168,7 +172,7 @@ def _verdict(
             return Verdict(False, f"refused: {str(error).strip().splitlines()[0][:100]}")
         wrong += int((computed != exact).sum())
         total += exact.numel()
-    return Verdict(not wrong, f"{wrong} of {total} {kind} are wrong")
+    return Verdict(not wrong, f"{wrong} of {total} {kind} {said}")
 
 
 def _exact_sums(x: Tensor, w: Tensor, groups: int) -> Tensor:
@@ -346,8 +350,8 @@ def _requantized(calls: Any, sums: Tensor, simq: SimQ, how: Requantize) -> Tenso
 REGISTERS: Final = (16, 8)
 
 
-#: Of kernels whose bits must be those of torch's.
-_OTHER_BITS: Final = Verdict(False, "other bits than torch's, which uses other instructions")
+#: Of the values of kernels whose bits must be those of torch's.
+_OTHER_BITS: Final = "have other bits than torch's, which uses other instructions"
 
 
 def check_softmax(calls: Any) -> tuple[Verdict, int]:
@@ -363,10 +367,11 @@ def check_softmax(calls: Any) -> tuple[Verdict, int]:
         x[:, 0] = 0.0  # no row is -inf everywhere
         rows.append(x)
     for registers in REGISTERS:
-        verdict = _verdict(((partial(_softmax, calls, x, registers), F.softmax(x, -1)) for x in rows), "floats")
+        cases = ((partial(_softmax, calls, x, registers), F.softmax(x, -1)) for x in rows)
+        verdict = _verdict(cases, "floats", said=_OTHER_BITS)
         if verdict.exact:
             return verdict, registers
-    return _OTHER_BITS, 0
+    return verdict, 0
 
 
 def _softmax(calls: Any, x: Tensor, registers: int) -> Tensor:
@@ -388,8 +393,7 @@ def check_norm(calls: Any) -> Verdict:
             for w, b in ((weight, bias), (weight, None), (None, bias), (None, None)):
                 yield partial(_norm, calls, x, w, b), F.layer_norm(x, [columns], w, b, 1e-5)
 
-    verdict = _verdict(cases(), "floats")
-    return verdict if verdict.exact else _OTHER_BITS
+    return _verdict(cases(), "floats", said=_OTHER_BITS)
 
 
 def _norm(calls: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
