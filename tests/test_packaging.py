@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import ctypes
 import json
 import os
 import re
@@ -18,7 +19,8 @@ from pathlib import Path
 import pytest
 from products import whole
 
-from hago.runtime.native.instruction_sets import largest_set
+from hago.runtime.native import library as native
+from hago.runtime.native.instruction_sets import INSTRUCTION_SETS, InstructionSet, largest_set
 
 ROOT = Path(__file__).parents[1]
 #: What the source distribution is built from.
@@ -147,20 +149,30 @@ print(json.dumps({"why": exact_kernels().why, "kernels": table.kernels}))
 """
 
 
+def wheel_with_kernels(target: InstructionSet, compiler: str, option: str, folder: Path) -> Path:
+    """A wheel with kernels for an instruction set, made by a compiler with one more option."""
+    wrapper = folder / "compiler"
+    wrapper.write_text(f'#!/bin/sh\nexec {compiler} "$@" {option}\n', "utf-8")
+    wrapper.chmod(0o755)
+    script = str(ROOT / "scripts" / "build_wheel.py")
+    where = ["--out", str(folder / "dist"), "--machine", target.machine]
+    command = [sys.executable, script, *where, "--compiler", str(wrapper), "--sets", target.name]
+    here = {**os.environ, "PYTHONPATH": str(ROOT)}
+    out = subprocess.run(command, env=here, check=True, capture_output=True, text=True, timeout=300).stdout
+    return Path(out.strip().splitlines()[-1])
+
+
+def needed_libraries(library: Path) -> str:
+    """What the header of a library says that it needs."""
+    return subprocess.run(["readelf", "-d", str(library)], check=True, capture_output=True, text=True).stdout
+
+
 def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
     target = largest_set()
     if target is None or shutil.which("g++") is None or shutil.which("readelf") is None:
         pytest.skip("no g++ or readelf, or the system does not say what the processor has")
-    script = ROOT / "scripts" / "build_wheel.py"
-    build_it = [sys.executable, str(script), "--out", str(tmp_path / "dist"), "--sets", target.name]
-    if not whole():  # optimized kernels take twice as long to compile, and are the same but for their speed
-        compiler = tmp_path / "compiler"
-        compiler.write_text('#!/bin/sh\nexec g++ "$@" -O1\n', "utf-8")
-        compiler.chmod(0o755)
-        build_it += ["--compiler", str(compiler)]
-    here = {**os.environ, "PYTHONPATH": str(ROOT)}
-    out = subprocess.run(build_it, env=here, check=True, capture_output=True, text=True, timeout=300).stdout
-    wheel = Path(out.strip().splitlines()[-1])
+    # optimized kernels take twice as long to compile, and are the same but for their speed
+    wheel = wheel_with_kernels(target, "g++", "-O3" if whole() else "-O1", tmp_path)
     assert re.fullmatch(rf"hago-[\d.]+-py3-none-manylinux_2_\d+_{target.machine}\.whl", wheel.name)
     environment, work = tmp_path / "environment", tmp_path / "work"
     environment.mkdir()
@@ -177,11 +189,42 @@ def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
     assert found["why"].startswith(f"shipped with hago, for {target.name}")
     libraries = [*environment.rglob(target.file_name)]
     assert len(libraries) == 1
-    needed = subprocess.run(["readelf", "-d", str(libraries[0])], check=True, capture_output=True, text=True).stdout
+    needed = needed_libraries(libraries[0])
     assert "NEEDED" in needed and "gomp" not in needed  # torch brings it
     # on tiles where the processor has them
     assert sum(n for name, n in found["kernels"].items() if name.startswith("native conv")) == 2
     assert not (tmp_path / "none").exists()
+
+
+def test_a_wheel_for_another_architecture(tmp_path: Path) -> None:
+    """`scripts/aarch64` runs what it carries."""
+    compiler = "aarch64-linux-gnu-g++"
+    if shutil.which(compiler) is None or shutil.which("readelf") is None:
+        pytest.skip(f"no {compiler}, or no readelf")
+    target = next(each for each in INSTRUCTION_SETS if each.name == "NEON")
+    wheel = wheel_with_kernels(target, compiler, "-O0", tmp_path)
+    assert re.fullmatch(r"hago-[\d.]+-py3-none-manylinux_2_\d+_aarch64\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        (library,) = (name for name in archive.namelist() if name.endswith(target.file_name))
+        kernels = Path(archive.extract(library, tmp_path))
+    needed = needed_libraries(kernels)
+    assert "NEEDED" in needed and "gomp" not in needed
+    header = subprocess.run(["readelf", "-h", str(kernels)], check=True, capture_output=True, text=True).stdout
+    assert "AArch64" in header
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not list what a process has loaded")
+def test_kernels_of_a_wheel_call_the_openmp_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = INSTRUCTION_SETS[0]
+    (tmp_path / target.file_name).touch()
+    opened: list[tuple[str, int]] = []
+    monkeypatch.setattr(native, "SHIPPED", tmp_path)
+    monkeypatch.setattr(native.ctypes, "CDLL", lambda path, mode=0: opened.append((path, mode)))
+    native._shipped(target)
+    *shared, kernels = opened
+    assert kernels == (str(tmp_path / target.file_name), 0)
+    # torch's wheels for aarch64 load their OpenMP for themselves alone
+    assert [(Path(path).name.startswith("libgomp"), mode) for path, mode in shared] == [(True, ctypes.RTLD_GLOBAL)]
 
 
 # ---------------------------------------------------------------- extras

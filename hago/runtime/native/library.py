@@ -367,12 +367,25 @@ def products_text(dots: int) -> str:
 def _shipped(target: InstructionSet | None) -> ctypes.CDLL | None:
     """The library for an instruction set that came with hago; None where there is none, or none that this system
     loads, such as one whose torch has no OpenMP of GCC's."""
-    if target is None:
+    if target is None or not (path := SHIPPED / target.file_name).exists():
         return None
     try:
-        return ctypes.CDLL(str(SHIPPED / target.file_name))
+        _share_openmp()
+        return ctypes.CDLL(str(path))
     except OSError:
         return None
+
+
+def _share_openmp() -> None:
+    """Let libraries without an OpenMP of their own call torch's, which its wheels for aarch64 load for torch alone.
+
+    Raises:
+        OSError: the system does not list what a process has loaded.
+    """
+    lines = Path("/proc/self/maps").read_text("utf-8").splitlines()
+    paths = [line.split(maxsplit=5)[-1] for line in lines if "/libgomp" in line]
+    if paths:
+        ctypes.CDLL(min(paths, key=lambda path: "torch" not in path), ctypes.RTLD_GLOBAL)
 
 
 def find_compiler() -> str | None:
