@@ -347,9 +347,13 @@ def test_weights_are_words_where_fours_cost_more(out: int) -> None:
     if calls.hago_adds_bytes(0) != native.IF_PAIRS_FIT:
         pytest.skip("the processor adds products of bytes exactly, or never")
     w = (43 * torch.randn(out, 96, 1, 1, generator=torch.Generator().manual_seed(0))).round().clamp(-128, 127)
-    packed = pack_for(calls, w, Geometry(96, out, 1, (1, 1), (1, 1), (0, 0), (1, 1)), 255, tiles=False)
+    geometry = Geometry(96, out, 1, (1, 1), (1, 1), (0, 0), (1, 1))
+    packed = pack_for(calls, w, geometry, 255, tiles=False)
     # with many output channels, widening the input costs less than more products
     assert bool(packed.fours) == (out == 8) and packed.weight.dtype == (torch.int8 if out == 8 else torch.int16)
+    assert packed.way == (" in fours" if out == 8 else "")
+    # of weights of 4 bits, every pair fits
+    assert pack_for(calls, (w / 16).round(), geometry, 255, tiles=False).way == " in pairs"
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)

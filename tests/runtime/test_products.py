@@ -167,7 +167,7 @@ def test_every_kernel(case: str) -> None:
         assert compare_plan_exactly(plan, [laid[:2]]).same
         used |= set(executor.explain().kernels)
     ours = {"native multiply", "native add", "native sum over axes", "native matmul", "native conv", "torch on bytes"}
-    assert not exact_kernels().products.exact or used & ours
+    assert not exact_kernels().products.exact or used & ours or any(name.startswith("native conv ") for name in used)
 
 
 @pytest.mark.parametrize("op", ["mul", "sub", "affine", "mean", "sum", "pad", "matmul", "linear"])

@@ -291,8 +291,7 @@ def _emit_conv(state: LoweringState, node: Node) -> Call | str:
     bias, built = node_plan.consts.get(2), epilogue.build()
     source = storage_format(node_plan.operands[0])
     call = conv_call(calls, g, packed, source, built, bias, _is_flat(node))
-    way = " on tiles" if packed.steps else " by Winograd" if packed.winograd else " of words" if words else ""
-    kernel = f"native conv{way}"
+    kernel = f"native conv{' of words' if words else packed.way}"
     if pooled is None:
         return _call_with_epilogue(kernel, epilogue, [name], call)
     run = ConvPoolCall(call, *_window(state.plan.nodes[end.name]), after.build())

@@ -359,7 +359,7 @@ def products_text(dots: int) -> str:
     """
     if dots == EXACTLY:
         return "four bytes are multiplied and added at once"
-    pairs = ", or in pairs where 16 bits hold the sums of their products" if dots == IF_PAIRS_FIT else ""
+    pairs = ", or in pairs or fours where 16 bits hold the sums of their products" if dots == IF_PAIRS_FIT else ""
     faster = "dot products" if machine() == "aarch64" else "VNNI"
     return f"bytes are multiplied as words of 16 bits{pairs}; a processor with {faster} multiplies four at once"
 

@@ -351,7 +351,7 @@ REGISTERS: Final = (16, 8)
 
 
 #: Of the values of kernels whose bits must be those of torch's.
-_OTHER_BITS: Final = "have other bits than torch's, which uses other instructions"
+_OTHER_BITS: Final = "have other bits than torch's"
 
 
 def check_softmax(calls: Any) -> tuple[Verdict, int]:

@@ -143,6 +143,12 @@ class Packed:
     fours: tuple[Tensor, ...] = ()
     winograd: bool = False
 
+    @property
+    def way(self) -> str:
+        """How bytes are multiplied by them, for the name of a kernel; empty where it is as the library multiplies."""
+        ways = {" on tiles": self.steps, " by Winograd": self.winograd, " in pairs": self.fits, " in fours": self.fours}
+        return next((way for way, taken in ways.items() if taken), "")
+
     def offsets(self, bias: Tensor | None, zero: int, groups: int) -> Tensor:
         """The initial values of the sums, in panels: the bias minus the zero point times the sum of the weights, modulo
         2**32."""
