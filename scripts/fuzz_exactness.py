@@ -38,6 +38,7 @@ from hago.hardware import Hardware, available_hardware, load_hardware
 from hago.plan import Bits, Plan, Strategy
 from hago.plan.feasibility import nearest_feasible
 from hago.runtime import compare_plan_exactly
+from hago.runtime.native import exact_kernels
 from hago.search import MeasuredPoint, Prepared, QuantizationOptions, correcting, prepare, sqnr_evaluator
 from hago.search.correcting import CORRECTIONS, correct_in_turns
 from hago.search.stored_strategy import make_strategy, plan_of
@@ -87,6 +88,7 @@ def main() -> int:
         if counts.graphs % 100 == 0:
             print(f"{counts.graphs:,} networks in {time.perf_counter() - start:.0f} s", flush=True)
     print(counts)
+    print(f"kernels {exact_kernels().why}")
     for line in counts.wrong[:20]:
         print(line)
     return 1 if counts.wrong else 0

@@ -130,7 +130,9 @@ examples:
   hago bench zoo:net strategies/net-x86_vnni.json --data test.npz --batches 1,8,64 --rounds 21
 
 The float model is the imported network in eager torch, in float32. Both run with the threads that OMP_NUM_THREADS
-sets, in interleaved rounds; 'hago realize --explain' says which kernel runs each node, and why.""",
+sets, in interleaved rounds; 'hago realize --explain' says which kernel runs each node, and why. The integer model
+takes the largest instruction set that the processor has. On a processor with AVX-512, HAGO_MAX_CPU_ISA=AVX2 times it
+as one without runs it.""",
     "run": """
 example:
   hago run net.safetensors --data test.npz --save outputs.npz
