@@ -23,7 +23,7 @@ from types import FrameType
 #: Seconds between two interrupts.
 INTERVAL = 0.002
 START, IMPORTS, OTHER = "start of Python", "import of hago and other packages", "the rest"
-#: By part, functions by the end of their module's path and their name ("" for all of the module).
+#: By part, functions by a piece of their module's path and their name ("" for all of the module).
 Parts = Mapping[str, tuple[tuple[str, str], ...]]
 PARTS: Parts = {
     START: (),
@@ -50,7 +50,7 @@ def part_of(frame: FrameType | None, parts: Parts) -> str:
     while frame is not None:
         path, name = frame.f_code.co_filename, frame.f_code.co_name
         for part, rules in parts.items():
-            if any(path.endswith(end) and function in ("", name) for end, function in rules):
+            if any(piece in path and function in ("", name) for piece, function in rules):
                 return part
         imports = imports or "importlib._bootstrap" in path
         frame = frame.f_back

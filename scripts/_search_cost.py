@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from _command_shares import OTHER, Parts, sampled
 from _fronts import Row
 from _search_subjects import Subject, asset, naive_and_float, subjects, wanted
 from _timing import seconds_of
@@ -39,6 +40,22 @@ ASSETS = (
     "squeezenet1_1",
     "minilm",
 )
+#: Modules of hago/search that compute on data or weights.
+ON_DATA = ("absorb", "affine", "block_reconstruction", "equalize", "evaluate", "float_layers", "gradients")
+ON_DATA += ("layer_correction", "measured_point", "output_thresholds", "rotate", "squared_gradients", "weight_scales")
+#: The parts of a search. What is not of the passes over data is its own overhead, beside the import of the network.
+PARTS: Parts = {
+    "import": tuple((f"hago/{name}", "") for name in ("graph/frontend/", "graph/passes/", "importing.py")),
+    "kernels": tuple((f"hago/runtime/native/{name}.py", "") for name in ("lowering", "kernels", "weights", "library")),
+    "passes": (
+        *((f"hago/search/{name}.py", "") for name in ON_DATA),
+        *((f"hago/{name}/", "") for name in ("arithmetic", "calibration", "correction", "data", "graph", "ops")),
+        *((f"hago/{name}/", "") for name in ("runtime", "simulation")),
+    ),
+    "plans": (("hago/plan/", ""), ("hago/cost/", ""), ("hago/hardware/", "")),
+    "algorithm": (("hago/", ""),),
+    OTHER: (),
+}
 #: The costs that the default search may not exceed; their limits are those of the point that the RFC's search found.
 COSTS = ("weight_bytes", "activation_bytes")
 
@@ -76,11 +93,11 @@ def default_cost(options: Any) -> list[Row]:
     """Time whole searches, import and calibration included, in passes of the given network over the same samples.
 
     These passes are timed before and after the search. The largest memory of the process is read after the first and
-    after the last trial.
+    after the last trial. A timer counts the shares of the parts of a search.
     """
     print(
         f"{'network':20} {'hardware':18} {'seconds':>8} {'a forward':>10} {'forwards':>9} {'trials':>7} {'SQNR':>7} "
-        "MiB after the first and the last trial"
+        "MiB after the first and the last trial; shares"
     )
     rows: list[Row] = []
     for subject in _subjects(options):
@@ -98,17 +115,19 @@ def default_cost(options: Any) -> list[Row]:
                 callbacks=[look],
             )
             before = _given_forward(subject, options)
-            begun = options.clock()
-            found = run_search(subject.network, hardware, subject.batches, how)
+            begun, parts = options.clock(), dict.fromkeys(PARTS, 0.0)
+            with sampled(parts, PARTS, options.clock):
+                found = run_search(subject.network, hardware, subject.batches, how)
             seconds = options.clock() - begun
             forward = (before + _given_forward(subject, options)) / 2
             row = {"network": subject.name, "hardware": hardware, "seconds": seconds, "forward_seconds": forward}
             row |= {"forwards": seconds / forward, "trials": len(found.result.trials)}
-            row |= {"first_mib": memory[0], "last_mib": memory[-1]}
+            row |= {"first_mib": memory[0], "last_mib": memory[-1], "part_seconds": parts}
             rows.append(row | {"sqnr": float(found.result.score.results["sqnr"])})
             print(
                 f"{subject.name:20} {hardware:18} {seconds:8.1f} {forward:10.3f} {seconds / forward:9.0f} "
-                f"{len(found.result.trials):7} {rows[-1]['sqnr']:7.2f} {memory[0]}, {memory[-1]}",
+                f"{len(found.result.trials):7} {rows[-1]['sqnr']:7.2f} {memory[0]}, {memory[-1]}; "
+                + ", ".join(f"{part} {taken / seconds:.0%}" for part, taken in parts.items()),
                 flush=True,
             )
     return rows

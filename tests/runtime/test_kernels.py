@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import cast, get_args
 
 import pytest
@@ -263,7 +264,8 @@ def test_onednn_requantizes_by_powers_of_two() -> None:
 
 
 # ---------------------------------------------------------------- the library
-def test_a_missing_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native, "SHIPPED", tmp_path)  # no wheel with kernels
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     monkeypatch.delenv("HAGO_NATIVE", raising=False)
     with pytest.warns(hago.HagoWarning, match="no C.. compiler.*slower kernels of torch run instead"):
@@ -271,7 +273,8 @@ def test_a_missing_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.calls is None and "no C++ compiler" in found.why
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native, "SHIPPED", tmp_path)  # no wheel with kernels
     monkeypatch.setenv("HAGO_CACHE", "/proc/nowhere")
     monkeypatch.delenv("HAGO_NATIVE", raising=False)
     with pytest.warns(hago.HagoWarning, match="HAGO_CACHE names can be written"):
