@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -18,10 +19,14 @@ from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.requantize import AS_IS
 from hago.runtime.native.weights import (
     Geometry,
+    Packed,
+    Products,
     fours_that_fit,
+    pack,
     pack_for,
     pair_fours,
     pairs_that_fit,
+    products_of,
     sums_fit_winograd,
     winograd_weights,
 )
@@ -35,7 +40,11 @@ pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 def sums_of(calls: Any, x: Tensor, w: Tensor, geometry: Geometry, zero: int, tiles: bool) -> Tensor:
     """Sums of the kernel, of values whose zero point is `zero`."""
     most = None if x.dtype == torch.int16 else max(int(x.max()), zero) + 128 * (x.dtype == torch.int8)
-    packed = pack_for(calls, w, geometry, most, tiles)
+    return packed_sums(calls, x, pack_for(calls, w, geometry, most, tiles), geometry, zero)
+
+
+def packed_sums(calls: Any, x: Tensor, packed: Packed, geometry: Geometry, zero: int) -> Tensor:
+    """The sums of packed weights."""
     values = native.TYPES[str(x.dtype).removeprefix("torch.")]
     epilogue = Epilogue(geometry.out_channels, [], stored=[StoredOutput("", AS_IS, SUMS)]).build()
     return conv_call(calls, geometry, packed, (values, zero), epilogue)([x])[0]
@@ -113,11 +122,12 @@ def test_sums_are_exact(
     padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     images=st.integers(1, 3),
     size=st.tuples(st.integers(1, 20), st.integers(1, 20)),
-    channels=st.sampled_from([(16, 16, 1), (18, 33, 1), (64, 80, 1), (32, 1, 1), (68, 24, 2), (128, 64, 1)]),
+    channels=st.sampled_from([(34, 16, 1), (50, 33, 1), (64, 80, 1), (32, 1, 1), (68, 24, 2), (128, 64, 1)]),
     dtype=st.sampled_from([torch.uint8, torch.int8]),
     zero=st.sampled_from([0, 0, 7, 255]),
     extreme=st.booleans(),
     threads=st.integers(1, 2),
+    side=st.sampled_from([2, 4]),
     seed=st.integers(0, 2**20),
 )
 def test_sums_of_squares_of_pixels_are_exact(
@@ -130,6 +140,7 @@ def test_sums_of_squares_of_pixels_are_exact(
     zero: int,
     extreme: bool,
     threads: int,
+    side: int,
     seed: int,
 ) -> None:
     calls = library_for(instruction_set).calls
@@ -142,34 +153,64 @@ def test_sums_of_squares_of_pixels_are_exact(
         w = torch.where(torch.rand(w.shape, generator=generator) < 0.5, -128, 127)
     zero += ends.min
     geometry = Geometry(channels[0], channels[1], channels[2], (3, 3), (1, 1), padding, (1, 1))
-    packed = pack_for(calls, w, geometry, 255, tiles=False)
-    least = calls.hago_winograd_channels()
-    assert packed.winograd == (0 < least <= channels[0] // channels[2])
+    assume(sums_fit_winograd(w, side))
+    packed = pack(calls, w, geometry, Products(words=True, winograd=side), tiles=False)
     exact = F.conv2d(x.double() - zero, w.double(), None, 1, padding, 1, channels[2])
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = sums_of(calls, x, w.to(torch.int8), geometry, zero, tiles=False)
+        found = packed_sums(calls, x, packed, geometry, zero)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found, exact.to(torch.int32))
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_weights_are_transformed_where_int32_holds_four_sums(instruction_set: str) -> None:
+@pytest.mark.parametrize(("side", "times", "largest"), [(2, 4, 9), (4, 64, 144)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_weights_are_transformed_where_int32_holds_their_sums(
+    instruction_set: str, side: int, times: int, largest: int, sign: int
+) -> None:
     calls = library_for(instruction_set).calls
-    channels = (2**31 - 1) // (4 * 255) // (9 * 127) // 2 * 2
-    fitting = torch.full((2, channels, 3, 3), 127, dtype=torch.int8)
-    for weight, fits in ((fitting, True), (F.pad(fitting, (0, 0, 0, 0, 0, 2), value=-128), False)):
-        geometry = Geometry(weight.shape[1], 2, 1, (3, 3), (1, 1), (1, 1), (1, 1))
-        transformed = fits and calls.hago_winograd_channels() > 0
-        assert sums_fit_winograd(weight) == fits
-        assert pack_for(calls, weight, geometry, 255, tiles=False).winograd == transformed
-        x = torch.full((1, weight.shape[1], 4, 3), 255, dtype=torch.uint8)
-        found = sums_of(calls, x, weight, geometry, 0, tiles=False)
-        assert torch.equal(found, F.conv2d(x.double(), weight.double(), padding=1).to(torch.int32))
-    points = winograd_weights(fitting)
-    assert points.shape == (2, 16, channels) and int(points.max()) == 9 * 127
+    # the others have no part in the largest sum
+    weight = torch.full((2, 4096, 3, 3), -sign * 3, dtype=torch.int8)
+    held = (2**31 - 1) // (times * 255)
+    flat = weight[1].permute(1, 2, 0).flatten()
+    flat[: held // 127] = sign * 127
+    flat[held // 127] = sign * (held % 127)
+    weight[1] = flat.view(3, 3, -1).permute(2, 0, 1)
+    assert sums_fit_winograd(weight, side)
+    flat[held // 127] += sign
+    beyond = weight.clone()
+    beyond[1] = flat.view(3, 3, -1).permute(2, 0, 1)
+    assert not sums_fit_winograd(beyond, side)
+    geometry = Geometry(4096, 2, 1, (3, 3), (1, 1), (1, 1), (1, 1))
+    x = torch.where(weight[1] * sign > 0, 255, 0).to(torch.uint8)[None]
+    packed = pack(calls, weight, geometry, Products(words=True, winograd=side), tiles=False)
+    found = packed_sums(calls, x, packed, geometry, 0)
+    assert torch.equal(found, F.conv2d(x.double(), weight.double(), padding=1).to(torch.int32))
+    assert int(found[0, 1, 1, 1]) == sign * 255 * held
+    points = winograd_weights(torch.full((1, 1, 3, 3), -128), side)
+    assert points.shape == (1, (side + 2) ** 2, 1) and int(points.abs().max()) == largest * 128
+
+
+def test_the_side_of_squares_is_that_of_the_fewest_products() -> None:
+    """It is the larger one where int32 holds the sums and the transformed weights are not too many."""
+    generator = torch.Generator().manual_seed(0)
+
+    def side(adds: int, least: int, channels: int, out: int, weight: int | None = None) -> int:
+        calls = SimpleNamespace(hago_winograd_channels=lambda: least, hago_adds_bytes=lambda by_channel: adds)
+        w = torch.randint(-9, 9, (out, channels, 3, 3), generator=generator)
+        w = w if weight is None else torch.full_like(w, weight)
+        return products_of(calls, w, Geometry(channels, out, 1, (3, 3), (1, 1), (1, 1), (1, 1)), 255).winograd
+
+    for adds in (native.NEVER, native.IF_PAIRS_FIT):
+        assert [side(adds, 16, *channels) for channels in ((16, 8), (256, 256), (512, 512), (14, 64))] == [4, 4, 2, 0]
+        assert side(adds, 16, 128, 64, weight=127) == 2
+        assert side(adds, 0, 64, 64) == 0
+    # where bytes are multiplied as fast as half as many words
+    wide = [side(native.EXACTLY, 64, *channels) for channels in ((64, 64), (64, 32), (32, 64), (512, 512))]
+    assert wide == [4, 0, 0, 0] and side(native.EXACTLY, 64, 128, 64, weight=127) == 0
 
 
 def exact_pairs(weight: Tensor, most: int) -> bool:

@@ -157,7 +157,8 @@ class Conv(ctypes.Structure):
         gather: how the bytes of a window are read: `enum Gather` of cpp/conv.h.
         steps: of a window that is read in matrix tiles; 0 for no tiles.
         woven: rows of a window that tiles read at once; 0 where they do not.
-        winograd: whether weights are transformed, see `weights.winograd_weights`; the taps are then their 16 points.
+        winograd: the side of the squares whose windows are transformed, see `weights.winograd_weights`; taps are then
+            their points. 0 for other weights.
         offset: by output channel, bias - zero point * sum of the weights.
         zeros: the zero points of a pixel, as products read them.
         four_starts, places, four_taps: of weights in runs of four whose pairs fit, see `weights.Packed`; null for

@@ -45,8 +45,17 @@ PAIRED_GAIN: Final = 0.15
 #: channels share the time that it takes to widen their input to words, which is `WIDENING` for one.
 MOST_COST: Final = 1.05
 WIDENING: Final = 5
-#: The matrix G of Winograd's F(2 x 2, 3 x 3), twice, so that it holds integers.
-WINOGRAD_G: Final = ((2, 0, 0), (1, 1, 1), (1, -1, 1), (0, 0, 2))
+#: By the side of a square of pixels, the matrix G of Winograd's F(2 x 2, 3 x 3) and F(4 x 4, 3 x 3), as integers: twice
+#: G, and 24 times, but for the last row, which the kernel doubles so that words hold the weights.
+WINOGRAD: Final = {
+    2: ((2, 0, 0), (1, 1, 1), (1, -1, 1), (0, 0, 2)),
+    4: ((6, 0, 0), (-4, -4, -4), (-4, 4, -4), (1, 2, 4), (1, -2, 4), (0, 0, 12)),
+}
+#: By the side, what sums are multiplied by until the kernel divides them; of 576, modulo 2**32, it takes 9 out before.
+_MULTIPLIED: Final = {2: 4, 4: 64}
+#: The most weights of a layer that are transformed for squares of 4 by 4 pixels, to 8 times their bytes. More of them
+#: come from memory in every pass; F(2 x 2, 3 x 3), which takes 3.6 times their bytes, is as fast there for one image.
+MOST_IN_FOURS: Final = 2**20
 #: How a window is read; see `_gather`.
 AT_PIXELS, IN_ROWS, IN_PATCH = range(3)
 
@@ -77,7 +86,7 @@ class Geometry:
 
     @property
     def fits_winograd(self) -> bool:
-        """Whether Winograd's F(2 x 2, 3 x 3) computes it. Dot products add two words, so channels are even."""
+        """Whether Winograd's algorithm for 3 x 3 computes it. Dot products add two words, so channels are even."""
         even = self.channels // self.groups % 2 == 0
         return self.kernel == (3, 3) and self.stride == (1, 1) and self.dilation == (1, 1) and even
 
@@ -127,7 +136,7 @@ class Packed:
         fits: of the `Products` that they are packed for.
         fours: of weights in runs of four, the int32 arrays `four_starts`, `places` and `four_taps` of cpp/conv.h, with
             vectors in the order [group][panel][vector of a panel]. Empty for other weights.
-        winograd: whether they are those of `winograd_weights`.
+        winograd: the side of the squares that `winograd_weights` is for; 0 for other weights.
     """
 
     weight: Tensor
@@ -141,7 +150,7 @@ class Packed:
     woven: int = 0
     fits: int = 0
     fours: tuple[Tensor, ...] = ()
-    winograd: bool = False
+    winograd: int = 0
 
     @property
     def way(self) -> str:
@@ -226,13 +235,13 @@ class Products:
         fits: how many sums of pairs of products of bytes are added in 16 bits; 0 where these are exact in any case, or
             where weights are split so that they are.
         most: the largest byte for which `fours_that_fit` splits weights; 0 where it does not.
-        winograd: whether `winograd_weights` transforms them to words.
+        winograd: the side of the squares for which `winograd_weights` transforms them to words; 0 for none.
     """
 
     words: bool
     fits: int = 0
     most: int = 0
-    winograd: bool = False
+    winograd: int = 0
 
 
 def products_of(calls: Any, weight: Tensor, geometry: Geometry, most: int | None) -> Products:
@@ -244,14 +253,29 @@ def products_of(calls: Any, weight: Tensor, geometry: Geometry, most: int | None
     """
     if most is None:
         return Products(words=True)
-    least = calls.hago_winograd_channels()
-    if geometry.fits_winograd and 0 < least <= geometry.channels // geometry.groups and sums_fit_winograd(weight):
-        return Products(words=True, winograd=True)
+    if side := _winograd_side(calls, weight, geometry):
+        return Products(words=True, winograd=side)
     adds = calls.hago_adds_bytes(geometry.by_channel)
     if adds != native.IF_PAIRS_FIT:
         return Products(words=adds != native.EXACTLY)
     fits = pairs_that_fit(weight, geometry, most)
     return Products(words=False, fits=fits, most=0 if fits else most)
+
+
+def _winograd_side(calls: Any, weight: Tensor, geometry: Geometry) -> int:
+    """The side of the squares for which a library computes a convolution by Winograd's algorithm; 0 if it does not.
+
+    Where it multiplies bytes exactly, half as many words at once, the fewer products of F(2 x 2, 3 x 3) gain nothing,
+    and those of F(4 x 4, 3 x 3) only if enough channels share the transforms.
+    """
+    least, exactly = calls.hago_winograd_channels(), calls.hago_adds_bytes(0) == native.EXACTLY
+    shared = min(geometry.channels, geometry.out_channels) if exactly else geometry.channels
+    if not geometry.fits_winograd or not 0 < least <= shared // geometry.groups:
+        return 0
+    fitting = [side for side in WINOGRAD if sums_fit_winograd(weight, side)]
+    if 4 in fitting and weight.numel() <= MOST_IN_FOURS:
+        return 4
+    return 2 if 2 in fitting and not exactly else 0
 
 
 def pack_for(calls: Any, weight: Tensor, geometry: Geometry, most: int | None, tiles: bool) -> Packed:
@@ -275,7 +299,7 @@ def pack(calls: Any, weight: Tensor, geometry: Geometry, how: Products, tiles: b
     """
     widest = calls.hago_widest_panel()
     if how.winograd:
-        return _pack_points(weight, geometry, widest)
+        return _pack_points(weight, geometry, widest, how.winograd)
     centered, weight, tiles = weight, weight.to(torch.int16 if how.words else torch.int8), tiles and not how.words
     size = weight.element_size()
     four = 4 // size  # values in four bytes
@@ -300,11 +324,11 @@ def pack(calls: Any, weight: Tensor, geometry: Geometry, how: Products, tiles: b
     return Packed(laid.contiguous(), sums, panel, panels, depth * size, taps.shape[1], gather, steps, woven)
 
 
-def _pack_points(weight: Tensor, geometry: Geometry, widest: int) -> Packed:
+def _pack_points(weight: Tensor, geometry: Geometry, widest: int, side: int) -> Packed:
     """Pack `winograd_weights`: as words, with their points as taps."""
-    room, panel, panels = _in_panels(winograd_weights(weight), geometry, widest, four=2)
+    room, panel, panels = _in_panels(winograd_weights(weight, side), geometry, widest, four=2)
     laid, sums = _paneled(room, panel, four=2).contiguous(), weight.to(torch.int64).flatten(1).sum(1)
-    return Packed(laid, sums, panel, panels, 2 * room.shape[3], room.shape[2], AT_PIXELS, winograd=True)
+    return Packed(laid, sums, panel, panels, 2 * room.shape[3], room.shape[2], AT_PIXELS, winograd=side)
 
 
 def _in_panels(taps: Tensor, geometry: Geometry, widest: int, four: int) -> tuple[Tensor, int, int]:
@@ -461,22 +485,25 @@ def pairs_that_fit(weight: Tensor, geometry: Geometry, most: int) -> int:
     return fit
 
 
-def sums_fit_winograd(weight: Tensor) -> bool:
-    """Whether int32 holds four times a sum of products of bytes by weights of shape (out, in / groups, h, w)."""
-    return 4 * 255 * int(weight.to(torch.int64).abs().flatten(1).sum(1).max()) < 2**31
+def sums_fit_winograd(weight: Tensor, side: int) -> bool:
+    """Whether int32 holds what Winograd's algorithm for squares of a side makes of sums of products, before it divides
+    them, for weights of shape (out, in / groups, h, w) and bytes less their zero point, which is one of them."""
+    highest, lowest = (part.flatten(1).sum(1).abs().max() for part in _signed_parts(weight.to(torch.int64)))
+    return _MULTIPLIED[side] * 255 * int(max(highest, lowest)) < 2**31
 
 
-def winograd_weights(weight: Tensor) -> Tensor:
-    """Weights of 3 x 3 as the 16 points of Winograd's F(2 x 2, 3 x 3): GgG' of Lavin and Gray, "Fast Algorithms for
-    Convolutional Neural Networks" (2016), with `WINOGRAD_G`, so that the kernel sums up four times the result.
+def winograd_weights(weight: Tensor, side: int) -> Tensor:
+    """Weights of 3 x 3 as the points of Winograd's F(2 x 2, 3 x 3) or F(4 x 4, 3 x 3): GgG' of Lavin and Gray, "Fast
+    Algorithms for Convolutional Neural Networks" (2016), with the integers of `WINOGRAD`.
 
     Args:
         weight: integers of 8 bits, of shape (out, in / groups, 3, 3), of which `sums_fit_winograd`.
+        side: of the squares of pixels that are computed together, 2 or 4.
 
     Returns:
         int16 (out, point, in / groups).
     """
-    g = torch.tensor(WINOGRAD_G)
+    g = torch.tensor(WINOGRAD[side])
     return (g @ weight.to(torch.int64) @ g.T).flatten(2).mT.to(torch.int16)
 
 

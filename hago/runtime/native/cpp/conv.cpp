@@ -289,7 +289,7 @@ extern "C" void hago_conv(const Conv* conv, const Shape* shape, const Tail* tail
   const Job j(images.conv, images.shape, *tail, images.x);
   const int64_t pixels = shape->images * shape->out_height * shape->out_width;
   int64_t part = std::max<int64_t>(1, (pixels + threads - 1) / threads);
-  if (conv->winograd) part += 2 * shape->out_width - 1 - (part - 1) % (2 * shape->out_width);  // whole squares
+  if (const int64_t rows = conv->winograd * shape->out_width) part += rows - 1 - (part - 1) % rows;  // whole squares
   // few pixels are shared out by panels
   const int64_t block = std::min(block_of(images.conv, images.shape), part);
   const int64_t blocks = (pixels + block - 1) / block;

@@ -22,7 +22,7 @@ struct Conv {
   int32_t gather;
   int32_t steps;         // of a window that is read in matrix tiles: of 64 bytes, or of woven rows; 0 for no tiles
   int32_t woven;         // rows of a window that tiles read at once, `depth` bytes of them; 0 where they do not
-  int32_t winograd;      // whether `weight` is transformed for winograd.cpp, whose 16 points are the taps
+  int32_t winograd;      // the side of a square of winograd.cpp, whose points are the taps of `weight`; 0 for none
   const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4 bytes]; see weights.py for the others
   const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
   const uint8_t* zeros;  // `channels` (and 64 more) bytes of zero points, as products read them
@@ -250,10 +250,10 @@ inline int64_t block_of(const Conv& c, const Shape& s) {
     const int64_t rows = (ROOM / 2 / (s.width * c.channels) - (c.kernel_h - 1) * c.dilation_h) / c.stride_h;
     return std::max(PIXELS, rows * s.out_width);
   }
-  if (c.winograd) {  // two rows of images at a time, or whole images
-    const int64_t pairs = (s.out_height + 1) / 2, pair = (s.out_width + 1) / 2 * c.channels / c.groups * 16;
-    const int64_t some = std::max<int64_t>(1, ROOM / 2 / pair);
-    return some < pairs ? 2 * some * s.out_width : some / pairs * s.out_height * s.out_width;
+  if (const int n = c.winograd) {  // rows of squares, or whole images
+    const int64_t rows = (s.out_height + n - 1) / n, row = (s.out_width + n - 1) / n * c.channels / c.groups * c.taps;
+    const int64_t some = std::max<int64_t>(1, ROOM / 2 / row);
+    return some < rows ? n * some * s.out_width : some / rows * s.out_height * s.out_width;
   }
   return c.steps ? std::max<int64_t>(2, ROOM / (c.steps * 64 * SIDE)) * SIDE : PIXELS;
 }

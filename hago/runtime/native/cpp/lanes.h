@@ -18,7 +18,8 @@
 // turn           bytes with their highest bit turned: signed ones of unsigned ones less 128, and back.
 // doubling_high  (c * m + 2**30) >> 31, where it fits.
 // multiply_shift c * m / 2**n, halves up, n from 32 to 62.
-// quarter        a / 4, where it is whole.
+// shift_right<N> a / 2**N, where it is whole.
+// times          a * b of a number b.
 // shift_away     h / 2**n, halves away from zero, n from 0 to 31.
 // widen_32       32 bytes to words, less a zero point.
 //

@@ -19,7 +19,13 @@ ALWAYS Ints load_packed(const void* at) {
 
 ALWAYS Ints add(Ints a, Ints b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 ALWAYS Ints subtract(Ints a, Ints b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
-ALWAYS Ints quarter(Ints a) { return {_mm256_srai_epi32(a.low, 2), _mm256_srai_epi32(a.high, 2)}; }
+template <int N>
+ALWAYS Ints shift_right(Ints a) {
+  return {_mm256_srai_epi32(a.low, N), _mm256_srai_epi32(a.high, N)};
+}
+ALWAYS Ints times(Ints a, int32_t b) {
+  return {_mm256_mullo_epi32(a.low, _mm256_set1_epi32(b)), _mm256_mullo_epi32(a.high, _mm256_set1_epi32(b))};
+}
 ALWAYS Ints larger(Ints a, Ints b) { return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)}; }
 ALWAYS Ints smaller(Ints a, Ints b) { return {_mm256_min_epi32(a.low, b.low), _mm256_min_epi32(a.high, b.high)}; }
 ALWAYS Floats larger(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }

@@ -23,7 +23,11 @@ ALWAYS Ints load_packed(const void* at) {
 
 ALWAYS Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 ALWAYS Ints subtract(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
-ALWAYS Ints quarter(Ints a) { return _mm512_srai_epi32(a, 2); }
+template <int N>
+ALWAYS Ints shift_right(Ints a) {
+  return _mm512_srai_epi32(a, N);
+}
+ALWAYS Ints times(Ints a, int32_t b) { return _mm512_mullo_epi32(a, _mm512_set1_epi32(b)); }
 ALWAYS Ints larger(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
 ALWAYS Ints smaller(Ints a, Ints b) { return _mm512_min_epi32(a, b); }
 ALWAYS Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }

@@ -25,7 +25,13 @@ ALWAYS Ints load_packed(const void* at) {
 
 ALWAYS Ints add(Ints a, Ints b) { return by_parts<Ints>([&](int i) { return vaddq_s32(a.part[i], b.part[i]); }); }
 ALWAYS Ints subtract(Ints a, Ints b) { return by_parts<Ints>([&](int i) { return vsubq_s32(a.part[i], b.part[i]); }); }
-ALWAYS Ints quarter(Ints a) { return by_parts<Ints>([&](int i) { return vshrq_n_s32(a.part[i], 2); }); }
+template <int N>
+ALWAYS Ints shift_right(Ints a) {
+  return by_parts<Ints>([&](int i) { return vshrq_n_s32(a.part[i], N); });
+}
+ALWAYS Ints times(Ints a, int32_t b) {
+  return by_parts<Ints>([&](int i) { return vmulq_n_s32(a.part[i], b); });
+}
 ALWAYS Ints larger(Ints a, Ints b) { return by_parts<Ints>([&](int i) { return vmaxq_s32(a.part[i], b.part[i]); }); }
 ALWAYS Ints smaller(Ints a, Ints b) { return by_parts<Ints>([&](int i) { return vminq_s32(a.part[i], b.part[i]); }); }
 ALWAYS Floats larger(Floats a, Floats b) {

@@ -22,7 +22,11 @@ ALWAYS Ints load_packed(const void* at) {
 typedef uint32_t Unsigned __attribute__((vector_size(64)));
 ALWAYS Ints add(Ints a, Ints b) { return (Ints)((Unsigned)a + (Unsigned)b); }
 ALWAYS Ints subtract(Ints a, Ints b) { return (Ints)((Unsigned)a - (Unsigned)b); }
-ALWAYS Ints quarter(Ints a) { return a >> 2; }
+template <int N>
+ALWAYS Ints shift_right(Ints a) {
+  return a >> N;
+}
+ALWAYS Ints times(Ints a, int32_t b) { return (Ints)((Unsigned)a * (uint32_t)b); }
 ALWAYS Ints larger(Ints a, Ints b) { return a > b ? a : b; }
 ALWAYS Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
 ALWAYS Floats larger(Floats a, Floats b) { return a > b ? a : b; }
