@@ -37,13 +37,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "some_cases(most): of its cases a run takes at most so many; all with --whole")
     products.asked["whole"] = config.getoption("--whole")
+    products.asked["named"] = bool(config.option.keyword) or any("::" in argument for argument in config.args)
     settings.load_profile("whole" if products.whole() else "hago")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out cases of tests with the mark `some_cases`, unless tests are named: those that stay are drawn by a hash
     of their names, so they are the same in every run, and every process."""
-    if products.whole() or config.option.keyword or any("::" in argument for argument in config.args):
+    if products.whole() or products.named():
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:

@@ -7,12 +7,17 @@ from itertools import product
 from typing import Any
 
 #: What was asked for; conftest.py puts it here before anything is collected.
-asked = {"whole": False}
+asked = {"whole": False, "named": False}
 
 
 def whole() -> bool:
     """Whether every case was asked for."""
     return asked["whole"]
+
+
+def named() -> bool:
+    """Whether tests were asked for by name."""
+    return asked["named"]
 
 
 def some(one_of: int, *axes: Collection[Any]) -> list[tuple[Any, ...]]:

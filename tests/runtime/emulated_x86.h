@@ -388,3 +388,9 @@ inline void emulated_tile_dpbusd(int sums, int a, int b) {
       std::memcpy(t.data[sums][r] + 4 * column, &total, 4);
     }
 }
+
+// The system lets every process have tiles.
+template <typename... Arguments>
+long emulated_syscall(Arguments...) {
+  return 0;
+}

@@ -8,7 +8,6 @@ disassembled. Where a tool or a processor is missing, the test is skipped and sa
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -29,6 +28,8 @@ from hago.runtime.native.processor import processor_flags
 from hago.runtime.native.requantize import AS_IS
 from hago.runtime.native.weights import Geometry, pack_for
 
+from .emulated_sets import EMULATES, emulating_options, write_emulating
+
 SUMS: Final = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
 ARM: Final = "aarch64-linux-gnu-g++"
 EMULATOR: Final = "qemu-aarch64-static"
@@ -45,12 +46,12 @@ SANITIZED: Final = ("-fsanitize=address", "--param", "asan-instrumentation-with-
 @dataclass(frozen=True)
 class Target:
     """A processor: the compiler with its options, the command that runs programs, what the system says of a processor
-    that runs them without one, and the instructions that emulated_x86.h emulates."""
+    that runs them without one, and the instruction set that is emulated."""
 
     compiler: tuple[str, ...]
     run: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    emulates: tuple[str, ...] = ()
+    emulates: str = ""
 
 
 #: Instruction sets, files, and an instruction that these must have for those.
@@ -76,13 +77,8 @@ RUN: Final = {
     "plain vectors": Target(("c++", "-march=x86-64", *SANITIZED)),
     "AVX2": Target((*ON_AVX2, *SANITIZED), (), SETS["AVX2"].flags),
     **{
-        f"{name}, emulated": Target((*ON_AVX2, *SANITIZED), (), SETS["AVX2"].flags, emulates)
-        for name, emulates in (
-            ("AVX2_VNNI", ("AVXVNNI",)),
-            ("AVX512_CORE", ("AVX512",)),
-            ("AVX512_CORE_VNNI", ("AVX512", "AVX512VNNI")),
-            ("AVX512_CORE_AMX", ("AVX512", "AVX512VNNI", "AVX512VBMI", "AMX")),
-        )
+        f"{name}, emulated": Target((*ON_AVX2, *emulating_options(name), *SANITIZED), (), SETS["AVX2"].flags, name)
+        for name in EMULATES
     },
 }
 
@@ -134,17 +130,6 @@ CONVOLUTIONS: Final = (
     *((32, 16, 1, (3, 3), (2, 2), (1, 1), (1, 1), 9, 33), (32, 16, 2, (3, 3), (2, 1), (1, 1), (1, 1), 7, 5)),
     *((64, 16, 1, (1, 1), (1, 1), (0, 0), (1, 1), 13, 15), (48, 48, 48, (3, 3), (1, 1), (1, 1), (1, 1), 9, 13)),
 )
-
-
-def emulating(folder: Path) -> Path:
-    """A copy of the kernels whose intrinsics are those of emulated_x86.h."""
-    copies = folder / "emulating"
-    copies.mkdir()
-    for source in (*native.SOURCES.glob("*.cpp"), *native.SOURCES.glob("*.h")):
-        text = re.sub(r"\b_(?=mm512_|mm(256)?_maskz?_|mm256_dp|tile_)", "emulated_", source.read_text())
-        # what tells compilers to keep a register, which may be none here
-        (copies / source.name).write_text(re.sub(r'__asm__\(""[^;]*;', "", text))
-    return copies
 
 
 def write_cases(path: Path, calls: Described, *, tiles: bool) -> None:
@@ -201,25 +186,20 @@ def test_sums_are_exact(name: str, tmp_path: Path) -> None:
     if missing:
         pytest.skip(f"built only: the processor has no {', '.join(missing)}")
     program = tmp_path / "program"
-    folder = emulating(tmp_path) if target.emulates else native.SOURCES
+    folder = native.SOURCES
+    if target.emulates:
+        folder = tmp_path / "emulating"
+        folder.mkdir()
+        write_emulating(folder)
     sources = [str(folder / f"{part}.cpp") for part in PARTS]
     options = [option for option in native.OPTIONS if option not in ("-O3", "-fPIC", "-shared")]
-    if target.emulates:
-        emulator = str(Path(__file__).with_name("emulated_x86.h"))
-        options += [
-            "-include",
-            emulator,
-            "-Wno-psabi",
-            "-Wno-ignored-attributes",
-            *(f"-DEMULATES_{each}" for each in target.emulates),
-        ]
     here = str(Path(__file__).with_name("kernel_cases.cpp"))
     # without optimization they compile in half the time; the other tests of kernels run them as they ship
     command = [*target.compiler, "-O0", *options, f"-I{folder}", here, *sources, "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
     said = subprocess.run([*target.run, str(program)], check=True, capture_output=True, text=True, timeout=60).stdout
     cases = tmp_path / "cases"
-    write_cases(cases, Described(*map(int, said.split())), tiles="AMX" in target.emulates)
+    write_cases(cases, Described(*map(int, said.split())), tiles=target.emulates == "AVX512_CORE_AMX")
     run = [*target.run, str(program), str(cases)]
     done = subprocess.run(run, check=False, capture_output=True, text=True, timeout=600)
     assert done.stdout.startswith(f"{4 * len(CONVOLUTIONS)} cases, 0 of "), (done.stdout, done.stderr[-500:])

@@ -333,7 +333,7 @@ def library(instruction_set: str | None = None) -> Library:
         if os.environ.get("HAGO_NATIVE") == "0":
             raise OSError("switched off by HAGO_NATIVE=0; unset it to use them")
         shipped = _shipped(target)
-        calls = shipped or ctypes.CDLL(str(build(target)))
+        calls = typed(shipped or ctypes.CDLL(str(build(target))))
     except (OSError, subprocess.SubprocessError, LogError) as error:
         lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
         why = next((line for line in lines if "error" in line), lines[-1])[:200]
@@ -344,12 +344,17 @@ def library(instruction_set: str | None = None) -> Library:
                 "written; HAGO_NATIVE=0 selects the slower kernels without this warning"
             )
         return Library(None, f"no native kernels: {why}")
-    for name, arguments in _ARGUMENTS.items():
-        function = getattr(calls, name)
-        function.argtypes, function.restype = arguments, None if arguments and arguments[0] is c_void_p else c_int
     origin = "shipped with hago" if shipped else "built from source on this machine"
     used = "this processor" if target is None else f"{target.name}{limited_text(target)}"
     return Library(calls, f"{origin}, for {used}: {products_text(calls.hago_adds_bytes(0))}")
+
+
+def typed(calls: ctypes.CDLL) -> ctypes.CDLL:
+    """The same library, with the types of the arguments and results of its functions declared."""
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(calls, name)
+        function.argtypes, function.restype = arguments, None if arguments and arguments[0] is c_void_p else c_int
+    return calls
 
 
 def products_text(dots: int) -> str:
