@@ -32,6 +32,9 @@ GOLDEN = Path(__file__).parent / "golden"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew; read the diff")
     parser.addoption("--whole", action="store_true", help="every case of the laws over products, and more drawn ones")
+    parser.addoption(
+        "--instruction-set", help="run on kernels for it, emulated where the processor lacks it", default=""
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +42,26 @@ def pytest_configure(config: pytest.Config) -> None:
     products.asked["whole"] = config.getoption("--whole")
     products.asked["named"] = bool(config.option.keyword) or any("::" in argument for argument in config.args)
     settings.load_profile("whole" if products.whole() else "hago")
+    if config.getoption("--instruction-set"):
+        _use_kernels_for(config.getoption("--instruction-set"))
+
+
+def _use_kernels_for(instruction_set: str) -> None:
+    """Make the kernels for an instruction set those that this process uses, before tests ask which are exact."""
+    from runtime.instruction_sets import library_for
+
+    from hago.runtime.native import library as native
+
+    try:
+        of_process, chosen = native.library, library_for(instruction_set, asked=True)
+    except pytest.skip.Exception as skipped:
+        raise pytest.UsageError(f"--instruction-set {instruction_set}: {skipped}") from None
+
+    def library(name: str | None = None) -> native.Library:
+        return of_process(name) if name else chosen
+
+    library.__wrapped__ = of_process.__wrapped__  # type: ignore[attr-defined]
+    native.library = library  # type: ignore[assignment]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

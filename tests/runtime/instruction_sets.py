@@ -22,14 +22,18 @@ INSTRUCTION_SETS = ("", *(each.name for each in ALL if each.machine == machine()
 ALWAYS_EMULATED: Final = "AVX512_CORE_VNNI"
 
 
-def library_for(name: str) -> native.Library:
+def library_for(name: str, *, asked: bool = False) -> native.Library:
     """The library for an instruction set, which is emulated where the processor lacks it; the test is skipped where the
-    machine can neither run nor emulate it."""
+    machine can neither run nor emulate it.
+
+    Args:
+        asked: whether every set is emulated, as with `--whole` or where the test is named.
+    """
     if native.find_compiler() is None:
         pytest.skip("there is no C++ compiler")
     found = largest_set(name)
     if name and (found is None or found.name != name):
-        return _emulated(name)
+        return _emulated(name, asked or whole() or named())
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("HAGO_NATIVE", raising=False)
         if name and found != largest_set() and not whole():  # a third to a half of the time to compile
@@ -39,12 +43,12 @@ def library_for(name: str) -> native.Library:
     return library
 
 
-def _emulated(name: str) -> native.Library:
+def _emulated(name: str, every_set: bool) -> native.Library:
     flags = next(each.flags for each in ALL if each.name == name)
     missing = f"the processor has no {', '.join(flag for flag in flags if flag not in processor_flags())}"
     if not can_emulate(name):
         pytest.skip(missing)
-    if name != ALWAYS_EMULATED and not (whole() or named()):
+    if name != ALWAYS_EMULATED and not every_set:
         pytest.skip(f"{missing}; emulated with --whole, or where the test is named")
     return emulated_library(name)
 
