@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from hago import from_torch
 from hago.graph import Graph
 from hago.plan import Plan
-from hago.runtime.native.self_test import REGISTERS, Verdict, check_softmax, exact_kernels
+from hago.runtime.native.self_test import REGISTERS, ExactKernels, Verdict, check_softmax, exact_kernels
+
+from .instruction_sets import INSTRUCTION_SETS, kernels_for
 
 FOUND, X86 = exact_kernels(), EVERY["x86_vnni"]
 needs_softmax = pytest.mark.skipif(not FOUND.softmax.exact, reason=FOUND.softmax.why)
@@ -68,20 +70,27 @@ MASKS = {
 }
 
 
-def check(plan: Plan, *inputs: Tensor) -> None:
+def check(plan: Plan, *inputs: Tensor, using: ExactKernels | None = None) -> None:
     """The passes equal those of the reference, and the kernel is used."""
-    executor = check_passes(plan, *inputs)
+    executor = check_passes(plan, *inputs, using=using)
     assert "native attention" in executor.explain().kernels, executor.explain()
+
+
+@functools.cache
+def masked(mask: str) -> tuple[Plan, tuple[Tensor, ...]]:
+    """A plan of attention with a mask, and its inputs."""
+    x, given = torch.randn(2, 19, 16), MASKS[mask]
+    if given is None:
+        return widest_plan(Attention(16, 4), X86, x), (x,)
+    open_mask = torch.ones_like(given) if given.dtype == torch.bool else torch.zeros_like(given)
+    return widest_plan(Attention(16, 4), X86, x, open_mask), (x, given)
 
 
 @needs_softmax
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks(mask: str) -> None:
-    x, given = torch.randn(2, 19, 16), MASKS[mask]
-    if given is None:
-        return check(widest_plan(Attention(16, 4), X86, x), x)
-    open_mask = torch.ones_like(given) if given.dtype == torch.bool else torch.zeros_like(given)
-    check(widest_plan(Attention(16, 4), X86, x, open_mask), x, given)
+    plan, inputs = masked(mask)
+    check(plan, *inputs)
 
 
 @needs_softmax
@@ -96,6 +105,27 @@ def test_sizes(heads: int, tokens: int, causal: bool) -> None:
         check(plan, x[:1])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_attention_with_other_instructions(instruction_set: str) -> None:
+    """Every mask; rows, columns and depths that fill registers and that do not; a sum behind."""
+    kernels = kernels_for(instruction_set)
+    if not kernels.softmax.exact:
+        pytest.skip(kernels.softmax.why)
+    for mask in MASKS:
+        plan, inputs = masked(mask)
+        check(plan, *inputs, using=kernels)
+    for heads, tokens, causal in ((0, 1, False), (1, 3, True), (4, 16, False), (2, 33, True), (1, 64, False)):
+        plan, x = with_a_residual(heads, tokens, causal)
+        check(plan, x * 3, using=kernels)
+
+
+@functools.cache
+def with_a_residual(heads: int, tokens: int, causal: bool) -> tuple[Plan, Tensor]:
+    """A plan of attention whose queries are added to what it makes, and an input."""
+    model, x = Attention(32, heads, residual=True, is_causal=causal, scale=0.4), torch.randn(3, tokens, 32)
+    return widest_plan(model, X86, x), x
 
 
 @needs_softmax

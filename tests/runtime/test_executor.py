@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import torch
 from building import Builder, residual_block, seeded
 from chips import Chip
 from plans import points, resolver_of
+from products import whole
 from random_graphs import random_graph, random_inputs
 from specs import EVERY
 from torch import Tensor
@@ -26,16 +28,21 @@ from hago.graph.graph import Graph
 from hago.hardware.hardware import Hardware
 from hago.plan.plan import Plan
 from hago.runtime.native.executor import Executor, NativeIntegerModel, named_engine
-from hago.runtime.native.self_test import NOTHING, ExactKernels, Verdict, exact_kernels, examine
+from hago.runtime.native.self_test import NOTHING, ExactKernels, Verdict, exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
-from runtime.instruction_sets import INSTRUCTION_SETS, library_for
+from runtime.instruction_sets import INSTRUCTION_SETS, kernels_for, library_for
 
 
-def check(plan: Plan, inputs: list[Tensor], constant_cache: KernelConstantCache | None = None) -> Executor:
+def check(
+    plan: Plan,
+    inputs: list[Tensor],
+    constant_cache: KernelConstantCache | None = None,
+    using: ExactKernels | None = None,
+) -> Executor:
     """Equal outputs, with the same shapes, dtypes and layout, however a batch is cut, and when a pass is repeated."""
-    executor, expected = Executor(plan, constant_cache), IntegerModel(plan).run(inputs)
-    cut = [Executor(plan, constant_cache, cached_bytes=1)] if executor.segments else []
+    executor, expected = Executor(plan, constant_cache, using), IntegerModel(plan).run(inputs)
+    cut = [Executor(plan, constant_cache, using, cached_bytes=1)] if executor.segments else []
     for each in (executor, *cut):
         for _ in range(3):  # step by step, recorded, repeated
             for fast, exact in zip(each.run(inputs), expected, strict=True):
@@ -115,17 +122,22 @@ CONVS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Using padding")
-@pytest.mark.parametrize("case", CONVS)
-@pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "affine_at_output", "int16_saturates", "int16_wraps", *WORDS])
-def test_convolutions(case: str, name: str) -> None:
+def conv_network(case: str) -> Graph:
     (channels, out, kernel), attrs = CONVS[case]
     b = Builder()
     x = b.input(channels, 9, 7, name="x")
     weight = seeded(out, channels // int(attrs.get("groups", 1)), kernel, kernel, seed=1)
     conv = b.conv2d(x, weight, seeded(out, seed=2), name="conv", **attrs)
     b.conv2d(b.call("relu", conv, name="relu"), seeded(4, out, 1, 1, seed=3), name="next", padding=[0, 0])
-    plan = plan_of(b.graph(), EVERY[name], [seeded(2, channels, 9, 7)])
+    return b.graph()
+
+
+@pytest.mark.filterwarnings("ignore:Using padding")
+@pytest.mark.parametrize("case", CONVS)
+@pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "affine_at_output", "int16_saturates", "int16_wraps", *WORDS])
+def test_convolutions(case: str, name: str) -> None:
+    channels = CONVS[case][0][0]
+    plan = plan_of(conv_network(case), EVERY[name], [seeded(2, channels, 9, 7)])
     executor = check(plan, [seeded(3, channels, 9, 7, seed=7, size=3.0)])
     if exact_kernels().conv.exact and case != "same, wider on one side":
         kernel = executor.explain().rows[0].kernel
@@ -146,22 +158,27 @@ POOLS = {
 }
 
 
-@pytest.mark.parametrize("case", POOLS)
-@pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "affine_at_output", "int16_wraps", "tflite", "tflite_int16"])
-def test_a_convolution_fused_with_a_pooling(case: str, name: str) -> None:
+def pool_network(case: str, height: int, width: int) -> Graph:
     (channels, out, kernel), (window, stride, padding, dilation) = POOLS[case]
     b = Builder()
     groups = channels if case == "depthwise" else 1
     weight = seeded(out, channels // groups, kernel, kernel, seed=1)
     half = [kernel // 2] * 2
-    x = b.input(channels, 33, 25, name="x")
+    x = b.input(channels, height, width, name="x")
     steps = [1, 1] if case == "in squares" else [2, 1]
     conv = b.conv2d(x, weight, seeded(out, seed=2), name="conv", stride=steps, padding=half, groups=groups)
     size = {"kernel_size": [window] * 2, "stride": [stride] * 2, "padding": [padding] * 2, "dilation": [dilation] * 2}
     pool = b.call("max_pool2d", b.call("relu", conv, name="relu"), name="pool", ceil_mode=False, **size)
     twice = b.conv2d(pool, seeded(out, out, 1, 1, seed=3), name="next", padding=[0, 0])
     b.call("add", twice, pool, name="sum")
-    plan = plan_of(b.graph(), EVERY[name], [seeded(2, channels, 33, 25)])
+    return b.graph()
+
+
+@pytest.mark.parametrize("case", POOLS)
+@pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "affine_at_output", "int16_wraps", "tflite", "tflite_int16"])
+def test_a_convolution_fused_with_a_pooling(case: str, name: str) -> None:
+    channels = POOLS[case][0][0]
+    plan = plan_of(pool_network(case, 33, 25), EVERY[name], [seeded(2, channels, 33, 25)])
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2 if name == "x86_vnni" else 1)
@@ -293,9 +310,43 @@ def test_random_networks_on_other_kernels(variant: str) -> None:
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_random_networks_with_other_instructions(instruction_set: str) -> None:
-    kernels = examine(library_for(instruction_set))
+    kernels = kernels_for(instruction_set)
     assert kernels.passes.exact and kernels.conv.exact and kernels.words.exact and kernels.products.exact
     check_random_networks(kernels)
+
+
+@pytest.mark.parametrize("instruction_set", [name for name in INSTRUCTION_SETS if name != "SSE41"])
+def test_floats_with_other_instructions(instruction_set: str) -> None:
+    """All sets that have a fused multiply-add give the bits that the largest set gives."""
+    kernels, largest = kernels_for(instruction_set), kernels_for("")
+    assert kernels.softmax.exact == largest.softmax.exact and kernels.norm.exact == largest.norm.exact
+    assert kernels.softmax_registers == largest.softmax_registers
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_matrix_tiles_are_exact(instruction_set: str) -> None:
+    library = library_for(instruction_set)
+    if not library.has_tiles:
+        pytest.skip("the instruction set has no matrix tiles")
+    assert kernels_for(instruction_set).tiles.exact
+
+
+@pytest.mark.filterwarnings("ignore:Using padding")
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_layers_with_other_instructions(instruction_set: str) -> None:
+    """Every convolution and every fused pooling, on a chip of each arithmetic by turns."""
+    kernels = kernels_for(instruction_set)
+    chips = itertools.cycle(["x86_vnni", "arm_dot", "affine_at_output", "int16_wraps", "tflite", "tflite_int16", "vta"])
+    for case in CONVS:
+        channels = CONVS[case][0][0]
+        for name in itertools.islice(chips, 7 if whole() else 2):
+            plan = plan_of(conv_network(case), EVERY[name], [seeded(2, channels, 9, 7)])
+            check(plan, [seeded(3, channels, 9, 7, seed=7, size=3.0)], using=kernels)
+    for case in POOLS:
+        channels = POOLS[case][0][0]
+        for name in itertools.islice(chips, 7 if whole() else 1):
+            plan = plan_of(pool_network(case, 17, 13), EVERY[name], [seeded(2, channels, 17, 13)])
+            check(plan, [seeded(2, channels, 17, 13, seed=7, size=3.0)], using=kernels)
 
 
 def check_random_networks(kernels: ExactKernels) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +26,9 @@ from hago.plan import Plan
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import NormCall, QuantizeCall
 from hago.runtime.native.requantize import FloatQuantization
-from hago.runtime.native.self_test import Verdict, check_norm, exact_kernels
+from hago.runtime.native.self_test import ExactKernels, Verdict, check_norm, exact_kernels
+
+from .instruction_sets import INSTRUCTION_SETS, kernels_for, library_for
 
 FOUND, X86 = exact_kernels(), EVERY["x86_vnni"]
 needs_norm = pytest.mark.skipif(not FOUND.norm.exact, reason=FOUND.norm.why)
@@ -58,9 +62,9 @@ READERS: dict[str, Callable[[Tensor, nn.Linear], Tensor]] = {
 }
 
 
-def check(plan: Plan, *inputs: Tensor, used: bool = True) -> None:
+def check(plan: Plan, *inputs: Tensor, used: bool = True, using: ExactKernels | None = None) -> None:
     """The passes equal those of the reference, and the kernel is used, or is not."""
-    executor = check_passes(plan, *inputs)
+    executor = check_passes(plan, *inputs, using=using)
     assert ("native layer norm" in executor.explain().kernels) == used, executor.explain()
 
 
@@ -72,11 +76,11 @@ def test_readers(reader: str) -> None:
     check(plan, x, used=reader != "a float node")
 
 
+SHAPES = some(3, [(1,), (7,), (16,), (5, 8), (200,)], ["weight, bias", "weight", ""], [1, 17, 40])
+
+
 @needs_norm
-@pytest.mark.parametrize(
-    ("shape", "given", "rows"),
-    some(3, [(1,), (7,), (16,), (5, 8), (200,)], ["weight, bias", "weight", ""], [1, 17, 40]),
-)
+@pytest.mark.parametrize(("shape", "given", "rows"), SHAPES)
 def test_shapes(shape: tuple[int, ...], given: str, rows: int) -> None:
     x = torch.randn(2, rows, *shape)
     plan = widest_plan(Norms(shape, given, READERS["a layer and a sum"]), X86, x)
@@ -87,6 +91,23 @@ def test_shapes(shape: tuple[int, ...], given: str, rows: int) -> None:
             check(plan, x * 3)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_norms_with_other_instructions(instruction_set: str) -> None:
+    kernels = kernels_for(instruction_set)
+    if not kernels.norm.exact:
+        pytest.skip(kernels.norm.why)
+    for (shape, given, rows), reader in zip(SHAPES, itertools.cycle(READERS)):
+        plan, x = normed(shape, given, rows, reader if len(shape) == 1 else "a layer and a sum")
+        check_passes(plan, x * 3, using=kernels)
+
+
+@functools.cache
+def normed(shape: tuple[int, ...], given: str, rows: int, reader: str) -> tuple[Plan, Tensor]:
+    """A plan of layer norms, and an input."""
+    x = torch.randn(2, rows, *shape)
+    return widest_plan(Norms(shape, given, READERS[reader]), X86, x), x
 
 
 @functools.cache
@@ -164,12 +185,23 @@ def _hard(scale: Tensor) -> Tensor:
     return torch.cat([*near, torch.randn(500) * scale * 100, extremes])
 
 
+POWERS = (-120, -70, -63, -20, -3, 0, 5, 40, 63, 70, 120)
+
+
 @needs_kernels
-@pytest.mark.parametrize(
-    ("dtype", "rounding", "power"),
-    some(2, list(DTYPES), list(native.ROUNDINGS), [-120, -70, -63, -20, -3, 0, 5, 40, 63, 70, 120]),
-)
+@pytest.mark.parametrize(("dtype", "rounding", "power"), some(2, list(DTYPES), list(native.ROUNDINGS), POWERS))
 def test_quotients_are_those_of_a_division(dtype: str, rounding: str, power: int) -> None:
+    check_quotients(FOUND.calls, dtype, rounding, power)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_quotients_with_other_instructions(instruction_set: str) -> None:
+    for dtype, rounding, power in some(5, list(DTYPES), list(native.ROUNDINGS), POWERS):
+        check_quotients(library_for(instruction_set).calls, dtype, rounding, power)
+
+
+def check_quotients(calls: Any, dtype: str, rounding: str, power: int) -> None:
+    """What a library quantizes is what a division gives."""
     random = torch.Generator().manual_seed(power)
     wide = {"uint8": (0.0, 255.0), "int8": (-127.0, 127.0), "int16": (-32768.0, 32767.0)}
     low, high = wide.get(dtype, (-4194303.0, 4194303.0))
@@ -178,7 +210,7 @@ def test_quotients_are_those_of_a_division(dtype: str, rounding: str, power: int
         to = FloatQuantization(
             *(float(scale), low, high, native.ROUNDINGS.index(rounding)), (native.TYPES[dtype], 0), DTYPES[dtype]
         )
-        (found,) = QuantizeCall(FOUND.calls, lambda values: (), to)([x])
+        (found,) = QuantizeCall(calls, lambda values: (), to)([x])
         quotient = (x / scale).double()
         expected = ROUNDINGS[rounding](quotient).nan_to_num(low, math.inf, -math.inf).clamp(low, high)
         assert found.double().equal(expected), (x[found.double() != expected][:3], scale)

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 import torch
 from building import Builder, seeded
+from products import whole
 from specs import EVERY
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from hago.runtime.native.executor import Executor
 from hago.runtime.native.requantize import AS_IS, requantization_of
 from hago.runtime.native.self_test import Verdict, check_products, exact_kernels
 from hago.runtime.reference import IntegerModel
-from runtime.instruction_sets import INSTRUCTION_SETS, library_for
+from runtime.instruction_sets import INSTRUCTION_SETS, kernels_for, library_for
 
 from .test_executor import check, plan_of
 
@@ -168,6 +169,15 @@ def test_every_kernel(case: str) -> None:
         used |= set(executor.explain().kernels)
     ours = {"native multiply", "native add", "native sum over axes", "native matmul", "native conv", "torch on bytes"}
     assert not exact_kernels().products.exact or used & ours or any(name.startswith("native conv ") for name in used)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_every_kernel_with_other_instructions(instruction_set: str) -> None:
+    kernels, laid = kernels_for(instruction_set), seeded(3, 3, 8, 6, seed=7, size=3.0)
+    for place, case in enumerate(GROW):
+        for name in CHIPS if whole() else (CHIPS[place % len(CHIPS)],):
+            plan = plan_of(network(GROW[case]).graph(), EVERY[name], [seeded(2, 3, 8, 6)])
+            check(plan, [laid], using=kernels)
 
 
 @pytest.mark.parametrize("op", ["mul", "sub", "affine", "mean", "sum", "pad", "matmul", "linear"])

@@ -13,6 +13,8 @@ from hago.runtime.native.calls import RowsCall
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.requantize import period, requantization_of
 
+from .instruction_sets import INSTRUCTION_SETS, library_for
+
 HOW = load_hardware("vta").requantize
 
 
@@ -20,12 +22,11 @@ def of_scale(scale: float, most: int) -> QParams:
     return QParams(torch.tensor(scale, dtype=torch.float64), ZERO, -most, most, INT32)
 
 
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("left", [0, 1, 7, 24])
 @pytest.mark.parametrize("most", [127, 2**22 - 1, 2**24])
-def test_left_shifts_saturate_all_32_bit_values(left: int, most: int) -> None:
-    calls = native.library().calls
-    if calls is None:
-        pytest.skip("no compiler here")
+def test_left_shifts_saturate_all_32_bit_values(instruction_set: str, left: int, most: int) -> None:
+    calls = library_for(instruction_set).calls
     target = of_scale(2.0**-left, most)
     simq = SimQ(of_scale(1.0, 2**31 - 1), target)
     moved = requantization_of(simq, HOW, 1, 2.0**31 - 1)
@@ -49,11 +50,10 @@ MULTIPLIED = {
 }
 
 
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("how", MULTIPLIED.values(), ids=MULTIPLIED)
-def test_multipliers_and_shifts(how: Requantize) -> None:
-    calls = native.library().calls
-    if calls is None:
-        pytest.skip("no compiler here")
+def test_multipliers_and_shifts(instruction_set: str, how: Requantize) -> None:
+    calls = library_for(instruction_set).calls
     random = torch.Generator().manual_seed(0)
     some = torch.rand(40, generator=random, dtype=torch.float64) * 2.0 ** torch.arange(-20, 20)
     scales = torch.cat([2.0 ** -torch.arange(24.0, dtype=torch.float64), some])
