@@ -237,3 +237,17 @@ def test_epilogues(instruction_set: str, kernel: str) -> None:
         except Refused as refused:
             refusals.add(str(refused))
     assert compared > cases / 2, refusals
+
+
+def test_one_wrong_byte_is_noticed() -> None:
+    real = library_for("").calls
+
+    class Lying:
+        def hago_rows(self, epilogue: int, *rest: object) -> None:
+            real.hago_rows(epilogue, *rest)
+            output = native.EpilogueParams.from_address(epilogue).output[0]
+            (native.c_int32 * 1).from_address(output.data)[0] ^= 1
+
+    for calls, wrong in ((real, 0), (Lying(), 1)):
+        sums = stored_sums(native.Library(calls, ""), 8, 0)
+        assert differing(sums, HOWS["float32"], 8, 0) == wrong
