@@ -3,6 +3,7 @@ every form, of tiles of all widths, equal the arithmetic of `numerics`."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -113,6 +114,43 @@ def drawn(dtype: torch.dtype, shape: tuple[int, ...], generator: torch.Generator
     return values.to(dtype)
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What an epilogue consists of.
+
+    Args:
+        addend: the type of the other operand of a sum; None for no sum.
+        sign: of the sum.
+        via: whether the kernel's own sums are requantized twice before the sum, or the outputs where there is none.
+        outputs: types, or "raw" for the sums as they are, and "real" for real values.
+    """
+
+    addend: DType | None
+    sign: int
+    via: bool
+    clamps: bool
+    outputs: tuple[str, ...]
+
+
+OUTPUTS: Final = (
+    *(("uint8",), ("int8",), ("uint8",), ("int16",), ("int32",), ("real",), ("raw",)),
+    *(("uint8", "int8"), ("raw", "uint8"), ("raw", "int8"), ("int16", "uint8", "real"), ("uint8", "uint8", "raw")),
+)
+#: Sums that `end_quick_sum` of quick_sums.cpp makes in registers, and some that it does not.
+QUICK: Final = tuple(
+    Kind(addend, native.PLUS, via, False, outputs)
+    for outputs in (("uint8",), ("int8",), ("uint8", "int8"), ("raw", "uint8"), ("int16",))
+    for addend in (UINT8, INT8, INT32)
+    for via in (False, True)
+)
+
+
+def drawn_kind(rng: random.Random) -> Kind:
+    addend = rng.choice([None, None, UINT8, INT8, INT16, INT32])
+    sign = rng.choice([native.PLUS, native.MINUS, native.FROM])
+    return Kind(addend, sign, rng.random() < 0.25, rng.random() < 0.25, rng.choice(OUTPUTS))
+
+
 class Refused(Exception):
     """Kernels do not have a requantization."""
 
@@ -143,13 +181,14 @@ class Drawn:
             raise Refused(found)
         return found
 
-    def sum_with_another(self, sums: Tensor, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+    def sum_with_another(self, sums: Tensor, kind: Kind, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
         """Add the sum with another operand to an epilogue, and compute what it makes of sums.
 
         Returns:
             The operand as it is stored, and the sums.
         """
-        dtype = self.rng.choice([UINT8, UINT8, INT8, INT16, INT32, INT32])
+        dtype = kind.addend
+        assert dtype is not None
         common = self.scale(1.0)
         bits = self.rng.choice([9, 16, 23])
         spread = float(sums.double().abs().mean()) + 1
@@ -157,7 +196,7 @@ class Drawn:
             QParams(self.scale(2.0**bits / spread / 4, self.rng.random() < 0.7), ZERO, INT32.min, INT32.max, INT32),
             self.integers(INT32, common, bits),
         )
-        if self.rng.random() < 0.25:  # as if the sums were stored as bytes
+        if kind.via:  # as if the sums were stored as bytes
             own = replace(own, via=self.integers(UINT8, self.scale(2.0 ** (bits - 8)), 8))
         operand = drawn(dtype.torch, tuple(sums.shape), self.generator) >> (10 if dtype is INT32 else 0)
         source = self.integers(dtype, self.scale(2.0 ** (bits - min(dtype.bits, 22))), min(dtype.bits, 22))
@@ -167,11 +206,11 @@ class Drawn:
             *("", source),
             self.requantization(own, int(sums.abs().max())),
             self.requantization(other, int(centered.abs().max())),
-            self.rng.choice([native.PLUS, native.PLUS, native.PLUS, native.MINUS, native.FROM]),
+            kind.sign,
             native.OverflowRule(),
         )
         first, second = apply_simq(sums, own, self.how), apply_simq(centered, other, self.how)
-        sign = {native.PLUS: (1, 1), native.MINUS: (1, -1), native.FROM: (-1, 1)}[epilogue.added.sign]
+        sign = {native.PLUS: (1, 1), native.MINUS: (1, -1), native.FROM: (-1, 1)}[kind.sign]
         return operand, sign[0] * first + sign[1] * second
 
     def clamp(self, sums: Tensor, epilogue: Epilogue) -> Tensor:
@@ -181,42 +220,36 @@ class Drawn:
         epilogue.clamp(low, high)
         return sums.clamp(min=low).minimum(high)
 
-    def output(self, sums: Tensor, per_channel: bool, kind: str) -> tuple[StoredOutput, Tensor]:
+    def output(self, sums: Tensor, per_channel: bool, via: bool, stored_as: str) -> tuple[StoredOutput, Tensor]:
         """An output and its values."""
         spread = float(sums.double().abs().mean()) + 1
         source = QParams(self.scale(1.0, per_channel), ZERO, INT32.min, INT32.max, INT32)
-        if kind == "real":
+        if stored_as == "real":
             real = to_real(source, self.channels)
             assert not isinstance(real, str)
             return StoredOutput("", real, None), sums.to(torch.float32) * source.scale.to(torch.float32)
-        if kind == "raw":
+        if stored_as == "raw":
             return StoredOutput("", Requantization(native.RequantizeParams(native.AS_IS)), source), sums.to(torch.int32)
-        dtype = {"uint8": UINT8, "int8": INT8, "int16": INT16, "int32": INT32}[kind]
+        dtype = {"uint8": UINT8, "int8": INT8, "int16": INT16, "int32": INT32}[stored_as]
         bits = min(dtype.bits, 20)
         target = self.integers(dtype, self.scale(4 * spread / 2.0**bits), bits)
         simq = SimQ(source, target)
-        if self.rng.random() < 0.2:
+        if via:
             simq = replace(simq, via=self.integers(INT16, self.scale(4 * spread / 2.0**14), 14))
         stored = apply_simq(sums, simq, self.how) + target.zero_point
         found = self.requantization(simq, int(sums.abs().max()))
         return StoredOutput("", found, target), stored.to(dtype.torch)
 
 
-OUTPUTS: Final = (
-    *(("uint8",), ("int8",), ("uint8",), ("int16",), ("int32",), ("real",), ("raw",)),
-    *(("uint8", "int8"), ("raw", "uint8"), ("raw", "int8"), ("int16", "uint8", "real"), ("uint8", "uint8", "raw")),
-)
-
-
-def differing(sums: Sums, how: Requantize, channels: int, seed: int) -> int:
-    """How many values of a random epilogue differ."""
+def differing(sums: Sums, how: Requantize, channels: int, kind: Kind, seed: int) -> int:
+    """How many values of a random epilogue of a kind differ."""
     draw, epilogue, of, addend = Drawn(how, channels, seed), Epilogue(channels, []), sums.exact, None
-    adds = draw.rng.random() < 0.6
-    if adds:
-        addend, of = draw.sum_with_another(of, epilogue)
-    if draw.rng.random() < 0.2:
+    if kind.addend is not None:
+        addend, of = draw.sum_with_another(of, kind, epilogue)
+    if kind.clamps:
         of = draw.clamp(of, epilogue)
-    made = [draw.output(of, not adds, kind) for kind in draw.rng.choice(OUTPUTS)]
+    alone = kind.addend is None
+    made = [draw.output(of, alone, alone and kind.via, stored_as) for stored_as in kind.outputs]
     epilogue.stored = [output for output, _ in made]
     found = sums.run(epilogue.build(), addend)
     return sum(int((one != exact).sum()) for one, (_, exact) in zip(found, made, strict=True))
@@ -229,14 +262,22 @@ def test_epilogues(instruction_set: str, kernel: str) -> None:
     cases = 1200 if whole() else 120
     for seed in range(cases):
         rng = random.Random(seed)
-        channels, form = rng.choice(CHANNELS), rng.choice([*HOWS])
+        channels, form, kind = rng.choice(CHANNELS), rng.choice([*HOWS]), drawn_kind(rng)
         sums = KERNELS[kernel](library, channels, seed)
         try:
-            assert differing(sums, HOWS[form], channels, seed) == 0, (channels, form, seed)
+            assert differing(sums, HOWS[form], channels, kind, seed) == 0, (channels, form, kind, seed)
             compared += 1
         except Refused as refused:
             refusals.add(str(refused))
     assert compared > cases / 2, refusals
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_sums_of_every_width_in_registers(instruction_set: str) -> None:
+    library, how = library_for(instruction_set), HOWS["float32"]
+    for seed, (channels, kind) in enumerate(itertools.product([c for c in CHANNELS if c <= 72], QUICK)):
+        sums = conv_sums(library, channels, False, seed)
+        assert differing(sums, how, channels, kind, seed) == 0, (channels, kind, seed)
 
 
 def test_one_wrong_byte_is_noticed() -> None:
@@ -250,4 +291,4 @@ def test_one_wrong_byte_is_noticed() -> None:
 
     for calls, wrong in ((real, 0), (Lying(), 1)):
         sums = stored_sums(native.Library(calls, ""), 8, 0)
-        assert differing(sums, HOWS["float32"], 8, 0) == wrong
+        assert differing(sums, HOWS["float32"], 8, QUICK[0], 0) == wrong
