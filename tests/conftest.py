@@ -50,12 +50,13 @@ def _use_kernels_for(instruction_set: str) -> None:
     """Make the kernels for an instruction set those that this process uses, before tests ask which are exact."""
     from runtime.instruction_sets import library_for
 
+    from hago.errors import HagoError
     from hago.runtime.native import library as native
 
     try:
         of_process, chosen = native.library, library_for(instruction_set, asked=True)
-    except pytest.skip.Exception as skipped:
-        raise pytest.UsageError(f"--instruction-set {instruction_set}: {skipped}") from None
+    except (pytest.skip.Exception, HagoError) as error:
+        raise pytest.UsageError(f"--instruction-set {instruction_set}: {error}") from None
 
     def library(name: str | None = None) -> native.Library:
         return of_process(name) if name else chosen
