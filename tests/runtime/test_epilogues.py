@@ -237,7 +237,8 @@ class Drawn:
         if via:
             simq = replace(simq, via=self.integers(INT16, self.scale(4 * spread / 2.0**14), 14))
         stored = apply_simq(sums, simq, self.how) + target.zero_point
-        found = self.requantization(simq, int(sums.abs().max()))
+        # as of sums of which nothing is known, which are clipped before they are rounded
+        found = self.requantization(simq, self.rng.choice([int(sums.abs().max()), 2**31 - 1]))
         return StoredOutput("", found, target), stored.to(dtype.torch)
 
 
