@@ -40,10 +40,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "some_cases(most): of its cases a run takes at most so many; all with --whole")
     products.asked["whole"] = config.getoption("--whole")
-    products.asked["named"] = bool(config.option.keyword) or any("::" in argument for argument in config.args)
+    products.asked["named"] = _names_tests(config)
     settings.load_profile("whole" if products.whole() else "hago")
     if config.getoption("--instruction-set"):
         _use_kernels_for(config.getoption("--instruction-set"))
+
+
+def _names_tests(config: pytest.Config) -> bool:
+    """Whether tests are asked for by name."""
+    return bool(config.option.keyword) or any("::" in argument for argument in config.args)
 
 
 def _use_kernels_for(instruction_set: str) -> None:
@@ -68,7 +73,7 @@ def _use_kernels_for(instruction_set: str) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out cases of tests with the mark `some_cases`, unless tests are named: those that stay are drawn by a hash
     of their names, so they are the same in every run, and every process."""
-    if products.whole() or products.named():
+    if products.whole() or _names_tests(config):
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
