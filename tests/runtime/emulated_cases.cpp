@@ -87,6 +87,7 @@ __m128i last_half(const __m128i& v) { return _mm_srli_si128(v, 8); }
 void of_two(const __m512i& a, const __m512i& b) {
   OF_TWO(and_si512, and_si256) OF_TWO(xor_si512, xor_si256)
   OF_TWO(add_epi16, add_epi16) OF_TWO(sub_epi16, sub_epi16) OF_TWO(add_epi32, add_epi32) OF_TWO(sub_epi32, sub_epi32)
+  OF_TWO(mullo_epi32, mullo_epi32)
   OF_TWO(add_epi64, add_epi64) OF_TWO(sub_epi64, sub_epi64) OF_TWO(adds_epi16, adds_epi16) OF_TWO(subs_epi8, subs_epi8)
   OF_TWO(min_epi16, min_epi16) OF_TWO(max_epi16, max_epi16) OF_TWO(min_epi32, min_epi32) OF_TWO(max_epi32, max_epi32)
   OF_TWO(sllv_epi32, sllv_epi32) OF_TWO(sllv_epi64, sllv_epi64) OF_TWO(srav_epi32, srav_epi32)
