@@ -143,6 +143,7 @@ OTHERS: Final[Mapping[str, str]] = {
     "hago.serialization.json_text._remove_stale": "temporary files of its own",
     "hago.serialization.json_text.replace_file": "the file that it writes",
     "hago.serialization.json_text.sync_folder": "the folder of a file that it wrote",
+    "hago.runtime.native.library._share_openmp": SYSTEM,
     "hago.runtime.native.processor.cpu_lines": SYSTEM,
     "hago.study.log.LogFile.__init__": "the log that it is given; `start` parses it",
     "hago.study.log.LogFile._read": "the same",
