@@ -52,7 +52,8 @@ struct Run {
     const int type = tail.output[0].type;
     const int64_t row = w.width * w.channels * BYTES[type], reach = (w.kernel_h - 1) * w.dilation_h + 1;
     const int64_t block = block_of(conv, shape);
-    const int64_t step = std::max<int64_t>(1, (ROOM / row - reach) / w.stride_h + 1);
+    int64_t step = std::max<int64_t>(1, (ROOM / row - reach) / w.stride_h + 1);
+    if (conv.winograd && step > conv.winograd) step -= step % conv.winograd;  // whole squares
     Room space;
     std::vector<char> room(((step - 1) * w.stride_h + reach) * row);
     int64_t held = 0, made = 0;  // rows [held, made) are in the room
