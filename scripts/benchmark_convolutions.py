@@ -26,7 +26,7 @@ from hago.runtime.native import library as native
 from hago.runtime.native.calls import conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.requantize import AS_IS
-from hago.runtime.native.weights import Geometry, Products, pack, products_of, sums_fit_winograd
+from hago.runtime.native.weights import WINOGRAD, Geometry, Products, pack, products_of, sums_fit_winograd
 
 SUMS: Final = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
 #: Those of ResNet-18 at 224 x 224: channels, output channels, height and width.
@@ -49,7 +49,7 @@ def main() -> int:
     differ = False
     for shape in options.shapes:
         channels, out, side = map(int, shape.split(","))
-        geometry = Geometry(channels, out, 1, (3, 3), (1, 1), (1, 1), (1, 1))
+        geometry = Geometry(channels, out, 1, (3, 3), (1, 1), (1, 1), (1, 1), (side, side))
         generator = torch.Generator().manual_seed(0)
         weight = (30 * torch.randn(out, channels, 3, 3, generator=generator)).round().clamp(-127, 127).to(torch.int8)
         found = ways(library.calls, weight, geometry)
@@ -69,7 +69,8 @@ def ways(calls: native.ctypes.CDLL, weight: Tensor, geometry: Geometry) -> dict[
     """The products that are exact for weights, by name; that which hago takes is marked."""
     adds, taken = calls.hago_adds_bytes(0), products_of(calls, weight, geometry, 255)
     found = {"direct": Products(words=adds == native.NEVER, most=255 if adds == native.IF_PAIRS_FIT else 0)}
-    found |= {f"F({n})": Products(words=True, winograd=n) for n in (2, 4) if sums_fit_winograd(weight, n)}
+    if 0 < calls.hago_winograd_channels() <= geometry.channels:
+        found |= {f"F({n})": Products(words=True, winograd=n) for n in WINOGRAD if sums_fit_winograd(weight, n)}
     name = f"F({taken.winograd})" if taken.winograd else "direct"
     found[name] = taken
     return {f"{each}*" if each == name else each: how for each, how in found.items()}

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from hago.arithmetic.types import INT32, ZERO, QParams
 from hago.runtime.native import library as native
+from hago.runtime.native import self_test
 from hago.runtime.native.calls import conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.requantize import AS_IS
+from hago.runtime.native.self_test import check_squares
 from hago.runtime.native.weights import (
     Geometry,
     Packed,
@@ -198,19 +200,44 @@ def test_the_side_of_squares_is_that_of_the_fewest_products() -> None:
     """It is the larger one where int32 holds the sums and the transformed weights are not too many."""
     generator = torch.Generator().manual_seed(0)
 
-    def side(adds: int, least: int, channels: int, out: int, weight: int | None = None) -> int:
+    def side(adds: int, least: int, channels: int, out: int, *, weight: int | None = None, size: Any = None) -> int:
         calls = SimpleNamespace(hago_winograd_channels=lambda: least, hago_adds_bytes=lambda by_channel: adds)
         w = torch.randint(-9, 9, (out, channels, 3, 3), generator=generator)
         w = w if weight is None else torch.full_like(w, weight)
-        return products_of(calls, w, Geometry(channels, out, 1, (3, 3), (1, 1), (1, 1), (1, 1)), 255).winograd
+        return products_of(calls, w, Geometry(channels, out, 1, (3, 3), (1, 1), (1, 1), (1, 1), size), 255).winograd
 
     for adds in (native.NEVER, native.IF_PAIRS_FIT):
         assert [side(adds, 16, *channels) for channels in ((16, 8), (256, 256), (512, 512), (14, 64))] == [4, 4, 2, 0]
         assert side(adds, 16, 128, 64, weight=127) == 2
         assert side(adds, 0, 64, 64) == 0
-    # where bytes are multiplied as fast as half as many words
+        # squares pass the edges of small images
+        sides = {n: side(adds, 16, 64, 64, size=(n, n)) for n in (1, 2, 3, 4, 5, 6, 7, 8, 14)}
+        assert sides == {1: 0, 2: 2, 3: 4, 4: 4, 5: 2, 6: 2, 7: 4, 8: 4, 14: 4}
+    # where bytes are multiplied twice as fast as words
     wide = [side(native.EXACTLY, 64, *channels) for channels in ((64, 64), (64, 32), (32, 64), (512, 512))]
     assert wide == [4, 0, 0, 0] and side(native.EXACTLY, 64, 128, 64, weight=127) == 0
+    assert [side(native.EXACTLY, 64, 64, 64, size=(n, n)) for n in (2, 3, 5, 6, 7)] == [0, 4, 0, 4, 4]
+
+
+@pytest.mark.parametrize("side", [2, 4])
+def test_a_wrong_pixel_of_a_square_is_noticed(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = library_for("").calls
+    assert check_squares(calls).exact
+    made = self_test.conv_call
+
+    def nearly(calls: Any, geometry: Geometry, packed: Packed, *rest: Any) -> Any:
+        call = made(calls, geometry, packed, *rest)
+
+        def run(values: list[Tensor]) -> list[Tensor]:
+            (sums,) = call(values)
+            sums[0, 19, 3, 6] += packed.winograd == side
+            return [sums]
+
+        return run
+
+    monkeypatch.setattr(self_test, "conv_call", nearly)
+    verdict = check_squares(calls)
+    assert not verdict.exact and verdict.why.startswith("6 of")
 
 
 def exact_pairs(weight: Tensor, most: int) -> bool:

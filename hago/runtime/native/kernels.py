@@ -246,7 +246,10 @@ def geometry_of(node: Node, node_plan: NodePlan) -> Geometry | str:
         out, channels = sizes if node.op == "linear" else sizes[::-1]
         groups = 1
     else:
-        return conv_geometry(node_plan.attrs, weight)
+        found = conv_geometry(node_plan.attrs, weight)
+        if isinstance(found, str) or node.op != "conv2d" or node.shape is None:
+            return found
+        return replace(found, sample=(node.shape[-2], node.shape[-1]))
     return Geometry(channels, out, groups, (1, 1), (1, 1), (0, 0), (1, 1))
 
 

@@ -27,7 +27,7 @@ from hago.runtime.native.calls import BinCounter, MatmulCall, MultiplyCall, Norm
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.onednn import onednn_conv, onednn_fused
 from hago.runtime.native.requantize import AS_IS, StorageFormat, period, requantization_of
-from hago.runtime.native.weights import Geometry, pack_for
+from hago.runtime.native.weights import WINOGRAD, Geometry, Packed, Products, pack, pack_for
 
 #: (uint8 image, int8 weight, groups) to the sums.
 SumsOf = Callable[[Tensor, Tensor, int], Tensor]
@@ -136,6 +136,9 @@ def examine(library: native.Library) -> ExactKernels:
     conv = passes
     if passes.exact:
         conv = check_sums(lambda x, w, groups: native_sums(library.calls, x, w, groups, False))
+        if conv.exact and library.calls.hago_winograd_channels() > 0:
+            squares = check_squares(library.calls)
+            conv = conv if squares.exact else squares
     tiles = conv
     if conv.exact:
         tiles = Verdict(False, "the processor has no AMX")
@@ -195,6 +198,24 @@ def check_onednn() -> tuple[Verdict, Verdict]:
     """The verdicts of oneDNN's sums, and of the sums that it requantizes."""
     sums = check_sums(onednn_conv)
     return sums, check_fused(onednn_fused) if sums.exact else sums
+
+
+def check_squares(calls: Any) -> Verdict:
+    """Compare convolutions by Winograd's algorithm, for every side of squares, with exact sums: of extreme and random
+    bytes of both types with a zero point, of images whose edges squares pass, in whole and in started registers."""
+    generator = torch.Generator().manual_seed(0)
+
+    def cases() -> Iterator[tuple[Callable[[], Tensor], Tensor]]:
+        kinds = ((torch.uint8, 200), (torch.uint8, 0), (torch.int8, 72))
+        for side, channels, (dtype, zero) in itertools.product(WINOGRAD, (64, 70), kinds):
+            x = _extreme((1, channels, 9, 7), dtype, generator)
+            w = torch.randint(-128, 128, (20, channels, 3, 3), generator=generator).to(torch.int8)
+            geometry = Geometry(channels, len(w), 1, (3, 3), (1, 1), (1, 1), (1, 1))
+            packed = pack(calls, w, geometry, Products(words=True, winograd=side), tiles=False)
+            exact = F.conv2d(x.to(torch.float64) - zero, w.to(torch.float64), padding=1)
+            yield partial(_packed_sums, calls, x, packed, geometry, (native.TYPES[str(dtype)[6:]], zero)), exact
+
+    return _verdict(cases(), "sums of squares")
 
 
 def check_words(calls: Any) -> Verdict:
@@ -415,7 +436,11 @@ def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, type_code: int, tiles: 
     out, each, height, width = w.shape
     geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
     most = None if x.dtype == torch.int16 else int(x.max()) + 128 * (x.dtype == torch.int8)
-    packed = pack_for(calls, w, geometry, most, tiles)
-    epilogue = Epilogue(int(out), [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
-    output: Tensor = conv_call(calls, geometry, packed, (type_code, zero), epilogue)([x])[0]
+    return _packed_sums(calls, x, pack_for(calls, w, geometry, most, tiles), geometry, (type_code, zero))
+
+
+def _packed_sums(calls: Any, x: Tensor, packed: Packed, geometry: Geometry, source: StorageFormat) -> Tensor:
+    """The sums of the native convolution by packed weights, of values as they are stored."""
+    epilogue = Epilogue(geometry.out_channels, [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
+    output: Tensor = conv_call(calls, geometry, packed, source, epilogue)([x])[0]
     return output

@@ -53,8 +53,10 @@ WINOGRAD: Final = {
 }
 #: By the side, what sums are multiplied by until the kernel divides them; of 576, modulo 2**32, it takes 9 out before.
 _MULTIPLIED: Final = {2: 4, 4: 64}
-#: The most weights of a layer that are transformed for squares of 4 by 4 pixels, to 8 times their bytes. More of them
-#: come from memory in every pass; F(2 x 2, 3 x 3), which takes 3.6 times their bytes, is as fast there for one image.
+#: The time of the nine products of a window, as a number of products of words, by how bytes are multiplied.
+_DIRECT: Final = {native.NEVER: 9.0, native.IF_PAIRS_FIT: 7.0, native.EXACTLY: 4.5}
+#: The most weights of a layer that are transformed for squares of 4 by 4 pixels, to 8 times their bytes, that come from
+#: memory in every pass of a network whose weights leave the cache; those of F(2 x 2, 3 x 3) take 3.6 times.
 MOST_IN_FOURS: Final = 2**20
 #: How a window is read; see `_gather`.
 AT_PIXELS, IN_ROWS, IN_PATCH = range(3)
@@ -64,7 +66,11 @@ Derived = TypeVar("Derived")
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The geometry of a two-dimensional convolution, with padding in numbers."""
+    """The geometry of a two-dimensional convolution, with padding in numbers.
+
+    Args:
+        sample: the height and width of the output for the sample inputs; None where they are not known.
+    """
 
     channels: int
     out_channels: int
@@ -73,6 +79,7 @@ class Geometry:
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
+    sample: tuple[int, int] | None = None
 
     @property
     def pointwise(self) -> bool:
@@ -263,19 +270,23 @@ def products_of(calls: Any, weight: Tensor, geometry: Geometry, most: int | None
 
 
 def _winograd_side(calls: Any, weight: Tensor, geometry: Geometry) -> int:
-    """The side of the squares for which a library computes a convolution by Winograd's algorithm; 0 if it does not.
+    """The side of the squares for which a library computes a convolution by Winograd's algorithm: that which takes the
+    fewest products of words. 0 where the direct kernel takes as few, or weights or channels do not fit.
 
-    Where it multiplies bytes exactly, half as many words at once, the fewer products of F(2 x 2, 3 x 3) gain nothing,
-    and those of F(4 x 4, 3 x 3) only if enough channels share the transforms.
+    Where bytes are multiplied exactly, the fewer products of F(2 x 2, 3 x 3) gain nothing, and those of F(4 x 4, 3 x 3)
+    only if enough channels share the transforms.
     """
-    least, exactly = calls.hago_winograd_channels(), calls.hago_adds_bytes(0) == native.EXACTLY
+    least, adds = calls.hago_winograd_channels(), calls.hago_adds_bytes(0)
+    exactly = adds == native.EXACTLY
     shared = min(geometry.channels, geometry.out_channels) if exactly else geometry.channels
     if not geometry.fits_winograd or not 0 < least <= shared // geometry.groups:
         return 0
-    fitting = [side for side in WINOGRAD if sums_fit_winograd(weight, side)]
-    if 4 in fitting and weight.numel() <= MOST_IN_FOURS:
-        return 4
-    return 2 if 2 in fitting and not exactly else 0
+    height, width = geometry.sample or (4, 4)
+    products = {0: _DIRECT[adds] * height * width}
+    for side in (4,) if exactly else (2, 4):
+        if sums_fit_winograd(weight, side) and (side == 2 or weight.numel() <= MOST_IN_FOURS):
+            products[side] = (side + 2) ** 2 * -(-height // side) * -(-width // side)
+    return min(products, key=products.__getitem__)  # of equal ones the smaller squares
 
 
 def pack_for(calls: Any, weight: Tensor, geometry: Geometry, most: int | None, tiles: bool) -> Packed:

@@ -1,4 +1,6 @@
 // A convolution that only a max pooling reads: its rows stay in the cache and are pooled as soon as they are there.
+#include <numeric>
+
 #include "conv.h"
 #include "pool_window.h"
 
@@ -53,7 +55,10 @@ struct Run {
     const int64_t row = w.width * w.channels * BYTES[type], reach = (w.kernel_h - 1) * w.dilation_h + 1;
     const int64_t block = block_of(conv, shape);
     int64_t step = std::max<int64_t>(1, (ROOM / row - reach) / w.stride_h + 1);
-    if (conv.winograd && step > conv.winograd) step -= step % conv.winograd;  // whole squares
+    if (conv.winograd) {  // whole squares: as many rows as a multiple of both
+      const int64_t unit = conv.winograd / std::gcd<int64_t>(conv.winograd, w.stride_h);
+      step = std::max(unit, step - step % unit);
+    }
     Room space;
     std::vector<char> room(((step - 1) * w.stride_h + reach) * row);
     int64_t held = 0, made = 0;  // rows [held, made) are in the room

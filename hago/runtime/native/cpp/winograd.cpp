@@ -5,7 +5,7 @@
 //
 // Sums are the same integers as in conv.cpp. Weights are transformed by a whole multiple of the matrix G, so everything
 // is an integer; see `WINOGRAD` of weights.py. Words hold the transformed values, which add those of a window less its
-// zero point, with factors of which those of one sign sum to 2 or 68 at most, and the transformed weights. The sums of
+// zero point, with factors of which those of one sign sum to 4 or 68 at most, and the transformed weights. The sums of
 // products are modulo 2**32, and so is the transform back. Of N = 2 it gives four times the sum of a pixel, which int32
 // holds for the weights that `sums_fit_winograd` takes; of N = 4, 576 times the sum modulo 2**32: times the inverse of 9
 // this is 64 times the sum, which int32 holds for such weights.
@@ -256,9 +256,11 @@ void by_squares(const Job& j, int first, int count, int64_t begin, int64_t end, 
 
 }  // namespace
 
-// The fewest channels of a group for which transforms pay; 0 if products of bytes are faster in any case. VNNI multiplies
-// half as many words as bytes at once; four times fewer products, and transforms that 64 channels share, then take less
-// time, by the count of instructions. Dot products of NEON multiply a quarter as many words.
+// The fewest channels of a group for which transforms pay, and no fewer than they compute at once; 0 if products of bytes
+// are faster in any case. VNNI multiplies half as many words as bytes at once; four times fewer products, and transforms
+// that 64 channels share, then take less time, by the count of instructions. Dot products of NEON multiply a quarter as
+// many words.
+static_assert(WORDS <= 64);
 extern "C" int hago_winograd_channels() {
 #if defined(HAGO_TILES) || defined(__aarch64__)
   return DOTS_BYTES == EXACTLY ? 0 : WORDS;
