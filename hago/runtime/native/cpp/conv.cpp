@@ -294,14 +294,18 @@ extern "C" void hago_conv(const Conv* conv, const Shape* shape, const Tail* tail
   const int64_t block = std::min(block_of(images.conv, images.shape), part);
   const int64_t blocks = (pixels + block - 1) / block;
   const int all = conv->panel ? conv->groups * conv->panels : 1;
-  const int share = blocks >= 2 * threads || threads == 1 ? all : 1, shares = all / share;
+  const int64_t units = (2 * threads + blocks - 1) / blocks;  // of a block, so that no thread waits long for others
+  // panels that are computed together transform windows once
+  const int share = units == 1 || threads == 1 ? all : conv->winograd ? std::max<int>(1, all / units) : 1;
+  const int shares = (all + share - 1) / share;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     Room room;
 #pragma omp for schedule(dynamic)
     for (int64_t unit = 0; unit < blocks * shares; ++unit) {
       const int64_t begin = unit / shares * block, end = std::min(pixels, begin + block);
-      if (conv->panel) by_panels(j, (int)(unit % shares) * share, share, begin, end, room);
+      const int first = (int)(unit % shares) * share;
+      if (conv->panel) by_panels(j, first, std::min(share, all - first), begin, end, room);
       else by_channel(j, begin, end, room);
     }
   }
