@@ -45,7 +45,8 @@ def main() -> int:
     if library.calls is None:
         print(library.why)
         return 1
-    print(f"kernels {library.why}\n{'shape':>14} {'images':>6}  milliseconds, billions of products a second; taken")
+    print(f"kernels {library.why}")
+    print(f"{'shape':>14} {'images':>6}  milliseconds, billions of products a second; * is what hago takes")
     differ = False
     for shape in options.shapes:
         channels, out, side = map(int, shape.split(","))

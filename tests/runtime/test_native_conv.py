@@ -12,15 +12,13 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hago.arithmetic.types import INT32, ZERO, QParams
 from hago.runtime.native import library as native
 from hago.runtime.native import self_test
-from hago.runtime.native.calls import conv_call
-from hago.runtime.native.epilogue import Epilogue, StoredOutput
-from hago.runtime.native.requantize import AS_IS
-from hago.runtime.native.self_test import check_squares
+from hago.runtime.native.requantize import StorageFormat
+from hago.runtime.native.self_test import check_squares, packed_sums
 from hago.runtime.native.weights import (
     Geometry,
+    KernelConstantCache,
     Packed,
     Products,
     fours_that_fit,
@@ -34,7 +32,6 @@ from hago.runtime.native.weights import (
 )
 from runtime.instruction_sets import INSTRUCTION_SETS, library_for
 
-SUMS = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
 sides = st.sampled_from([1, 2, 3, 3, 4, 5, 7])
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
@@ -42,14 +39,12 @@ pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 def sums_of(calls: Any, x: Tensor, w: Tensor, geometry: Geometry, zero: int, tiles: bool) -> Tensor:
     """Sums of the kernel, of values whose zero point is `zero`."""
     most = None if x.dtype == torch.int16 else max(int(x.max()), zero) + 128 * (x.dtype == torch.int8)
-    return packed_sums(calls, x, pack_for(calls, w, geometry, most, tiles), geometry, zero)
+    return packed_sums(calls, x, pack_for(calls, w, geometry, most, tiles), geometry, source_of(x, zero))
 
 
-def packed_sums(calls: Any, x: Tensor, packed: Packed, geometry: Geometry, zero: int) -> Tensor:
-    """The sums of packed weights."""
-    values = native.TYPES[str(x.dtype).removeprefix("torch.")]
-    epilogue = Epilogue(geometry.out_channels, [], stored=[StoredOutput("", AS_IS, SUMS)]).build()
-    return conv_call(calls, geometry, packed, (values, zero), epilogue)([x])[0]
+def source_of(x: Tensor, zero: int) -> StorageFormat:
+    """How values are stored."""
+    return native.TYPES[str(x.dtype).removeprefix("torch.")], zero
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -161,7 +156,7 @@ def test_sums_of_squares_of_pixels_are_exact(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = packed_sums(calls, x, packed, geometry, zero)
+        found = packed_sums(calls, x, packed, geometry, source_of(x, zero))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found, exact.to(torch.int32))
@@ -189,7 +184,7 @@ def test_weights_are_transformed_where_int32_holds_their_sums(
     geometry = Geometry(4096, 2, 1, (3, 3), (1, 1), (1, 1), (1, 1))
     x = torch.where(weight[1] * sign > 0, 255, 0).to(torch.uint8)[None]
     packed = pack(calls, weight, geometry, Products(words=True, winograd=side), tiles=False)
-    found = packed_sums(calls, x, packed, geometry, 0)
+    found = packed_sums(calls, x, packed, geometry, source_of(x, 0))
     assert torch.equal(found, F.conv2d(x.double(), weight.double(), padding=1).to(torch.int32))
     assert int(found[0, 1, 1, 1]) == sign * 255 * held
     points = winograd_weights(torch.full((1, 1, 3, 3), -128), side)
@@ -217,6 +212,16 @@ def test_the_side_of_squares_is_that_of_the_fewest_products() -> None:
     wide = [side(native.EXACTLY, 64, *channels) for channels in ((64, 64), (64, 32), (32, 64), (512, 512))]
     assert wide == [4, 0, 0, 0] and side(native.EXACTLY, 64, 128, 64, weight=127) == 0
     assert [side(native.EXACTLY, 64, 64, 64, size=(n, n)) for n in (2, 3, 5, 6, 7)] == [0, 4, 0, 4, 4]
+
+
+def test_images_of_several_sizes_share_weights() -> None:
+    calls, cache = library_for("").calls, KernelConstantCache()
+    w = torch.ones(64, 64, 3, 3, dtype=torch.int8)
+    small, large, tiny = (Geometry(64, 64, 1, (3, 3), (1, 1), (1, 1), (1, 1), (n, n)) for n in (8, 56, 1))
+    packed = [cache.packed(calls, w, g, 255, tiles=False, transposed=False) for g in (small, large, tiny)]
+    assert packed[0].weight is packed[1].weight
+    if calls.hago_winograd_channels():
+        assert [p.winograd for p in packed] == [4, 4, 0]
 
 
 @pytest.mark.parametrize("side", [2, 4])

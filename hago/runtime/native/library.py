@@ -384,11 +384,11 @@ def _shipped(target: InstructionSet | None) -> ctypes.CDLL | None:
 
 def _share_openmp() -> None:
     """Let libraries without an OpenMP of their own call torch's, which its wheels for aarch64 load for torch alone.
-
-    Raises:
-        OSError: the system does not list what a process has loaded.
-    """
-    lines = Path("/proc/self/maps").read_text("utf-8").splitlines()
+    Nothing is done where the system does not list what a process has loaded; on x86 nothing need be."""
+    try:
+        lines = Path("/proc/self/maps").read_text("utf-8").splitlines()
+    except OSError:
+        return
     paths = [line.split(maxsplit=5)[-1] for line in lines if "/libgomp" in line]
     if paths:
         ctypes.CDLL(min(paths, key=lambda path: "torch" not in path), ctypes.RTLD_GLOBAL)

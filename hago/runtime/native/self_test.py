@@ -213,7 +213,7 @@ def check_squares(calls: Any) -> Verdict:
             geometry = Geometry(channels, len(w), 1, (3, 3), (1, 1), (1, 1), (1, 1))
             packed = pack(calls, w, geometry, Products(words=True, winograd=side), tiles=False)
             exact = F.conv2d(x.to(torch.float64) - zero, w.to(torch.float64), padding=1)
-            yield partial(_packed_sums, calls, x, packed, geometry, (native.TYPES[str(dtype)[6:]], zero)), exact
+            yield partial(packed_sums, calls, x, packed, geometry, (native.TYPES[str(dtype)[6:]], zero)), exact
 
     return _verdict(cases(), "sums of squares")
 
@@ -436,10 +436,10 @@ def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, type_code: int, tiles: 
     out, each, height, width = w.shape
     geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
     most = None if x.dtype == torch.int16 else int(x.max()) + 128 * (x.dtype == torch.int8)
-    return _packed_sums(calls, x, pack_for(calls, w, geometry, most, tiles), geometry, (type_code, zero))
+    return packed_sums(calls, x, pack_for(calls, w, geometry, most, tiles), geometry, (type_code, zero))
 
 
-def _packed_sums(calls: Any, x: Tensor, packed: Packed, geometry: Geometry, source: StorageFormat) -> Tensor:
+def packed_sums(calls: Any, x: Tensor, packed: Packed, geometry: Geometry, source: StorageFormat) -> Tensor:
     """The sums of the native convolution by packed weights, of values as they are stored."""
     epilogue = Epilogue(geometry.out_channels, [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
     output: Tensor = conv_call(calls, geometry, packed, source, epilogue)([x])[0]

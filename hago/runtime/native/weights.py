@@ -227,8 +227,8 @@ class KernelConstantCache:
 
         found = (calls, geometry, most, transposed)
         how = self.derive(weight, found, lambda w: products_of(calls, rows(w), geometry, most))
-        # other activations may read the same weights
-        key = (geometry, how.words, how.most, how.winograd, tiles, transposed)
+        # other activations may read the same weights, and images of other sizes
+        key = (replace(geometry, sample=None), how.words, how.most, how.winograd, tiles, transposed)
         packed = self.derive(weight, key, lambda w: pack(calls, rows(w), geometry, how, tiles))
         return replace(packed, fits=how.fits)
 
