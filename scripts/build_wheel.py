@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 
 from hago.errors import HagoError
+from hago.runtime.native.build import OPTIONS, SOURCES
 from hago.runtime.native.instruction_sets import INSTRUCTION_SETS, InstructionSet, machine
-from hago.runtime.native.library import OPTIONS, SOURCES
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("hago", "hardware_specs", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
@@ -71,7 +71,7 @@ def build_library(each: InstructionSet, compiler: str, folder: Path) -> Path:
     options = [option for option in OPTIONS if option != "-shared"]
     with tempfile.TemporaryDirectory() as objects:
         for source in sorted(SOURCES.glob("*.cpp")):
-            command = [compiler, "-c", *options, *each.options, "-mtune=generic", str(source)]
+            command = [compiler, "-c", *options, *each.options, "-fopenmp", "-mtune=generic", str(source)]
             run([*command, "-o", str(Path(objects) / f"{source.stem}.o")], folder)
         library = folder / each.file_name
         # linked without OpenMP, whose calls are found in the library that torch has loaded

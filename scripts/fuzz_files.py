@@ -57,7 +57,7 @@ from hago.qat import run as checkpoint
 from hago.qat.run import Checkpoint
 from hago.report import ReportOptions, page_of, read_records
 from hago.report.gather import report_of_log
-from hago.runtime.native import library as native
+from hago.runtime.native import build
 from hago.runtime.stored_model import KIND
 from hago.search import load_front
 from hago.serialization.tensor_file import from_bytes, to_bytes
@@ -340,8 +340,8 @@ def _load_kernels(path: Path) -> None:
     library.write_bytes(_LIBRARY[1])
     library.chmod(0o755)
     path.chmod(0o600)
-    kept = native._kept(path)
-    if kept is not None and kept != library:
+    kept = build._kept(path, (None,))
+    if kept is not None and kept.path != library:
         raise AssertionError(f"another library is taken: {kept}")
     if kept is None:
         raise HagoError("it is built anew")

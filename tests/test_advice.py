@@ -54,7 +54,7 @@ from hago.qat.losses import cross_entropy_loss as labels_loss
 from hago.qat.losses import divergence_loss
 from hago.qat.state_dict import trained_state
 from hago.runtime.compiling import register, run_compiled
-from hago.runtime.native.library import _refuse_world_writable
+from hago.runtime.native.build import _refuse_world_writable
 from hago.search.objective import OBJECTIVES, Objective, cross_entropy_probe
 from hago.search.racing import shuffled
 from hago.searchers.exhaustive import ExhaustiveOptions

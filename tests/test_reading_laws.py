@@ -45,7 +45,7 @@ READERS: Final = (
     "hago.data.sources._image_folder",
     "hago.data.sources.read_image",
     "hago.calibration.given_ranges.make_given_ranges",
-    "hago.runtime.native.library._kept",
+    "hago.runtime.native.build._kept",
     # from strategies and logs
     "hago.search.stored_strategy.stored_resolver",
     "hago.importing.import_for_strategy",
@@ -93,8 +93,8 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("hago.data.sources._image_folder", ".iterdir"): "the folder that it was given",
     ("hago.data.sources.read_image", "PIL.Image.open"): CHECKED,
     ("hago.ops.masked_softmax._lets_something_through", "torch.jit"): "asks whether a trace is being made",
-    ("hago.runtime.native.library._kept", ".read_text"): OWN,
-    ("hago.runtime.native.library._sha256", ".read_bytes"): "a file beside the manifest, of a name without a folder",
+    ("hago.runtime.native.build._kept", ".read_text"): OWN,
+    ("hago.runtime.native.build._sha256", ".read_bytes"): "a file beside the manifest, of a name without a folder",
     ("hago.graph.graph.Graph.__post_init__", "getattr of self"): FIELDS,
     ("hago.hardware.hardware.Hardware.__post_init__", "getattr of self"): FIELDS,
     ("hago.hardware.validation._validator", ".read_text"): SHIPPED,
@@ -138,8 +138,8 @@ NEEDED: Final = {
 OTHERS: Final[Mapping[str, str]] = {
     "hago.cli._drop_stdout": SYSTEM,
     "hago.report.page._file": SHIPPED,
-    "hago.runtime.native.library._fingerprint": SHIPPED,
-    "hago.runtime.native.library.build": "the library that it built",
+    "hago.runtime.native.build._fingerprint": SHIPPED,
+    "hago.runtime.native.build.build": "the library that it built",
     "hago.serialization.json_text._remove_stale": "temporary files of its own",
     "hago.serialization.json_text.replace_file": "the file that it writes",
     "hago.serialization.json_text.sync_folder": "the folder of a file that it wrote",
@@ -278,9 +278,9 @@ BROKEN: Final = {
         "getattr(torch, attrs['dtype'])",
     ),
     "a library": (
-        "runtime.native.library._kept",
-        "runtime.native.library",
-        "name, size, digest = (record[",
+        "runtime.native.build._kept",
+        "runtime.native.build",
+        "name, size, digest, threads = (record[",
         "ctypes.CDLL('x')",
     ),
     "a method": (

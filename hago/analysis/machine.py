@@ -122,6 +122,7 @@ class MachineReport:
         compiler: the path and the version of the C++ compiler; None if there is none.
         cache: the folder of built kernels.
         library: where the library of native kernels comes from and its instruction set, or why there is none.
+        switched_off: whether there is none because the user wants none.
         kernels: one per kind of kernels, all of which were tested against exact integers.
         extras: the versions of the packages of each extra, by name; None for a package that is missing.
     """
@@ -136,6 +137,7 @@ class MachineReport:
     compiler: tuple[str, str] | None
     cache: str
     library: str
+    switched_off: bool
     kernels: tuple[KernelState, ...]
     extras: Mapping[str, Mapping[str, str | None]]
 
@@ -208,7 +210,7 @@ class MachineReport:
             *table(("kernels", "run", "for"), rows),
             "Those that run were tested just now against exact integers. Without the others, integer models give the",
             "same outputs, more slowly.",
-            *([] if has_kernels or "HAGO_NATIVE=0" in self.library else _HOW_TO_GET_KERNELS),
+            *([] if has_kernels or self.switched_off else _HOW_TO_GET_KERNELS),
         ]
 
     def _extra_lines(self) -> list[str]:
@@ -245,6 +247,7 @@ def examine_machine() -> MachineReport:
         compiler=None if compiler is None else (compiler, _compiler_version(compiler)),
         cache=str(cache_folder()),
         library=kernels.why,
+        switched_off=kernels.switched_off,
         kernels=tuple(KernelState(name, v.exact, v.why) for name, v in kernels.verdicts.items()),
         extras={extra.name: {name: _version(name) for name in extra.packages} for extra in EXTRAS},
     )

@@ -14,6 +14,7 @@ from typing import Final
 
 import pytest
 
+from hago.runtime.native import build
 from hago.runtime.native import library as native
 from hago.runtime.native.instruction_sets import INSTRUCTION_SETS
 from hago.runtime.native.processor import processor_flags
@@ -44,7 +45,7 @@ def emulating_options(name: str) -> tuple[str, ...]:
 def write_emulating(folder: Path) -> None:
     """Write copies of the kernels whose intrinsics are those of the header, which lies beside them."""
     (folder / HEADER.name).write_bytes(HEADER.read_bytes())
-    for source in (*native.SOURCES.glob("*.cpp"), *native.SOURCES.glob("*.h")):
+    for source in (*build.SOURCES.glob("*.cpp"), *build.SOURCES.glob("*.h")):
         text = _EMULATED.sub("emulated_", source.read_text())
         # what tells compilers to keep a register, which may be none here
         text = re.sub(r'__asm__\(""[^;]*;', "", text)
@@ -56,17 +57,17 @@ def emulated_library(name: str) -> native.Library:
     """The library that emulates an instruction set: built once into the folder of built libraries, by one process at a
     time, and loaded once per process."""
     target = replace(AVX2, name=name, options=(*AVX2.options, *emulating_options(name)))
-    native.cache_folder().mkdir(parents=True, exist_ok=True)
+    build.cache_folder().mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as folder,
-        (native.cache_folder() / "emulated.lock").open("w") as lock,
+        (build.cache_folder() / "emulated.lock").open("w") as lock,
         pytest.MonkeyPatch.context() as patch,
     ):
         write_emulating(Path(folder))
-        patch.setattr(native, "SOURCES", Path(folder))
+        patch.setattr(build, "SOURCES", Path(folder))
         # optimized, they take twice as long to compile, which is more than their tests take
-        patch.setattr(native, "OPTIONS", ("-O0", *native.OPTIONS[1:]))
+        patch.setattr(build, "OPTIONS", ("-O0", *build.OPTIONS[1:]))
         fcntl.flock(lock, fcntl.LOCK_EX)
-        built = native.build(target)
-    calls = native.typed(ctypes.CDLL(str(built)))
+        built = build.build(target)
+    calls = native.typed(ctypes.CDLL(str(built.path)))
     return native.Library(calls, f"emulated, for {name}: {native.products_text(calls.hago_adds_bytes(0))}")

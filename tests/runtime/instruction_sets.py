@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 from products import named, whole
 
+from hago.runtime.native import build
 from hago.runtime.native import library as native
 from hago.runtime.native.instruction_sets import INSTRUCTION_SETS as ALL
 from hago.runtime.native.instruction_sets import largest_set, machine
@@ -29,7 +30,7 @@ def library_for(name: str, *, asked: bool = False) -> native.Library:
     Args:
         asked: whether every set is emulated, as with `--whole` or where the test is named.
     """
-    if native.find_compiler() is None:
+    if build.find_compiler() is None:
         pytest.skip("there is no C++ compiler")
     found = largest_set(name)
     if name and (found is None or found.name != name):
@@ -37,7 +38,7 @@ def library_for(name: str, *, asked: bool = False) -> native.Library:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("HAGO_NATIVE", raising=False)
         if name and found != largest_set() and not whole():  # a third to a half of the time to compile
-            patch.setattr(native, "OPTIONS", ("-O1", *native.OPTIONS[1:]))
+            patch.setattr(build, "OPTIONS", ("-O1", *build.OPTIONS[1:]))
         library = native.library(name or None)
     assert library.calls is not None, library.why
     return library

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hago.runtime.native import library as native
+from hago.runtime.native.build import find_compiler
 
 from .emulated_sets import AVX2, HEADER, can_emulate, emulating_options
 
@@ -17,7 +17,7 @@ ALL = "AVX512_CORE_AMX"
 def run_cases(header: str, folder: Path) -> str:
     """Compare the intrinsics of a header with instructions, and return what differs."""
     (folder / HEADER.name).write_text(header)
-    compiler, program = native.find_compiler(), folder / "program"
+    compiler, program = find_compiler(), folder / "program"
     if compiler is None or not can_emulate(ALL):
         pytest.skip("there is no C++ compiler, or the processor has no AVX2")
     cases = HEADER.with_name("emulated_cases.cpp")

@@ -23,6 +23,7 @@ from hago.arithmetic.types import INT32, UINT8, QParams, SimQ
 from hago.hardware.file import load_hardware
 from hago.ops import OPS
 from hago.plan.plan import Plan
+from hago.runtime.native import build
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import RowsCall, TableCall
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
@@ -266,7 +267,7 @@ def test_onednn_requantizes_by_powers_of_two() -> None:
 # ---------------------------------------------------------------- the library
 def test_a_missing_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(native, "SHIPPED", tmp_path)  # no wheel with kernels
-    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
     monkeypatch.delenv("HAGO_NATIVE", raising=False)
     with pytest.warns(hago.HagoWarning, match="no C.. compiler.*slower kernels of torch run instead"):
         found = native.library.__wrapped__()

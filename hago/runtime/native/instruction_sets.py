@@ -37,16 +37,21 @@ class InstructionSet:
         return f"kernels-{self.machine}-{self.name.lower()}.so"
 
 
-_AVX512: Final = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
-_AMX: Final = ("-march=cascadelake", "-mavx512vbmi", "-mamx-tile", "-mamx-int8")
+# options one by one, since compilers do not know names of levels (x86-64-v3) before GCC 11 and clang 12
+_AVX2: Final = ("-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mf16c", "-mmovbe", "-mpopcnt")
+_AVX512: Final = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprfchw")
+_VNNI: Final = (*_AVX512, "-mavx512vnni")
+_AMX: Final = (*_VNNI, "-mavx512vbmi", "-mamx-tile", "-mamx-int8")
+_AVX512_FLAGS: Final = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+_AMX_FLAGS: Final = (*_AVX512_FLAGS, "avx512_vnni", "avx512vbmi", "amx_tile", "amx_int8")
 #: By architecture, from the smallest to the largest.
 INSTRUCTION_SETS: Final = (
-    InstructionSet("SSE41", "x86_64", ("-march=x86-64-v2",), ("sse4_1", "sse4_2", "ssse3", "popcnt")),
-    InstructionSet("AVX2", "x86_64", ("-march=x86-64-v3",), ("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe")),
-    InstructionSet("AVX2_VNNI", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), ("avx2", "fma", "bmi2", "avx_vnni")),
-    InstructionSet("AVX512_CORE", "x86_64", ("-march=x86-64-v4",), _AVX512),
-    InstructionSet("AVX512_CORE_VNNI", "x86_64", ("-march=cascadelake",), (*_AVX512, "avx512_vnni")),
-    InstructionSet("AVX512_CORE_AMX", "x86_64", _AMX, (*_AVX512, "avx512_vnni", "avx512vbmi", "amx_tile", "amx_int8")),
+    InstructionSet("SSE41", "x86_64", ("-msse4.2", "-mpopcnt"), ("sse4_1", "sse4_2", "ssse3", "popcnt")),
+    InstructionSet("AVX2", "x86_64", _AVX2, ("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe")),
+    InstructionSet("AVX2_VNNI", "x86_64", (*_AVX2, "-mavxvnni"), ("avx2", "fma", "bmi2", "avx_vnni")),
+    InstructionSet("AVX512_CORE", "x86_64", _AVX512, _AVX512_FLAGS),
+    InstructionSet("AVX512_CORE_VNNI", "x86_64", _VNNI, (*_AVX512_FLAGS, "avx512_vnni")),
+    InstructionSet("AVX512_CORE_AMX", "x86_64", _AMX, _AMX_FLAGS),
     InstructionSet("NEON", "aarch64", ("-march=armv8-a",), ("asimd",)),
     InstructionSet("DOTPROD", "aarch64", ("-march=armv8.2-a+dotprod",), ("asimd", "asimddp")),
     InstructionSet("I8MM", "aarch64", ("-march=armv8.2-a+dotprod+i8mm",), ("asimd", "asimddp", "i8mm")),
@@ -70,7 +75,7 @@ def largest_set(limit: str | None = None) -> InstructionSet | None:
         HagoError: this architecture has no set of that name.
     """
     limit = (limit or os.environ.get("HAGO_MAX_CPU_ISA") or "").upper()
-    here = [each for each in INSTRUCTION_SETS if each.machine == machine()]
+    here = _sets_of(machine())
     names = [each.name for each in here]
     if limit and limit not in names:
         expected = f"expected one of {', '.join(names)}" if names else f"hago knows no instruction sets of {machine()}"
@@ -78,12 +83,30 @@ def largest_set(limit: str | None = None) -> InstructionSet | None:
     return _largest(here[: names.index(limit) + 1] if limit else here)
 
 
-def limited_text(used: InstructionSet) -> str:
-    """That the processor has a larger instruction set than the one that is used; empty where it has none."""
-    largest = _largest([each for each in INSTRUCTION_SETS if each.machine == used.machine])
+def smaller_sets(target: InstructionSet) -> list[InstructionSet]:
+    """The smaller instruction sets that this processor has, from the largest to the smallest."""
+    here = _sets_of(target.machine)
+    below = here[: next((i for i, each in enumerate(here) if each.name == target.name), 0)]
+    flags = processor_flags()
+    return [each for each in reversed(below) if flags.issuperset(each.flags)]
+
+
+def limited_text(used: InstructionSet, wanted: InstructionSet | None = None) -> str:
+    """That the processor has a larger instruction set than the one that is used; empty where it has none.
+
+    Args:
+        wanted: the set that was asked for; by default the one that is used.
+    """
+    if wanted is not None and wanted != used:
+        return f" (the compiler knows no {wanted.name}, which the processor has; a newer one, such as GCC 11, does)"
+    largest = _largest(_sets_of(used.machine))
     if largest is None or largest == used:
         return ""
     return f" (the processor has {largest.name}; unset HAGO_MAX_CPU_ISA to use it)"
+
+
+def _sets_of(architecture: str) -> list[InstructionSet]:
+    return [each for each in INSTRUCTION_SETS if each.machine == architecture]
 
 
 def _largest(sets: Sequence[InstructionSet]) -> InstructionSet | None:

@@ -1,12 +1,8 @@
 """The library of native kernels: C++ that a wheel carries, or that the machine's compiler builds once; called through
 ctypes.
 
-There is one library for each instruction set (`instruction_sets`). Where none was shipped, it is built on first use
-into a folder of the user's (`HAGO_CACHE`, else `XDG_CACHE_HOME`, else ~/.cache), under a name that holds a hash of the
-sources, the compiler, the processor and the user. It is synced and renamed, so processes that build it at the same time
-do not disturb each other. A manifest beside it records its size and SHA-256, so a file that a full disk, a crash or
-another user left there is built again instead of loaded. If it cannot be built, `library()` gives the reason, and other
-kernels compute the same results.
+There is one library for each instruction set (`instruction_sets`). Where none was shipped, `build` makes it on first
+use and keeps it. If it cannot be built, `library()` gives the reason, and other kernels compute the same results.
 
 `HAGO_MAX_CPU_ISA` names the largest instruction set that kernels may use, as `ONEDNN_MAX_CPU_ISA` does for oneDNN.
 
@@ -18,38 +14,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
-import platform
-import shutil
-import stat
 import subprocess
-import tempfile
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tqdm import tqdm
-
 from hago.errors import LogError, warn
+from hago.runtime.native.build import Built, build
 from hago.runtime.native.instruction_sets import InstructionSet, largest_set, limited_text, machine
-from hago.runtime.native.processor import cpu_lines
-from hago.serialization.json_text import canonical, parse_json, replace_file
 
-SOURCES: Final = Path(__file__).parent / "cpp"
-#: -ffp-contract=off: no fused multiply-add, since product and sum round separately (N3 in docs/numerics.md).
-OPTIONS: Final = (
-    *("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp"),
-    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
-)
 #: The libraries that a wheel carries, one for each instruction set; absent where hago is installed from its sources.
 SHIPPED: Final = Path(__file__).parent / "built"
-#: In seconds.
-COMPILE_TIMEOUT: Final = 300
 #: The storage types, by the name of their dtype: `enum Type` of cpp/rows.h.
 TYPES: Final = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "float32": 4}
 #: The roundings of cpp/rounding.h, in the order of their codes there. Kernels are refused for any other rounding of
@@ -306,10 +283,12 @@ class Library:
     Args:
         calls: its functions; None where there is none.
         why: where it comes from and its instruction set, or why there is none.
+        switched_off: whether there is none because the user wants none.
     """
 
     calls: Any
     why: str
+    switched_off: bool = False
 
     @property
     def has_tiles(self) -> bool:
@@ -329,24 +308,34 @@ def library(instruction_set: str | None = None) -> Library:
         HagoError: this architecture has no such instruction set.
     """
     target = largest_set(instruction_set)
+    if os.environ.get("HAGO_NATIVE") == "0":
+        return Library(None, "no native kernels: switched off by HAGO_NATIVE=0; unset it to use them", True)
     try:
-        if os.environ.get("HAGO_NATIVE") == "0":
-            raise OSError("switched off by HAGO_NATIVE=0; unset it to use them")
-        shipped = _shipped(target)
-        calls = typed(shipped or ctypes.CDLL(str(build(target))))
+        if (shipped := _shipped(target)) is not None:
+            calls, origin = typed(shipped), f"shipped with hago, for {_named(target)}"
+        else:
+            built = build(target)
+            calls, origin = typed(ctypes.CDLL(str(built.path))), _origin(built, target)
     except (OSError, subprocess.SubprocessError, LogError) as error:
         lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
         why = next((line for line in lines if "error" in line), lines[-1])[:200]
-        if os.environ.get("HAGO_NATIVE") != "0":
-            warn(
-                f"hago's kernels cannot be built ({why}): slower kernels of torch run instead, with the same results. "
-                "Install a C++ compiler with OpenMP (g++ or clang++) and see that the folder HAGO_CACHE names can be "
-                "written; HAGO_NATIVE=0 selects the slower kernels without this warning"
-            )
+        warn(
+            f"hago's kernels cannot be built ({why}): slower kernels of torch run instead, with the same results. "
+            "Install a C++ compiler with OpenMP (g++ or clang++) and see that the folder HAGO_CACHE names can be "
+            "written; HAGO_NATIVE=0 selects the slower kernels without this warning"
+        )
         return Library(None, f"no native kernels: {why}")
-    origin = "shipped with hago" if shipped else "built from source on this machine"
-    used = "this processor" if target is None else f"{target.name}{limited_text(target)}"
-    return Library(calls, f"{origin}, for {used}: {products_text(calls.hago_adds_bytes(0))}")
+    return Library(calls, f"{origin}: {products_text(calls.hago_adds_bytes(0))}")
+
+
+def _origin(built: Built, wanted: InstructionSet | None) -> str:
+    """Where a library that was built here comes from, and what it lacks."""
+    threads = "" if built.threads else ", on one thread (the compiler has no OpenMP; g++ has, and clang++ with libomp)"
+    return f"built from source on this machine, for {_named(built.target, wanted)}{threads}"
+
+
+def _named(used: InstructionSet | None, wanted: InstructionSet | None = None) -> str:
+    return "this processor" if used is None else f"{used.name}{limited_text(used, wanted)}"
 
 
 def typed(calls: ctypes.CDLL) -> ctypes.CDLL:
@@ -392,140 +381,3 @@ def _share_openmp() -> None:
     paths = [line.split(maxsplit=5)[-1] for line in lines if "/libgomp" in line]
     if paths:
         ctypes.CDLL(min(paths, key=lambda path: "torch" not in path), ctypes.RTLD_GLOBAL)
-
-
-def find_compiler() -> str | None:
-    """The path of the C++ compiler that builds the library; None if there is none."""
-    return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
-
-
-def build(target: InstructionSet | None) -> Path:
-    """The path of the library that is built here.
-
-    Args:
-        target: the instruction set; None for what the compiler finds.
-
-    Raises:
-        OSError: there is no compiler, or the folder cannot be written, or cannot be trusted.
-        subprocess.SubprocessError: the compiler fails.
-        LogError: the manifest cannot be written.
-    """
-    compiler = find_compiler()
-    if compiler is None:
-        raise OSError("no C++ compiler on this machine (c++, g++ or clang++)")
-    options = ("-march=native",) if target is None else (*target.options, "-mtune=native")
-    folder = cache_folder()
-    manifest = folder / f"kernels-{_fingerprint(compiler, options)}.json"
-    if (kept := _kept(manifest)) is not None:
-        return kept
-    folder.mkdir(parents=True, exist_ok=True)
-    _refuse_world_writable(folder)
-    for old in folder.glob("build-*"):  # of processes that were killed
-        if old.stat().st_mtime < time.time() - 2 * COMPILE_TIMEOUT:
-            shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as place:
-        built = Path(place) / "kernels.so"
-        objects = _compiled([compiler, *OPTIONS, *options], Path(place))
-        _run_compiler([compiler, *OPTIONS, *options, *objects, "-o", str(built)])
-        built.chmod(0o755)
-        digest, size = _sha256(built), built.stat().st_size
-        kept = folder / f"{manifest.stem}-{digest[:16]}.so"
-        with open(built, "rb+") as file:
-            os.fsync(file.fileno())
-        built.replace(kept)
-    record = {"library": kept.name, "bytes": size, "sha256": digest}
-    replace_file(manifest, canonical(record), whatever_is_there=True)
-    return kept
-
-
-def _compiled(command: Sequence[str], folder: Path) -> list[str]:
-    """The object files of all sources, compiled side by side."""
-
-    def compiled(source: Path) -> str:
-        made = str(folder / f"{source.stem}.o")
-        _run_compiler([*(word for word in command if word != "-shared"), "-c", str(source), "-o", made])
-        return made
-
-    # those that take longest first
-    sources = sorted(SOURCES.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path.name))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        # quiet where standard error is no terminal
-        return list(
-            tqdm(pool.map(compiled, sources), "building kernels, once", len(sources), leave=False, disable=None)
-        )
-
-
-def _run_compiler(command: Sequence[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT)
-
-
-def _kept(manifest: Path) -> Path | None:
-    """The library that a manifest names, if it is complete and unchanged and only root and this user can have written
-    it; else None."""
-    try:
-        _refuse_world_writable(manifest.parent)
-        written = manifest.lstat()
-        if not stat.S_ISREG(written.st_mode) or written.st_size > 1024 or not _is_own(written):
-            return None
-        record = parse_json(manifest.read_text("utf-8"), str(manifest))
-        name, size, digest = (record[key] for key in ("library", "bytes", "sha256"))
-        if Path(name).name != name:
-            return None
-        target = manifest.with_name(name)
-        status = target.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size != size or not _is_own(status):
-            return None
-        return target if _sha256(target) == digest else None
-    except (OSError, LogError, LookupError, TypeError, ValueError):
-        return None
-
-
-def _refuse_world_writable(folder: Path) -> None:
-    """Refuse a folder in which every user can replace the files of others.
-
-    Raises:
-        OSError: the folder is world-writable without the sticky bit.
-    """
-    mode = folder.stat().st_mode
-    if hasattr(os, "getuid") and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise OSError(f"every user can write to {folder}, so its files cannot be trusted; run chmod o-w on it")
-
-
-def _is_own(status: os.stat_result) -> bool:
-    """Whether a file belongs to this user or to root, and no other user can write it."""
-    if not hasattr(os, "getuid"):
-        return True  # not a POSIX system
-    return status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def cache_folder() -> Path:
-    """The folder of built libraries."""
-    named = os.environ.get("HAGO_CACHE")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hago"
-
-
-def _fingerprint(compiler: str, options: Sequence[str]) -> str:
-    """A hash of the sources, the options, the compiler, the processor and the user."""
-    digest = hashlib.sha256()
-    for path in sorted(SOURCES.iterdir()):
-        digest.update(path.name.encode() + path.read_bytes())
-    version = subprocess.run(
-        [compiler, "--version"], check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT
-    )
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    digest.update(repr((OPTIONS, options, compiler, version.stdout, platform.machine(), _processor(), user)).encode())
-    return digest.hexdigest()[:16]
-
-
-def _processor() -> str:
-    """The processor's instruction sets, as far as the system lists them. Several machines may share a cache."""
-    lines = cpu_lines()
-    if not lines:
-        return platform.processor()
-    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

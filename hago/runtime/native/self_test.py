@@ -63,6 +63,7 @@ class ExactKernels:
         of_onednn: tests oneDNN when `onednn` or `fused` is first read. It takes about as long as all other tests
             together, and where the native convolution is exact, no model reads them.
         softmax_registers: the floats of a register of torch's softmax; 0 where ours is not used.
+        switched_off: whether there is no library because the user wants none.
     """
 
     calls: Any
@@ -76,6 +77,7 @@ class ExactKernels:
     norm: Verdict
     of_onednn: Callable[[], tuple[Verdict, Verdict]]
     softmax_registers: int = 0
+    switched_off: bool = False
 
     @property
     def onednn(self) -> Verdict:
@@ -149,7 +151,10 @@ def examine(library: native.Library) -> ExactKernels:
     softmax, registers = check_softmax(library.calls) if products.exact else (products, 0)
     norm = check_norm(library.calls) if products.exact else products
     calls, why = (library.calls, library.why) if passes.exact else (None, passes.why)
-    return ExactKernels(calls, why, passes, conv, tiles, words, products, softmax, norm, check_onednn, registers)
+    return ExactKernels(
+        *(calls, why, passes, conv, tiles, words, products, softmax, norm, check_onednn, registers),
+        switched_off=library.switched_off,
+    )
 
 
 # ---------------------------------------------------------------- tests

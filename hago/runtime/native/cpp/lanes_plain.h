@@ -97,16 +97,22 @@ ALWAYS Vec widen_vec(const T* at) {
   for (int i = 0; i < 2 * LANES; ++i) v[i] = at[i];
   return (Vec)v;
 }
+// The entries of two vectors in another order.
+#ifdef __clang__
+#define SHUFFLED(a, b, kind, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLED(a, b, kind, ...) __builtin_shuffle(a, b, kind{__VA_ARGS__})
+#endif
 ALWAYS void interleave(Vec a, Vec b, Vec& first, Vec& second) {
   const Halves x = (Halves)a, y = (Halves)b;
-  first = (Ints)__builtin_shuffle(x, y, Halves{0,  32, 1,  33, 2,  34, 3,  35, 8,  40, 9,  41, 10, 42, 11, 43,
-                                               16, 48, 17, 49, 18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59});
-  second = (Ints)__builtin_shuffle(x, y, Halves{4,  36, 5,  37, 6,  38, 7,  39, 12, 44, 13, 45, 14, 46, 15, 47,
-                                                20, 52, 21, 53, 22, 54, 23, 55, 28, 60, 29, 61, 30, 62, 31, 63});
+  first = (Ints)SHUFFLED(x, y, Halves, 0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43,  //
+                         16, 48, 17, 49, 18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59);
+  second = (Ints)SHUFFLED(x, y, Halves, 4, 36, 5, 37, 6, 38, 7, 39, 12, 44, 13, 45, 14, 46, 15, 47,  //
+                          20, 52, 21, 53, 22, 54, 23, 55, 28, 60, 29, 61, 30, 62, 31, 63);
 }
 ALWAYS void put_in_order(Vec& first, Vec& second) {
-  const Ints low = __builtin_shuffle(first, second, Ints{0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23});
-  second = __builtin_shuffle(first, second, Ints{8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31});
+  const Ints low = SHUFFLED(first, second, Ints, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  second = SHUFFLED(first, second, Ints, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
   first = low;
 }
 
