@@ -16,6 +16,7 @@ from random_graphs import random_graph, random_inputs
 from specs import EVERY
 from torch import Tensor
 
+from hago.arithmetic.numerics import Requantize, RequantizeForm
 from hago.graph.execute import run_real
 from hago.graph.graph import Graph
 from hago.ops._rule import Attrs
@@ -61,6 +62,16 @@ def test_random_networks_with_stored_weights(name: str, seed: int) -> None:
         assert found.same, (seed, name, dict(found.differences))
         strategy = make_strategy(prepared, plan, bits, {})
         assert plan_of(graph, hardware, strategy).key == plan.key
+
+
+@pytest.mark.parametrize("form", ["float32", "multiplier_shift"])
+@pytest.mark.parametrize("seed", range(6))
+def test_layers_of_one_channel(seed: int, form: RequantizeForm) -> None:
+    """Their one scale has the dimensions of the weight, which values need not have once they are reshaped."""
+    chip, graph = replace(EVERY["x86_vnni"], requantize=Requantize(form)), random_graph(seed, widths=(1, 1, 3))
+    resolver = resolver_of(graph, chip, random_inputs(graph, seed))
+    found = compare_plan_exactly(resolver(resolver.space.widest()), random_inputs(graph, seed + 77))
+    assert found.same, dict(found.differences)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e30])
