@@ -60,10 +60,11 @@ def finetune_command(args: Namespace, console: Console) -> Outcome:
             callbacks=callbacks,
         )
         tuned = finetune_with(model, hardware, strategy, batches, options)
+        plan = tuned.quantizer.plan
+        state = trained_state(model, plan.graph, plan.ops) if isinstance(model, nn.Module) else None
         tuned.quantizer.strategy.save(saved)
-        if isinstance(model, nn.Module):
-            plan = tuned.quantizer.plan
-            save_state(trained_state(model, plan.graph, plan.ops), weights)
+        if state is not None:
+            save_state(state, weights)
     if isinstance(model, nn.Module):
         return _outcome(args, tuned, log, saved, weights)
     console.note("the model is not an nn.Module, so its trained weights cannot be written")

@@ -88,6 +88,8 @@ class Graph(Summarized):
         in_spec, out_spec: how arguments and results are nested, as torch's pytree writes it in
             JSON; None for plain positional tensors.
         corrected_from: the network that corrections were applied to; None for a network as it was imported.
+        untrained: names of constants that training leaves as they are, since they are not made of parameters: buffers,
+            and numbers that stand in the code of a model.
     """
 
     nodes: tuple[Node, ...]
@@ -97,6 +99,7 @@ class Graph(Summarized):
     in_spec: str | None = None
     out_spec: str | None = None
     corrected_from: Graph | None = None
+    untrained: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         for listed in ("inputs", "outputs"):
@@ -170,6 +173,11 @@ class Graph(Summarized):
     def _content_hash(self) -> str:
         digest = hashlib.sha256(hashed_text(self).encode())
         for name in sorted(self.consts):
+            if self.consts[name].is_meta:
+                raise GraphError(
+                    f"a stored model does not hold the float values of {name!r}, so its graph has no hash; its "
+                    "provenance names that of the model"
+                )
             tensor = self.consts[name].detach().cpu().contiguous()
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())

@@ -110,7 +110,7 @@ def prepare_qat(
             f"the strategy's corrections changed the constants into which batch norms are folded, and norms={style!r} "
             "trains these norms from their own; use norms='frozen', or a strategy made with corrections='none'"
         )
-    live_norms = _live_norms(model, unfolded, graph, style, fixed)
+    live_norms = _live_norms(model, unfolded, graph, style, fixed | unfolded.untrained)
     schedule = Schedule(quant_delay, freeze_bn_delay)
     return make_trainable(graph, chip, initial, training, fixed, norms=live_norms, schedule=schedule)
 
@@ -206,7 +206,7 @@ def make_trainable(
     consts = [n.name for n in graph if n.op == CONST and graph.consts[n.name].is_floating_point()]
     norms = norms or {}
     folded = {name for norm in norms.values() for name in norm.site.folded}
-    trainable = [name for name in consts if name not in fixed and name not in folded]
+    trainable = [name for name in consts if name not in folded and name not in graph.untrained.union(fixed)]
     return QatModel(
         plan,
         resolver.topology,
@@ -252,8 +252,8 @@ def _with_integers_of(plan: Plan, names: Collection[str]) -> Graph:
 
 
 def constants_of(model: ModelLike) -> frozenset[str]:
-    """The names of the constants that a model does not train: buffers, parameters that take no gradient, and those of
-    affine nodes in place of batch norms that have no parameters (affine=False)."""
+    """The names of the constants that a model does not train, beside those of `Graph.untrained`: parameters that take
+    no gradient, and those of affine nodes in place of batch norms that have no parameters (affine=False)."""
     if not isinstance(model, nn.Module):
         return frozenset()
     frozen = (name for name, p in model.named_parameters() if not p.requires_grad)
@@ -261,7 +261,7 @@ def constants_of(model: ModelLike) -> frozenset[str]:
         name for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and not m.affine
     )
     affine = (f"{name}.{role}" for name in fixed for role in ("multiplier", "offset"))
-    return frozenset((*(name for name, _ in model.named_buffers()), *frozen, *affine))
+    return frozenset((*frozen, *affine))
 
 
 def from_qat(trained: nn.Module) -> Quantizer:

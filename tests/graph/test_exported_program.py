@@ -439,6 +439,12 @@ def half_norm() -> nn.Module:
     return model
 
 
+class Filling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x += 1.0
+        return x
+
+
 def with_nan() -> nn.Module:
     model = randomized(Small())
     with torch.no_grad():
@@ -453,6 +459,7 @@ def with_nan() -> nn.Module:
         (lambda: randomized(Small()).half(), r"is torch.float16; hago imports float32 models: call model.float\(\)"),
         (lambda: randomized(Small()).double(), "is torch.float64"),
         (with_nan, "'fc.bias' holds 1 NaN or infinite values of 3"),
+        (lambda: Filling().eval(), "the model writes to its input 'x'; let forward leave inputs as they are"),
         (half_norm, r"writes to 'stem.1\.\w+' when run; call model.eval"),
         (
             lambda: Branching().eval(),

@@ -89,6 +89,38 @@ def test_a_batch_norm_that_cannot_hold_what_was_trained_is_named() -> None:
     assert torch.equal(model[2].weight, quantizer.plan.graph.consts["2.multiplier"])
 
 
+class Numbers(nn.Module):
+    """Numbers in the code and a buffer, which are no parameters, and a weight that is computed from one."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight, self.scale = weight, nn.Buffer(torch.full((1, 4, 1, 1), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.conv2d(x * 2.0, self.weight, padding=1) * self.scale + torch.full((1,), 0.25)
+        return y * (1.0 - (x[:, :1] > 0).float()) + (x[:, :1] > 3).float() * torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize("exports", [False, True])
+def test_numbers_and_buffers_are_not_trained(exports: bool) -> None:
+    model, data = Numbers(nn.Parameter(torch.randn(4, 3, 3, 3))).eval(), torch.randn(4, 3, 8, 8).clamp(-2.0, 2.0)
+    given = torch.export.export(model, (data,)) if exports else model
+    qat_model = trained(given, data)
+    (weight,) = (p for p in qat_model.parameters() if p.shape == (4, 3, 3, 3))
+    assert not weight.equal(model.weight)
+    graph, start = from_qat(qat_model).plan.graph, hago.from_torch(model, (data,))
+    assert [name for name in start.consts if not graph.consts[name].equal(start.consts[name])] == ["weight"]
+    if not exports:
+        assert trained_state(model, graph)["weight"].equal(weight)
+
+
+def test_what_is_computed_from_a_parameter_is_trained() -> None:
+    model, data = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)).eval(), torch.randn(4, 3, 8, 8)
+    graph, start = from_qat(trained(model, data)).plan.graph, hago.from_torch(model, (data,))
+    changed = {name for name in start.consts if not graph.consts[name].equal(start.consts[name])}
+    assert changed == set(start.consts) and len(changed) == 2
+
+
 class Shared(nn.Module):
     """One convolution, used twice, with a batch norm of its own each time."""
 

@@ -236,6 +236,7 @@ class Importer:
         self.nodes: list[Node] = []
         self.consts: dict[str, Tensor] = {}
         self.several: dict[str, Any] = {}  # what calls on constants alone give, where it is no tensor
+        self.learned: set[str] = set()  # constants that are parameters, or are made of them
         self.shapes: dict[str, tuple[int, ...] | None] = {}
         self.dtypes: dict[str, torch.dtype | None] = {}
         self.open_axes: dict[str, tuple[int, ...]] = {}
@@ -260,14 +261,16 @@ class Importer:
             elif fx.op != "placeholder":
                 raise GraphError(f"{fx.name} ({fx.op} {fx.target}) cannot be imported; only ATen calls can")
         kept = _reachable(self.nodes, outputs, inputs)
+        consts = {k: v for k, v in self.consts.items() if k in kept}
         spec = self.program.call_spec
         return Graph(
             tuple(n for n in self.nodes if n.name in kept),
             tuple(inputs),
             outputs,
-            {k: v for k, v in self.consts.items() if k in kept},
+            consts,
             write_tree(spec.in_spec, "takes"),
             write_tree(spec.out_spec, "returns"),
+            untrained=frozenset(consts.keys() - self.learned),
         )
 
     # ------------------------------------------------------------ inputs, constants, outputs
@@ -293,6 +296,8 @@ class Importer:
             key = identity(tensor)
             if key not in shared:
                 shared[key] = self._const(spec.target, tensor)
+            if spec.kind == InputKind.PARAMETER:
+                self.learned.add(shared[key].name)
             self.values[fx] = shared[key]
         return inputs
 
@@ -317,6 +322,11 @@ class Importer:
     def _outputs(self, fx: FxNode) -> tuple[str, ...]:
         found = []
         for value, spec in zip(fx.args[0], self.program.graph_signature.output_specs, strict=True):  # type: ignore[arg-type]
+            if spec.kind == OutputKind.USER_INPUT_MUTATION:
+                raise GraphError(
+                    f"the model writes to its input {spec.target!r}; let forward leave inputs as they are, by "
+                    "x = x + 1 in place of x += 1, say"
+                )
             if spec.kind != OutputKind.USER_OUTPUT:
                 raise GraphError(
                     f"the model writes to {spec.target!r} when run; call model.eval() and export again, or let forward "
@@ -421,7 +431,10 @@ class Importer:
             return operand
         self.converted = True
         if operand.name in self.consts:
-            return self._const(f"{name}.{slot}", self.consts[operand.name].to(result))
+            converted = self._const(f"{name}.{slot}", self.consts[operand.name].to(result))
+            if operand.name in self.learned:
+                self.learned.add(converted.name)
+            return converted
         dtype = dtype_name(result)
         made = self._unique(f"{name}.{slot}")
         node = Node(made, "to", (operand.name,), {"dtype": dtype}, self.shapes[operand.name], dtype)
@@ -449,6 +462,8 @@ class Importer:
         known = bool(node.inputs) or node.attrs.get("target") in _FILLED
         if node.name != made.name or not known or any(not (s in self.consts or s in self.several) for s in node.inputs):
             return made
+        if not self.learned.isdisjoint(node.inputs):
+            self.learned.add(node.name)
         values = [self.consts[s] if s in self.consts else self.several[s] for s in node.inputs]
         rule = self.ops.get(node.op)
         if node.shape is None:
