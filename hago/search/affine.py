@@ -71,7 +71,7 @@ def affine_corrections(point: MeasuredPoint, inputs: Sequence[Tensor]) -> tuple[
 
 
 def channel_factors(plan: Plan, inputs: Sequence[Tensor]) -> dict[Edge, Tensor]:
-    """By edge of a layer's weight with a scale for each output channel, the factors of these channels, float64."""
+    """By edge of a layer's weight with a scale for each output channel, the factors of these scales, float64."""
     factors: dict[Edge, Tensor] = {}
     layers = {name for name, edges in trained_layers(plan).items() if _has_channel_scales(plan, edges[0])}
 
@@ -81,7 +81,8 @@ def channel_factors(plan: Plan, inputs: Sequence[Tensor]) -> dict[Edge, Tensor]:
             qparams, integers = stored_integers(plan, node.edges[1])
             weight = dequantize(integers.to(torch.float64), qparams).to(operands[1].dtype)
             quantized = compute_real(node, (operands[0], weight, *operands[2:]), plan.ops)
-            factors[node.edges[1]] = _least_squares(*(_channels(node, y) for y in (given, quantized)))
+            scales = qparams.scale.numel()
+            factors[node.edges[1]] = _least_squares(*(_channels(node, y, scales) for y in (given, quantized)))
         return given
 
     with torch.no_grad():
@@ -89,14 +90,16 @@ def channel_factors(plan: Plan, inputs: Sequence[Tensor]) -> dict[Edge, Tensor]:
     return factors
 
 
-def _channels(node: Node, value: Tensor) -> Tensor:
-    """A layer's output as (channels, n), without the means of channels."""
+def _channels(node: Node, value: Tensor, scales: int) -> Tensor:
+    """A layer's output as (scales, n), without the means of channels: the groups of a transposed convolution share
+    their scales."""
     rows = value.movedim(channel_axis(node), 0).flatten(1).to(torch.float64)
-    return rows - rows.mean(1, keepdim=True)
+    rows = rows - rows.mean(1, keepdim=True)
+    return rows.reshape(-1, scales, rows.shape[1]).movedim(1, 0).flatten(1)
 
 
 def _least_squares(wanted: Tensor, given: Tensor) -> Tensor:
-    """The factor of every channel of `given` (channels, n) that is closest to `wanted`."""
+    """The factor of every row of `given` that is closest to `wanted`."""
     factors = (wanted * given).sum(1) / given.square().sum(1).clamp_min(TINY)
     factors = torch.where(given.any(1), factors, 1.0)
     return factors.clamp(1.0 / MOST_FACTOR, MOST_FACTOR)

@@ -46,6 +46,19 @@ def layer_errors(plan: Plan, inputs: list[torch.Tensor]) -> dict[str, torch.Tens
     return errors
 
 
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_groups_of_transposed_convolutions_share_their_factors(groups: int) -> None:
+    model = torch.nn.Sequential(
+        torch.nn.ConvTranspose2d(6, 12, 3, 2, groups=groups), torch.nn.ReLU(), torch.nn.Conv2d(12, 4, 1)
+    ).eval()
+    data = [images(16, 6, 5, 4, seed=n) for n in range(2)]
+    quantizer = hago.quantize(model, "x86_vnni", data, corrections=["affine"], fix_bits={"*.weight": 4})
+    factors = channel_factors(quantizer.plan, data[:1])
+    (transposed,) = (of for edge, of in factors.items() if edge.dst == "0")
+    assert transposed.shape == (12 // groups,)
+    assert compare_plan_exactly(quantizer.plan, data[:1]).same
+
+
 def test_integers_stay_and_no_channel_of_a_layer_gets_worse() -> None:
     changed = 0
     for seed in range(24):
