@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import random_graph
 from specs import MADE_UP, SHIPPED
+from torch import Tensor, nn
 
+import hago
 from hago.arithmetic.types import Edge
 from hago.errors import HagoError, UnsupportedOp
 from hago.graph.graph import CONST, INPUT, OUTPUT, Graph
@@ -132,6 +134,24 @@ def test_indices_are_not_quantized() -> None:
     b.call("index", conv, b.const(torch.tensor([2, 0]), name="which"), axis=1, name="index")
     topology = analyze(b.graph(), load_hardware("x86_vnni"))
     assert topology.edges[Edge("index", 0)] and not topology.edges[Edge("index", 1)]
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return torch.relu(x.unsqueeze(-1)) * mask.unsqueeze(-1).float()
+
+
+def test_what_only_moves_indices_or_masks_is_not_quantized() -> None:
+    chip = load_hardware("tflite")
+    chip = replace(chip, ops={**chip.ops, "unsqueeze": [d for d in chip.ops["unsqueeze"] if d.is_integer]})
+
+    x, mask = seeded(2, 3), torch.tensor([[1, 0, 1], [0, 1, 1]])
+    graph = hago.from_torch(Masked().eval(), (x, mask))
+    assert integers(graph, chip) == {"unsqueeze", "relu", "mul"}
+    for keep_float in ((), ("unsqueeze_1",)):
+        assert (
+            hago.quantize(Masked().eval(), chip, [(x, mask)], keep_float=keep_float).realize()(x, mask).isfinite().all()
+        )
 
 
 def test_an_opaque_op_is_float() -> None:
