@@ -89,7 +89,7 @@ def onnxruntime(model: Any, threads: int | None = None, precise: bool = True) ->
 SATURATES: Final = (
     "this CPU has no VNNI, and ONNX Runtime by default adds products of bytes in pairs that saturate at 16 bits here. "
     f"hago runs it with {'='.join(PRECISE)}, which keeps sums exact: set that where the file is used, too "
-    "(SessionOptions.add_session_config_entry), or give weights 7 bits (fix_bits={'*:1': 7}), with which no pair "
+    "(SessionOptions.add_session_config_entry), or give weights 7 bits (fix_bits={'*.weight': 7}), with which no pair "
     "saturates"
 )
 

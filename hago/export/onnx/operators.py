@@ -824,13 +824,18 @@ def _convert_call(c: Conversion) -> None:
     Raises:
         UnsupportedOp: the table has no such call, or it has keyword arguments that change its values.
     """
-    target, args, kwargs = c.attrs["target"], c.attrs["args"], c.attrs["kwargs"]
+    if (why := _why_not_called(c.node)) is not None:
+        raise UnsupportedOp(f"node {c.node.name!r}: {why}")
+    ATEN_CALLS[c.attrs["target"]](AtenCall(c.writer, c.node, c.x, c.out))
+
+
+def _why_not_called(node: Node) -> str | None:
+    """The reason why an ATen call cannot be exported; None where ATEN_CALLS has it."""
+    target, kwargs = node.attrs["target"], node.attrs["kwargs"]
+    if target not in ATEN_CALLS:
+        return f"ONNX export does not know the call {target}"
     unread = {k for k, v in kwargs.items() if v is not None} - _MEMORY_ARGUMENTS - {"dtype"}
-    if target not in ATEN_CALLS or unread:
-        raise UnsupportedOp(
-            f"node {c.node.name!r}: ONNX export does not know the call {target} with {args} and {kwargs}"
-        )
-    ATEN_CALLS[target](AtenCall(c.writer, c.node, c.x, c.out))
+    return f"ONNX export does not know the call {target} with {', '.join(sorted(unread))}" if unread else None
 
 
 # ---------------------------------------------------------------- the table
@@ -917,6 +922,8 @@ def write_float_node(w: GraphWriter, node: Node, inputs: Sequence[str], out: str
 
 def unsupported_reason(node: Node) -> str | None:
     """The reason why nodes of this op cannot be exported; None if OPERATORS has the op."""
+    if node.op == opaque.NAME:
+        return _why_not_called(node)
     if node.op in OPERATORS:
         return None
     return UNSUPPORTED.get(node.op, f"ONNX export knows no op {node.op!r}")

@@ -97,7 +97,7 @@ _ADDS_PRODUCTS: Final = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv
 _REFUSES_PRECISE: Final = (
     "this CPU has no VNNI, and ONNX Runtime refuses the option that keeps sums of products of bytes exact for some "
     "files with signed activations, so it adds them in pairs that saturate at 16 bits. Give weights 7 bits "
-    "(fix_bits={'*:1': 7}), with which no pair saturates, or run the file on a CPU with VNNI"
+    "(fix_bits={'*.weight': 7}), with which no pair saturates, or run the file on a CPU with VNNI"
 )
 #: The fraction of values that may differ by one quantum, as they do in engines where scales are arbitrary floats.
 TOLERATED: Final = 1e-4
@@ -242,7 +242,8 @@ class OnnxCheck:
             differ, all_outputs = (
                 sum(n) for n in zip(*((p.differing, p.compared) for p in self.by_default), strict=True)
             )
-            lines.append(f"  by default {differ} of {all_outputs} outputs of the whole file differ: {SATURATES}")
+            why = f": {SATURATES}" if differ else ""
+            lines.append(f"  by default {differ} of {all_outputs} outputs of the whole file differ{why}")
         return "\n".join([*lines, *self.reasons])
 
 
