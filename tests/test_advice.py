@@ -582,6 +582,16 @@ CASES: Final = (
         lambda _: dorefa.quantize_weight(torch.zeros(2, 3), 4, zeros="zero"),
     ),
     Case(
+        "weight {} is all 0, which DoReFa cannot scale; keep its layer float (keep_float)",
+        lambda _: hago.quantize(of_zeros(), CHIP, DATA, estimator="dorefa"),
+        lambda _: hago.quantize(of_zeros(), CHIP, DATA, estimator="dorefa", keep_float=["fc"]),
+    ),
+    Case(
+        "the model writes to its input {}; let forward leave inputs as they are, by x = x + 1 in place of x += 1, say",
+        lambda _: hago.from_torch(Adding(in_place=True).eval(), (torch.ones(2, 3),)),
+        lambda _: hago.from_torch(Adding(in_place=False).eval(), (torch.ones(2, 3),)),
+    ),
+    Case(
         "formula 'cambricon' has no per-channel form; set per_layer=True",
         lambda _: oneflow.Quantizer("cambricon", per_layer=False),
         lambda _: oneflow.Quantizer("cambricon", per_layer=True),
@@ -911,6 +921,24 @@ def other_state() -> object:
         return quantized.load_state_dict(other, strict=False)
     except RuntimeError as error:
         raise HagoError(str(error)) from None  # torch says what hago does
+
+
+def of_zeros() -> nn.Module:
+    model = randomized(Small())
+    nn.init.zeros_(model.fc.weight)
+    return model
+
+
+class Adding(nn.Module):
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.in_place:
+            return x + 1.0
+        x += 1.0
+        return x
 
 
 class Put(nn.Module):
@@ -1435,6 +1463,10 @@ ELSEWHERE: Final = {
         "test_a_new_log_overwrites_no_strategy_of_another",
     ),
     "search    {}  # may lose less than one shot": ("cli/test_answers.py", "test_one_shot_names_a_search_that_runs"),
+    "which a stored integer model does not hold; give MODEL and STRATEGY": (
+        "cli/test_cli_stored.py",
+        "test_bad_input_is_one_clear_line",
+    ),
     "does not give what {} needs{}. Add to its file": (
         "cli/test_answers.py",
         "test_a_cost_without_figures_names_the_keys_of_the_hardware_file",

@@ -289,7 +289,7 @@ def _tpu_mlir_warnings(tables: Tables) -> list[str]:
 def _write_model_explorer(request: ExportRequest) -> ExportResult:
     stem = request.path.name.removesuffix(".json").removesuffix(".graph")
     label = f"{stem} on {request.plan.hardware.name}"
-    documents, names = {"graph": graph_collection(request.plan, label)}, {"graph": "graph"}
+    documents, names = {"graph": graph_collection(request.plan, label, request.strategy.model_hash)}, {"graph": "graph"}
     for name, values in {**plan_figures(request.plan), **request.figures}.items():
         kind = re.sub(r"\W+", "_", name.partition(" (")[0].lower())  # without its unit
         if kind in documents:

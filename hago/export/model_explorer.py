@@ -36,14 +36,15 @@ _WORD_COLORS: Final[Mapping[str, str]] = {
 _LISTED: Final = 4
 
 
-def graph_collection(plan: Plan, label: str) -> dict[str, Any]:
+def graph_collection(plan: Plan, label: str, model_hash: str) -> dict[str, Any]:
     """The graph of a Plan as JSON values: a GraphCollection.
 
     Args:
         label: the name of the collection.
+        model_hash: of the graph, which that of a stored model cannot say, without its float weights.
     """
     graph = plan.graph
-    attributes = {"hardware": plan.hardware.name, "weights": plan.weight_sizes.text(), "model_hash": graph.model_hash}
+    attributes = {"hardware": plan.hardware.name, "weights": plan.weight_sizes.text(), "model_hash": model_hash}
     layers = {node.name.rpartition(".")[0] for node in graph}
     nodes = [_node(plan, graph, node.name, layers) for node in graph]
     main = {"id": GRAPH_ID, "nodes": nodes, "groupNodeAttributes": {"": attributes}}

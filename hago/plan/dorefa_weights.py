@@ -66,6 +66,10 @@ class DoReFaLevels:
             normalized = weight.contiguous() / self.unit
             return self.unit * quantize_weight(normalized, bits, self.how.variant, self.how.zeros)
         except HagoError as error:
+            if self.how.zeros == "raise" and not bool(weight.any()):
+                raise HagoError(
+                    f"weight {self.name!r} is all 0, which DoReFa cannot scale; keep its layer float (keep_float)"
+                ) from None
             raise HagoError(f"weight {self.name!r}: {error}") from None
 
     @torch.no_grad()

@@ -307,8 +307,8 @@ def _estimator_of(record: str, name: str, given: str | Estimator | None) -> Esti
             return named_estimator(name)
         except HagoError as error:
             raise LogError(
-                f"{record}: {error}. If it is one of your own, pass it as estimator=..., or on the command line with "
-                "--estimator package.module:name"
+                f"{record}: {str(error).rstrip('.')}. If it is one of your own, pass it as estimator=..., or on the "
+                "command line with --estimator package.module:name"
             ) from None
     chosen = named_estimator(given)
     if chosen.name != name:

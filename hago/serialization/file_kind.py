@@ -32,7 +32,10 @@ STRATEGY: Final = FileKind(
     "--save",
 )
 FRONT: Final = FileKind(
-    "a front of a search", frozenset({"version", "measure", "cost", "points"}), "hago.load_front", "--front"
+    "a front of a search",
+    frozenset({"version", "measure", "cost", "points"}),
+    "hago.load_front, and for hago realize and hago inspect with --trial",
+    "--front",
 )
 LOG: Final = FileKind("a search log", frozenset({"searcher", "space", "seed"}), "hago replay", "--log")
 HARDWARE: Final = FileKind(

@@ -14,6 +14,7 @@ from commands import Run, runner
 import hago
 from hago.cli import main
 from hago.emulation.tpu_mlir.tables import parse_calibration_table
+from hago.errors import GraphError
 from hago.runtime.reference import IntegerModel
 
 ZOO = """
@@ -124,6 +125,17 @@ def test_export_starts_from_a_stored_model(run: Run) -> None:
     assert "4" not in parse_calibration_table(Path("c_cali_table").read_text()).rows
 
 
+def test_the_graph_of_a_stored_model(run: Run) -> None:
+    """It has no float weights, of which the hash of the model and figures of errors are made."""
+    for words in ((MODEL, STRATEGY, "--save", "a"), (FILE, "--save", "b")):
+        assert run("export", *words, "--format", "model_explorer").code == 0
+    a, b = (json.loads(Path(f"{name}.graph.json").read_text())["graphs"][0] for name in "ab")
+    assert a["groupNodeAttributes"] == b["groupNodeAttributes"] and "model_hash" in a["groupNodeAttributes"][""]
+    assert {node["id"] for node in a["nodes"]} == {node["id"] for node in b["nodes"]}
+    with pytest.raises(GraphError, match="so its graph has no hash; its provenance names that of the model"):
+        hago.load_integer_model(FILE).plan.graph.model_hash  # noqa: B018
+
+
 @pytest.mark.parametrize(
     "words, why",
     [
@@ -133,6 +145,7 @@ def test_export_starts_from_a_stored_model(run: Run) -> None:
         (["run", FILE, "--data", DATA, "--save", "stored_zoo.py/y.npz"], "stored_zoo.py is not a folder"),
         (["run", FILE, "--data", DATA, "--engine", "warp"], "invalid choice"),
         (["export", MODEL, "--format", "tpu-mlir"], "is not a stored integer model"),
+        (["export", FILE, "--format", "model_explorer", "--data", DATA], "does not hold; give MODEL and STRATEGY"),
         ([*REALIZE, "--save", "stored_zoo.py/m"], "stored_zoo.py is not a folder"),
     ],
 )

@@ -277,8 +277,14 @@ def test_figures_that_the_hardware_lacks_are_reported_as_missing() -> None:
     cost = plan_cost(fixed_resolver(graph, bare, {"fc:0": (-1.0, 1.0)})({"fc:0": 8, "fc:1": 8}))
     assert {"cycles", "latency", "energy"}.isdisjoint(cost.figures)
     assert "macs_per_cycle of signature 'mac' (latency)" in cost.missing
-    with pytest.raises(HagoError, match=r"'paper' does not give what 'latency' needs.*macs_per_cycle"):
+    with pytest.raises(
+        HagoError, match=r"'paper' does not give what 'latency' needs.*macs_per_cycle.*hardware measure"
+    ):
         cost["latency"]
+    with pytest.raises(
+        HagoError, match="'energy' needs.*picojoules_per_mac to signatures, which docs/hardware.md explains$"
+    ):
+        cost["energy"]
     with pytest.raises(HagoError, match="unknown cost 'wieght_bytes'.*Did you mean 'weight_bytes'"):
         cost["wieght_bytes"]
     assert "not in paper" in str(cost)
