@@ -141,7 +141,7 @@ def test_no_point_is_infeasible_unless_the_space_may_have_some() -> None:
     asked = 0
     for seed in range(24):
         rng = random.Random(seed)
-        resolver = fuzz_exactness._prepared(seed, rng, fuzz_exactness.Counts()).resolver
+        resolver = fuzz_exactness._prepared(seed, rng, fuzz_exactness.Counts(), fuzz_exactness.WIDTHS).resolver
         if not may_have_infeasible_points(resolver):
             asked += 1
             for point in (_random(resolver.space, rng) for _ in range(6)):
