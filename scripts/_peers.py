@@ -23,6 +23,7 @@ from _integer_shares import onnxruntime_share
 from torch import Tensor, nn
 
 from hago import Graph
+from hago.export.onnx.engines import PRECISE, saturates_pairs
 from hago.graph import CONST, Node, compute_real, run_graph, run_real
 
 _QUANTIZED = ("conv1d", "conv2d", "linear")
@@ -79,6 +80,8 @@ def onnxruntime_outputs(asset: Asset) -> tuple[Tensor, float]:
         path = static_file(real, names, asset.calibration)
         options = SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
+        if saturates_pairs():  # the integers that it has on CPUs with VNNI
+            options.add_session_config_entry(*PRECISE)
         session = InferenceSession(path, options, providers=["CPUExecutionProvider"])
         feeds = [{n: t.numpy() for n, t in zip(names, batch, strict=True)} for batch in asset.test]
         out = torch.cat([torch.from_numpy(session.run(None, feed)[0]) for feed in feeds])
