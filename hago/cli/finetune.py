@@ -59,13 +59,14 @@ def finetune_command(args: Namespace, console: Console) -> Outcome:
             held_out=load_held_out(args),
             callbacks=callbacks,
         )
-        tuned = finetune_with(model, hardware, strategy, batches, options)
+        module = model if isinstance(model, nn.Module) else None
+        tuned = finetune_with(model, hardware, strategy, batches, options, holder=module)
         plan = tuned.quantizer.plan
-        state = trained_state(model, plan.graph, plan.ops) if isinstance(model, nn.Module) else None
+        state = None if module is None else trained_state(module, plan.graph, plan.ops)
         tuned.quantizer.strategy.save(saved)
         if state is not None:
             save_state(state, weights)
-    if isinstance(model, nn.Module):
+    if module is not None:
         return _outcome(args, tuned, log, saved, weights)
     console.note("the model is not an nn.Module, so its trained weights cannot be written")
     return _outcome(args, tuned, log, saved, None)

@@ -33,7 +33,7 @@ from hago.qat.losses import Loss, named_loss
 from hago.qat.prepare import constants_of, from_qat, make_trainable
 from hago.qat.run import Samples, TrainingRun, TrainingSchedule, TrainingStep
 from hago.qat.scheme import TrainingScheme, scheme_settings, training_scheme
-from hago.qat.state_dict import save_state, trained_state
+from hago.qat.state_dict import check_holds, save_state, trained_state
 from hago.runtime import compare_plan_exactly
 from hago.search import (
     Evaluator,
@@ -237,14 +237,26 @@ def finetune(
 
 
 def finetune_with(
-    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any], options: FinetuneOptions
+    model: ModelLike,
+    hardware: HardwareLike,
+    strategy: StrategyLike,
+    dataset: Iterable[Any],
+    options: FinetuneOptions,
+    *,
+    holder: nn.Module | None = None,
 ) -> Finetuned:
-    """Train as `finetune` does, with options that are already one object."""
+    """Train as `finetune` does, with options that are already one object.
+
+    Args:
+        holder: a module that must be able to hold the trained weights; else it is refused before any step.
+    """
     check_distinct({"log": options.log, "checkpoint": options.checkpoint})
     chip, initial = as_hardware(hardware), as_strategy(strategy)
     name, loss = named_loss(options.objective)
     graph, batches = import_with_data(model, dataset, chip, made_for=[initial.model_hash])
     trained = make_trainable(graph, chip, initial, training_scheme(options.scheme), constants_of(model))
+    if holder is not None:
+        check_holds(holder, trained)
     plan = trained.training_plan.plan
     measure = _make_measure(plan, batches, options.held_out)
     run = TrainingRun(
@@ -394,7 +406,7 @@ def finetune_after_search(
     """
     module, weights = _module_and_destination(model, save_weights)
     batches, held_out = outcome.prepared.batches.whole, outcome.held_out
-    run = finetune_with(model, hardware, outcome.strategy, batches, options)
+    run = finetune_with(model, hardware, outcome.strategy, batches, options, holder=module)
     metric = "sim_acc" if "sim_acc" in run.after else "sqnr"
     if not run.kept or run.after[metric] < run.before[metric]:
         return Tuned(outcome.strategy, outcome.score, run, better=False)

@@ -8,6 +8,7 @@ no float32 weight. `finetune` calls `trained_state` and `save_state` at the end 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -18,6 +19,7 @@ from hago.errors import HagoError
 from hago.graph import Attention, Graph, Node, example_inputs, from_torch
 from hago.graph.passes.fold_batch_norms import multiplier_and_offset
 from hago.ops import OPS, Ops
+from hago.qat.model import QatModel
 from hago.serialization.json_text import replace_file
 from hago.serialization.tensor_file import to_bytes
 
@@ -50,6 +52,19 @@ def trained_state(model: nn.Module, trained: Graph, ops: Ops = OPS) -> dict[str,
             _neutralize(unfolded, trained, norm, state)
     _check_import(model, state, trained, ops)
     return state
+
+
+def check_holds(module: nn.Module, model: QatModel) -> None:
+    """Refuse a module that cannot hold the weights of a model once they are trained: each is changed by a factor of its
+    own, in place of training.
+
+    Raises:
+        HagoError: as `trained_state`.
+    """
+    plan = model.training_plan.plan
+    changed = {name: plan.graph.consts[name] * (1.0 + n * 2.0**-10) for n, name in enumerate(model.names, 1)}
+    trained = replace(plan.graph, consts={**plan.graph.consts, **changed}, corrected_from=None)
+    trained_state(module, trained, plan.ops)
 
 
 def _neutralize(unfolded: Graph, trained: Graph, norm: Node, state: dict[str, Tensor]) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import hago
 from hago.cli import main
 from hago.errors import HagoError
+from hago.qat.finetuning import FinetuneOptions, finetune_with
 from hago.qat.prepare import from_qat, prepare_qat
 from hago.qat.state_dict import trained_state
 
@@ -136,6 +137,17 @@ def test_shared_weights_that_were_trained_separately_are_refused() -> None:
     model, data = randomized(Shared()), torch.randn(4, 3, 8, 8)
     with pytest.raises(HagoError, match=r"cannot hold the trained weights"):
         trained_state(model, from_qat(trained(model, data)).plan.graph)
+
+
+@pytest.mark.parametrize("model", [Shared(), nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3))])
+def test_a_module_that_cannot_hold_the_weights_is_refused_before_training(model: nn.Module, tmp_path: Path) -> None:
+    model, data = randomized(model), [torch.randn(16, 3, 8, 8)]
+    strategy = hago.quantize(model, "x86_vnni", data, corrections="none").strategy
+    options = FinetuneOptions(steps=2, checkpoint=tmp_path / "c.safetensors", log=tmp_path / "log.jsonl")
+    with pytest.raises(HagoError, match="cannot hold the trained weights"):
+        finetune_with(model, "x86_vnni", strategy, data, options, holder=model)
+    assert list(tmp_path.iterdir()) == []
+    assert finetune_with(model, "x86_vnni", strategy, data, options).steps == 2
 
 
 class WholeAttention(nn.Module):
