@@ -36,7 +36,7 @@ PARTS: Parts = {
     "calibration": (("hago/calibration/collection.py", ""),),
     "thresholds": (("hago/calibration/threshold_cache.py", ""),),
     "plans": (("hago/plan/resolve.py", ""), ("hago/plan/feasibility.py", ""), ("hago/plan/topology.py", "")),
-    "compiling kernels": (("hago/runtime/native/library.py", ""),),
+    "compiling kernels": (("hago/runtime/native/build.py", ""),),
     "self-tests of kernels": (("hago/runtime/native/self_test.py", ""),),
     "integer model": (("hago/runtime/native/lowering.py", ""),),
     "float and integer passes": (("hago/search/evaluate.py", ""), ("hago/analysis/answer.py", "")),

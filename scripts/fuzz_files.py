@@ -340,8 +340,8 @@ def _load_kernels(path: Path) -> None:
     library.write_bytes(_LIBRARY[1])
     library.chmod(0o755)
     path.chmod(0o600)
-    kept = build._kept(path, (None,))
-    if kept is not None and kept.path != library:
+    kept = build._kept(path)
+    if kept is not None and kept != library:
         raise AssertionError(f"another library is taken: {kept}")
     if kept is None:
         raise HagoError("it is built anew")

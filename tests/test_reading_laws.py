@@ -280,7 +280,7 @@ BROKEN: Final = {
     "a library": (
         "runtime.native.build._kept",
         "runtime.native.build",
-        "name, size, digest, threads = (record[",
+        "name, size, digest = (record[",
         "ctypes.CDLL('x')",
     ),
     "a method": (

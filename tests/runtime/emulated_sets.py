@@ -69,5 +69,6 @@ def emulated_library(name: str) -> native.Library:
         patch.setattr(build, "OPTIONS", ("-O0", *build.OPTIONS[1:]))
         fcntl.flock(lock, fcntl.LOCK_EX)
         built = build.build(target)
+    assert built.target == target
     calls = native.typed(ctypes.CDLL(str(built.path)))
     return native.Library(calls, f"emulated, for {name}: {native.products_text(calls.hago_adds_bytes(0))}")

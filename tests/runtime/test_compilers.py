@@ -14,7 +14,7 @@ from hago.runtime.native import build, instruction_sets
 from hago.runtime.native import library as native
 from hago.runtime.native.instruction_sets import INSTRUCTION_SETS, largest_set, machine
 from hago.runtime.native.processor import processor_flags
-from hago.runtime.native.self_test import exact_kernels, examine
+from hago.runtime.native.self_test import ExactKernels, exact_kernels, examine
 
 HERE: Final = [each for each in INSTRUCTION_SETS if each.machine == machine()]
 
@@ -36,7 +36,7 @@ def without(options: list[str], then: str, folder: Path, monkeypatch: pytest.Mon
 
 
 #: Makes empty objects, and a copy of the library of this machine where they are linked.
-COPIES: Final = 'for last; do :; done\ncase " $* " in *" -c "*|*threaded*) : > "$last"; exit;; esac\ncp "{}" "$last"'
+COPIES: Final = 'for last; do :; done\ncase " $* " in *" -c "*) : > "$last"; exit;; esac\ncp "{}" "$last"'
 
 
 def copying() -> str:
@@ -90,26 +90,63 @@ def test_openmp_of_torch_is_linked_by_compilers_that_have_none(tmp_path: Path, m
     without([], then, tmp_path, monkeypatch)
     assert build.build(largest_set()).threads
     probe, library = linked.read_text().splitlines()
-    assert "threaded.so" in probe and library.endswith("kernels.so") and "-c" not in library.split()
+    assert "probe.so" in probe and library.endswith("kernels.so") and "-c" not in library.split()
+
+
+def test_what_a_compiler_has_got_since_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = copying()
+    without(["-fopenmp"], whole, tmp_path, monkeypatch)
+    assert [build.build(largest_set()).threads for _ in range(2)] == [False, False]
+    assert len(list((tmp_path / "cache").glob("kernels-*.so"))) == 1
+    script = tmp_path / "c++"
+    script.write_text("\n".join(line for line in script.read_text().splitlines() if "unrecognized" not in line))
+    assert build.build(largest_set()).threads
+
+
+def test_openmp_that_is_linked_but_not_found_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = copying()
+    monkeypatch.setattr(build, "_is_loaded", lambda library: False)
+    without([], whole, tmp_path, monkeypatch)
+    assert not build.build(largest_set()).threads
+    monkeypatch.undo()
+    (tmp_path / "empty.so").touch()
+    assert not build._is_loaded(tmp_path / "empty.so")
+
+
+def test_a_compiler_that_is_killed_is_no_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without([], "kill -9 $$", tmp_path, monkeypatch)
+    with pytest.warns(match="cannot be built .*Command"):
+        assert native.library.__wrapped__().calls is None
+
+
+@pytest.fixture(scope="module")
+def exact() -> set[str]:
+    """The names of the kernels that are exact in this process."""
+    if native.library().calls is None or "HAGO_MAX_CPU_ISA" in os.environ:
+        pytest.skip("this process has no kernels, or not all of them")
+    return exact_names(exact_kernels())
+
+
+def exact_names(kernels: ExactKernels) -> set[str]:
+    return {name for name, verdict in kernels.verdicts.items() if verdict.exact}
 
 
 def unoptimized(monkeypatch: pytest.MonkeyPatch) -> native.Library:
-    """The library that the first compiler makes, unoptimized: exact are those kernels that are in this process."""
+    """The library that the first compiler makes, in less time."""
     monkeypatch.setattr(build, "OPTIONS", ("-O0", *build.OPTIONS[1:]))
     found = native.library.__wrapped__()
     assert found.calls is not None, found.why
-    verdicts = examine(found).verdicts
-    assert {n for n, v in verdicts.items() if v.exact} == {n for n, v in exact_kernels().verdicts.items() if v.exact}
     return found
 
 
-def test_kernels_are_exact_without_openmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_exact_without_openmp(exact: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without(["-fopenmp"], f'exec {shutil.which("c++")} "$@"', tmp_path, monkeypatch)
     found = unoptimized(monkeypatch)
     assert ", on one thread (the compiler has no OpenMP; g++ has, and clang++ with libomp): " in found.why
+    assert exact_names(examine(found)) == exact
 
 
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="there is no clang++")
-def test_kernels_of_clang_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_clang_are_exact(exact: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without([], f'exec {shutil.which("clang++")} "$@"', tmp_path, monkeypatch)
-    unoptimized(monkeypatch)
+    assert exact_names(examine(unoptimized(monkeypatch))) == exact

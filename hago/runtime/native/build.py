@@ -5,12 +5,13 @@ a name that holds a hash of the sources, the compiler, the processor and the use
 processes that build it at the same time do not disturb each other. A manifest beside it records its size and SHA-256,
 so a file that a full disk, a crash or another user left there is built again instead of loaded.
 
-A compiler is asked what it takes first: one that is older than an instruction set builds for a smaller one, and one
-without OpenMP builds kernels that run on one thread.
+A compiler that is older than an instruction set builds for a smaller one, and one without OpenMP builds kernels that
+run on one thread; each process asks it again, in some tenths of a second, so that what it has since got is used.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -41,8 +42,26 @@ OPTIONS: Final = (
 )
 #: In seconds.
 COMPILE_TIMEOUT: Final = 300
-#: A loop over threads, which a compiler must both translate and link.
-_THREADED: Final = "void loop(int* a) {\n#pragma omp parallel for\n  for (int i = 0; i < 2; ++i) a[i] = i;\n}\n"
+#: A loop over threads, which a compiler must translate, link and have loaded, and instructions that its assembler must
+#: know.
+_PROBE: Final = """
+#if defined(__SSE4_2__)
+#include <immintrin.h>
+#endif
+#if defined(__AVXVNNI__)
+__m256i bytes(__m256i a) { return _mm256_dpbusd_avx_epi32(a, a, a); }
+#endif
+#if defined(__AVX512VNNI__)
+__m512i bytes(__m512i a) { return _mm512_dpbusd_epi32(a, a, a); }
+#endif
+#if defined(__AMX_INT8__)
+void tiles() { _tile_dpbusd(0, 1, 2); }
+#endif
+void loop(int* a) {
+#pragma omp parallel for
+  for (int i = 0; i < 2; ++i) a[i] = i;
+}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +100,11 @@ def build(target: InstructionSet | None) -> Built:
     if compiler is None:
         raise OSError("no C++ compiler on this machine (c++, g++ or clang++)")
     targets = (None,) if target is None else (target, *smaller_sets(target))
+    # what a compiler that lacks nothing made is found without asking it
+    kept = _kept(_manifest(compiler, next(options_for(target)), _OPENMP))
+    if kept is not None:
+        return Built(kept, target, _OPENMP.threads)
     folder = cache_folder()
-    manifest = folder / f"kernels-{_fingerprint(compiler, targets)}.json"
-    if (kept := _kept(manifest, targets)) is not None:
-        return kept
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_world_writable(folder)
     for old in folder.glob("build-*"):  # of processes that were killed
@@ -93,20 +113,29 @@ def build(target: InstructionSet | None) -> Built:
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as place:
         used, options = _known_options(compiler, targets, Path(place))
         openmp = _known_openmp(compiler, Path(place))
-        library = Path(place) / "kernels.so"
-        objects = _compiled([compiler, *OPTIONS, *options, *openmp.compiling], Path(place))
-        _run([compiler, *OPTIONS, *options, *objects, *openmp.linking, "-o", str(library)])
-        library.chmod(0o755)
-        digest, size = _sha256(library), library.stat().st_size
-        path = folder / f"{manifest.stem}-{digest[:16]}.so"
-        with open(library, "rb+") as file:
-            os.fsync(file.fileno())
-        library.replace(path)
-    built = Built(path, used, openmp.threads)
-    record = {"library": path.name, "bytes": size, "sha256": digest, "threads": built.threads}
-    record |= {"instruction_set": None if used is None else used.name}
+        manifest = _manifest(compiler, options, openmp)
+        path = _kept(manifest) or _made(compiler, options, openmp, manifest, Path(place))
+    return Built(path, used, openmp.threads)
+
+
+def _made(compiler: str, options: Sequence[str], openmp: _OpenMP, manifest: Path, place: Path) -> Path:
+    """The library that a compiler makes now, beside its manifest.
+
+    Args:
+        place: a folder for what is made on the way.
+    """
+    library = place / "kernels.so"
+    objects = _compiled([compiler, *OPTIONS, *options, *openmp.compiling], place)
+    _run([compiler, *OPTIONS, *options, *objects, *openmp.linking, "-o", str(library)])
+    library.chmod(0o755)
+    digest, size = _sha256(library), library.stat().st_size
+    path = manifest.with_name(f"{manifest.stem}-{digest[:16]}.so")
+    with open(library, "rb+") as file:
+        os.fsync(file.fileno())
+    library.replace(path)
+    record = {"library": path.name, "bytes": size, "sha256": digest}
     replace_file(manifest, canonical(record), whatever_is_there=True)
-    return built
+    return path
 
 
 # ---------------------------------------------------------------- what the compiler takes
@@ -131,7 +160,7 @@ def _known_options(
     """The first instruction set that a compiler knows, and its options; the first of all where it knows none, so that
     it says why."""
     tried = [(target, options) for target in targets for options in options_for(target)]
-    return next((each for each in tried if _takes(compiler, each[1], (), folder)), tried[0])
+    return next((each for each in tried if _probe(compiler, each[1], (), folder)), tried[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +175,43 @@ class _OpenMP:
         return bool(self.compiling)
 
 
+_OPENMP: Final = _OpenMP(("-fopenmp",), ("-fopenmp",))
+
+
 def _known_openmp(compiler: str, folder: Path) -> _OpenMP:
-    """The options of a compiler for OpenMP."""
-    known = [_OpenMP(("-fopenmp",), ("-fopenmp",))]
+    """The options of a compiler for OpenMP whose libraries are found where they are loaded, too."""
     # Apple's clang takes the option behind another one, and has no library; torch has brought and loaded one
     carried = sorted((Path(torch.__file__).parent / "lib").glob("libomp.*"))
-    known += [_OpenMP(("-Xclang", "-fopenmp"), (str(path),)) for path in carried]
-    return next((each for each in known if _takes(compiler, each.compiling, each.linking, folder)), _OpenMP())
+    for each in (_OPENMP, *(_OpenMP(("-Xclang", "-fopenmp"), (str(path),)) for path in carried)):
+        library = _probe(compiler, each.compiling, each.linking, folder)
+        if library is not None and _is_loaded(library):
+            return each
+    return _OpenMP()
 
 
-def _takes(compiler: str, compiling: Sequence[str], linking: Sequence[str], folder: Path) -> bool:
-    """Whether a compiler makes a library of a small source with these options."""
-    source, made = folder / "threaded.cpp", [str(folder / name) for name in ("threaded.o", "threaded.so")]
-    source.write_text(_THREADED)
+def _probe(compiler: str, compiling: Sequence[str], linking: Sequence[str], folder: Path) -> Path | None:
+    """The library that a compiler makes of `_PROBE` with these options; None where it refuses.
+
+    Raises:
+        subprocess.SubprocessError: it was killed, or takes too long.
+    """
+    place = Path(tempfile.mkdtemp(dir=folder))  # a file that is loaded is not written again
+    source, made = place / "probe.cpp", [place / name for name in ("probe.o", "probe.so")]
+    source.write_text(_PROBE)
     try:
-        _run([compiler, "-fPIC", *compiling, "-c", str(source), "-o", made[0]])
-        _run([compiler, "-shared", made[0], *linking, "-o", made[1]])
-    except subprocess.CalledProcessError:
+        _run([compiler, "-fPIC", *compiling, "-c", str(source), "-o", str(made[0])])
+        _run([compiler, "-shared", str(made[0]), *linking, "-o", str(made[1])])
+    except subprocess.CalledProcessError as error:
+        if error.returncode < 0:
+            raise
+        return None
+    return made[1]
+
+
+def _is_loaded(library: Path) -> bool:
+    try:
+        ctypes.CDLL(str(library))
+    except OSError:
         return False
     return True
 
@@ -190,28 +239,23 @@ def _run(command: Sequence[str]) -> str:
 
 
 # ---------------------------------------------------------------- what is kept
-def _kept(manifest: Path, targets: Sequence[InstructionSet | None]) -> Built | None:
+def _kept(manifest: Path) -> Path | None:
     """The library that a manifest names, if it is complete and unchanged and only root and this user can have written
-    it; else None.
-
-    Args:
-        targets: what it may be for.
-    """
+    it; else None."""
     try:
         _refuse_world_writable(manifest.parent)
         written = manifest.lstat()
         if not stat.S_ISREG(written.st_mode) or written.st_size > 1024 or not _is_own(written):
             return None
         record = parse_json(manifest.read_text("utf-8"), str(manifest))
-        name, size, digest, threads = (record[key] for key in ("library", "bytes", "sha256", "threads"))
-        used = {None if each is None else each.name: each for each in targets}[record["instruction_set"]]
-        if Path(name).name != name or not isinstance(threads, bool):
+        name, size, digest = (record[key] for key in ("library", "bytes", "sha256"))
+        if Path(name).name != name:
             return None
-        path = manifest.with_name(name)
-        status = path.lstat()
+        target = manifest.with_name(name)
+        status = target.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size != size or not _is_own(status):
             return None
-        return Built(path, used, threads) if _sha256(path) == digest else None
+        return target if _sha256(target) == digest else None
     except (OSError, LogError, LookupError, TypeError, ValueError):
         return None
 
@@ -246,16 +290,16 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hago"
 
 
-def _fingerprint(compiler: str, targets: Sequence[InstructionSet | None]) -> str:
-    """A hash of the sources, the options, the compiler, the processor and the user."""
+def _manifest(compiler: str, options: Sequence[str], openmp: _OpenMP) -> Path:
+    """The path of the manifest of a library, with a hash of the sources, the options, the compiler, the processor and
+    the user in its name."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
-    options = [list(options_for(target)) for target in targets]
     user = os.getuid() if hasattr(os, "getuid") else 0
-    version = _run([compiler, "--version"])
-    digest.update(repr((OPTIONS, options, compiler, version, platform.machine(), _processor(), user)).encode())
-    return digest.hexdigest()[:16]
+    version, used = _run([compiler, "--version"]), (OPTIONS, options, openmp.compiling, openmp.linking)
+    digest.update(repr((used, compiler, version, platform.machine(), _processor(), user)).encode())
+    return cache_folder() / f"kernels-{digest.hexdigest()[:16]}.json"
 
 
 def _processor() -> str:

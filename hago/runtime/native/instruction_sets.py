@@ -39,6 +39,7 @@ class InstructionSet:
 
 # options one by one, since compilers do not know names of levels (x86-64-v3) before GCC 11 and clang 12
 _AVX2: Final = ("-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mf16c", "-mmovbe", "-mpopcnt")
+# prefetches for writing, which all of these processors have
 _AVX512: Final = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprfchw")
 _VNNI: Final = (*_AVX512, "-mavx512vnni")
 _AMX: Final = (*_VNNI, "-mavx512vbmi", "-mamx-tile", "-mamx-int8")

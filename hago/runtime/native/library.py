@@ -284,11 +284,13 @@ class Library:
         calls: its functions; None where there is none.
         why: where it comes from and its instruction set, or why there is none.
         switched_off: whether there is none because the user wants none.
+        instruction_set: the name of the set that it is for; empty where there is none, or the compiler found it.
     """
 
     calls: Any
     why: str
     switched_off: bool = False
+    instruction_set: str = ""
 
     @property
     def has_tiles(self) -> bool:
@@ -309,13 +311,14 @@ def library(instruction_set: str | None = None) -> Library:
     """
     target = largest_set(instruction_set)
     if os.environ.get("HAGO_NATIVE") == "0":
-        return Library(None, "no native kernels: switched off by HAGO_NATIVE=0; unset it to use them", True)
+        why = "no native kernels: switched off by HAGO_NATIVE=0; unset it to use them"
+        return Library(None, why, switched_off=True)
     try:
         if (shipped := _shipped(target)) is not None:
-            calls, origin = typed(shipped), f"shipped with hago, for {_named(target)}"
+            calls, used, origin = typed(shipped), target, f"shipped with hago, for {_named(target)}"
         else:
             built = build(target)
-            calls, origin = typed(ctypes.CDLL(str(built.path))), _origin(built, target)
+            calls, used, origin = typed(ctypes.CDLL(str(built.path))), built.target, _origin(built, target)
     except (OSError, subprocess.SubprocessError, LogError) as error:
         lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
         why = next((line for line in lines if "error" in line), lines[-1])[:200]
@@ -325,7 +328,8 @@ def library(instruction_set: str | None = None) -> Library:
             "written; HAGO_NATIVE=0 selects the slower kernels without this warning"
         )
         return Library(None, f"no native kernels: {why}")
-    return Library(calls, f"{origin}: {products_text(calls.hago_adds_bytes(0))}")
+    why = f"{origin}: {products_text(calls.hago_adds_bytes(0))}"
+    return Library(calls, why, instruction_set="" if used is None else used.name)
 
 
 def _origin(built: Built, wanted: InstructionSet | None) -> str:

@@ -152,8 +152,18 @@ def examine(library: native.Library) -> ExactKernels:
     norm = check_norm(library.calls) if products.exact else products
     calls, why = (library.calls, library.why) if passes.exact else (None, passes.why)
     return ExactKernels(
-        *(calls, why, passes, conv, tiles, words, products, softmax, norm, check_onednn, registers),
-        switched_off=library.switched_off,
+        calls,
+        why,
+        passes,
+        conv,
+        tiles,
+        words,
+        products,
+        softmax,
+        norm,
+        check_onednn,
+        registers,
+        library.switched_off,
     )
 
 

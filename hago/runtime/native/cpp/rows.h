@@ -1,7 +1,7 @@
 // Rows of int32 sums to what is stored: overflow, a sum with another operand, clamps, requantization.
 //
 // The arithmetic is that of docs/numerics.md (N2, N3, N4, N8, N9). Products must not be contracted into
-// fused multiply-adds: see the compiler's options in library.py, which also mirrors these structures.
+// fused multiply-adds: see the compiler's options in build.py. These structures are mirrored in library.py.
 #pragma once
 #include <cstdint>
 
