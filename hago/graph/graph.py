@@ -88,8 +88,8 @@ class Graph(Summarized):
         in_spec, out_spec: how arguments and results are nested, as torch's pytree writes it in
             JSON; None for plain positional tensors.
         corrected_from: the network that corrections were applied to; None for a network as it was imported.
-        untrained: names of constants that training leaves as they are, since they are not made of parameters: buffers,
-            and numbers that stand in the code of a model.
+        untrained: names of constants that training leaves as they are, since they are not made of parameters that take
+            a gradient: buffers, frozen parameters, and numbers that stand in the code of a model.
     """
 
     nodes: tuple[Node, ...]

@@ -30,7 +30,7 @@ from hago.hardware import hardware_hash
 from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_with_data
 from hago.plan import Plan, Strategy
 from hago.qat.losses import Loss, named_loss
-from hago.qat.prepare import constants_of, from_qat, make_trainable
+from hago.qat.prepare import from_qat, make_trainable
 from hago.qat.run import Samples, TrainingRun, TrainingSchedule, TrainingStep
 from hago.qat.scheme import TrainingScheme, scheme_settings, training_scheme
 from hago.qat.state_dict import check_holds, save_state, trained_state
@@ -254,7 +254,7 @@ def finetune_with(
     chip, initial = as_hardware(hardware), as_strategy(strategy)
     name, loss = named_loss(options.objective)
     graph, batches = import_with_data(model, dataset, chip, made_for=[initial.model_hash])
-    trained = make_trainable(graph, chip, initial, training_scheme(options.scheme), constants_of(model))
+    trained = make_trainable(graph, chip, initial, training_scheme(options.scheme))
     if holder is not None:
         check_holds(holder, trained)
     plan = trained.training_plan.plan

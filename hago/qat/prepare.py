@@ -103,21 +103,19 @@ def prepare_qat(
         initial = quantize_in_one_shot(prepare(graph, chip, batches, options)).strategy
     else:
         raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
-    fixed, style = constants_of(model), training.norms if norms is None else norms
+    style = training.norms if norms is None else norms
     changes = initial.corrections
     if (changes.equalization or changes.absorption or changes.rotations) and style != "frozen":
         raise HagoError(
             f"the strategy's corrections changed the constants into which batch norms are folded, and norms={style!r} "
             "trains these norms from their own; use norms='frozen', or a strategy made with corrections='none'"
         )
-    live_norms = _live_norms(model, unfolded, graph, style, fixed | unfolded.untrained)
+    live_norms = _live_norms(model, unfolded, graph, style)
     schedule = Schedule(quant_delay, freeze_bn_delay)
-    return make_trainable(graph, chip, initial, training, fixed, norms=live_norms, schedule=schedule)
+    return make_trainable(graph, chip, initial, training, norms=live_norms, schedule=schedule)
 
 
-def _live_norms(
-    model: ModelLike, unfolded: Graph, folded: Graph, style: str, fixed: frozenset[str]
-) -> dict[str, FoldedNorm]:
+def _live_norms(model: ModelLike, unfolded: Graph, folded: Graph, style: str) -> dict[str, FoldedNorm]:
     """The batch norms that are trained through the statistics of the batch, by layer."""
     check_choice("norms", style, ("frozen", "tensorflow", "oneflow"))
     if style == "frozen":
@@ -131,7 +129,7 @@ def _live_norms(
                 f"batch norm {site.norm.name!r} keeps a cumulative average (momentum=None), which cannot be trained "
                 "on; give it a momentum, or norms='frozen'"
             )
-        norm = FoldedNorm(site, unfolded, style, momentum, fixed - {*site.norm.inputs[3:]})
+        norm = FoldedNorm(site, unfolded, style, momentum, unfolded.untrained - {*site.norm.inputs[3:]})
         _check_folded(norm, folded)
         live[site.layer.name] = norm
     return live
@@ -161,7 +159,6 @@ def make_trainable(
     hardware: Hardware,
     strategy: Strategy,
     scheme: TrainingScheme,
-    fixed: Collection[str],
     *,
     norms: Mapping[str, FoldedNorm] | None = None,
     schedule: Schedule | None = None,
@@ -169,7 +166,6 @@ def make_trainable(
     """Make a QatModel of a graph and a strategy. `prepare_qat` and fine-tuning call it.
 
     Args:
-        fixed: names of constants that are not trained.
         norms, schedule: as in QatModel; by default no batch norms are trained, and all passes are quantized.
 
     Raises:
@@ -206,7 +202,7 @@ def make_trainable(
     consts = [n.name for n in graph if n.op == CONST and graph.consts[n.name].is_floating_point()]
     norms = norms or {}
     folded = {name for norm in norms.values() for name in norm.site.folded}
-    trainable = [name for name in consts if name not in folded and name not in graph.untrained.union(fixed)]
+    trainable = [name for name in consts if name not in folded and name not in graph.untrained]
     return QatModel(
         plan,
         resolver.topology,
@@ -249,19 +245,6 @@ def _with_integers_of(plan: Plan, names: Collection[str]) -> Graph:
             if target is not None and node.inputs[slot] in names:
                 consts[node.inputs[slot]] = (integers.to(torch.float64) * target.scale).to(torch.float32)
     return replace(graph, consts=consts, corrected_from=graph.uncorrected)
-
-
-def constants_of(model: ModelLike) -> frozenset[str]:
-    """The names of the constants that a model does not train, beside those of `Graph.untrained`: parameters that take
-    no gradient, and those of affine nodes in place of batch norms that have no parameters (affine=False)."""
-    if not isinstance(model, nn.Module):
-        return frozenset()
-    frozen = (name for name, p in model.named_parameters() if not p.requires_grad)
-    fixed = (
-        name for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and not m.affine
-    )
-    affine = (f"{name}.{role}" for name in fixed for role in ("multiplier", "offset"))
-    return frozenset((*frozen, *affine))
 
 
 def from_qat(trained: nn.Module) -> Quantizer:

@@ -68,14 +68,15 @@ def test_the_users_module_with_the_trained_state_is_the_trained_model(model: nn.
 
 
 class Functional(nn.Module):
-    """A batch norm after no layer, whose parameters no module has."""
+    """A batch norm after no layer, with a factor that is a parameter of no batch norm."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.mean, self.variance = nn.Conv2d(3, 3, 1), nn.Buffer(torch.zeros(3)), nn.Buffer(torch.ones(3))
+        self.factor = nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(torch.relu(self.conv(x)), self.mean, self.variance)
+        return F.batch_norm(torch.relu(self.conv(x)), self.mean, self.variance, self.factor * 2.0)
 
 
 def test_a_batch_norm_that_cannot_hold_what_was_trained_is_named() -> None:
@@ -100,6 +101,22 @@ class Numbers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.conv2d(x * 2.0, self.weight, padding=1) * self.scale + torch.full((1,), 0.25)
         return y * (1.0 - (x[:, :1] > 0).float()) + (x[:, :1] > 3).float() * torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize("exports", [False, True])
+@pytest.mark.parametrize("affine", [False, True])
+def test_parameters_without_a_gradient_are_not_trained(affine: bool, exports: bool) -> None:
+    """Batch norms that were folded into frozen layers, and such as became nodes of their own, are not either."""
+    layers = [nn.Conv2d(3, 3, 1, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.BatchNorm2d(3, affine=affine)]
+    model = randomized(nn.Sequential(*layers, nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 2, 1))))
+    model.requires_grad_(False)
+    data = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    for number, parts in ((0, []), (2, [model[4]]), (4, [model[0], model[1]])):
+        for part in parts:
+            part.requires_grad_()
+        given = torch.export.export(model, (data,)) if exports else model
+        names = {name for name, _ in prepare_qat(given, "x86_vnni", dataset=[data]).weights.named_parameters()}
+        assert len(names) == number, names
 
 
 @pytest.mark.parametrize("exports", [False, True])

@@ -236,7 +236,7 @@ class Importer:
         self.nodes: list[Node] = []
         self.consts: dict[str, Tensor] = {}
         self.several: dict[str, Any] = {}  # what calls on constants alone give, where it is no tensor
-        self.learned: set[str] = set()  # constants that are parameters, or are made of them
+        self.learned: set[str] = set()  # constants that are parameters and take a gradient, or are made of them
         self.shapes: dict[str, tuple[int, ...] | None] = {}
         self.dtypes: dict[str, torch.dtype | None] = {}
         self.open_axes: dict[str, tuple[int, ...]] = {}
@@ -296,7 +296,7 @@ class Importer:
             key = identity(tensor)
             if key not in shared:
                 shared[key] = self._const(spec.target, tensor)
-            if spec.kind == InputKind.PARAMETER:
+            if spec.kind == InputKind.PARAMETER and tensors[spec.target].requires_grad:
                 self.learned.add(shared[key].name)
             self.values[fx] = shared[key]
         return inputs

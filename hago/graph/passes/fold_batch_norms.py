@@ -109,6 +109,8 @@ def _replaced(graph: Graph, norm: Node, new: Node, consts: Mapping[str, Tensor])
         consts: float64; they take the place of nodes with their names.
     """
     made = {name: t.to(torch.float32) for name, t in consts.items()}
+    sources = [*norm.inputs[1:], *(new.inputs[1:] if new.op != "affine" else ())]
+    untrained = graph.untrained.union(made) if graph.untrained.issuperset(sources) else graph.untrained
     nodes: list[Node] = []
     for node in graph:
         if node.name == new.name:
@@ -117,4 +119,4 @@ def _replaced(graph: Graph, norm: Node, new: Node, consts: Mapping[str, Tensor])
         elif node.name != norm.name and node.name not in made:
             nodes.append(replace(node, inputs=tuple(new.name if s == norm.name else s for s in node.inputs)))
     outputs = tuple(new.name if o == norm.name else o for o in graph.outputs)
-    return graph.with_nodes(nodes, outputs=outputs, consts={**graph.consts, **made})
+    return replace(graph.with_nodes(nodes, outputs=outputs, consts={**graph.consts, **made}), untrained=untrained)
