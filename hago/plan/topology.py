@@ -204,8 +204,7 @@ def _decide(
         UnsupportedOp: the hardware takes the node neither in integers nor in float.
     """
     why_not = why_not_integer(graph, node, hardware, ops)
-    # what only moves indices or masks has nothing to quantize, and runs wherever these are
-    has_float = bool(hardware.float_descs(node.op, integer_fits=why_not is None)) or _reads_no_reals(graph, node)
+    has_float = bool(hardware.float_descs(node.op, integer_fits=why_not is None)) or _moves_no_reals(graph, node)
     remedy = "List a signature for it, or other_ops: float32"
     if why_not is None and (why_kept := _why_kept_float(node, keep_float)):
         why_not, remedy = why_kept, "List a float signature for it, or let it be integer"
@@ -230,10 +229,12 @@ def _decide(
     return _Kind(False, "nothing that it reads is quantized", weight_only)
 
 
-def _reads_no_reals(graph: Graph, node: Node) -> bool:
-    """Whether all values that a node reads are integers or booleans in the float model, too."""
-    read = [graph[source] for source in node.inputs]
-    return bool(read) and all(x.dtype is not None and not x.torch_dtype.is_floating_point for x in read)
+def _moves_no_reals(graph: Graph, node: Node) -> bool:
+    """Whether a node moves indices or masks alone, which are integers or booleans in the float model, too: there is
+    nothing to quantize, and it runs wherever these are."""
+    values = [node, *(graph[source] for source in node.inputs)]
+    is_known = node.op != opaque.NAME and all(value.dtype is not None for value in values)
+    return is_known and not any(value.torch_dtype.is_floating_point for value in values)
 
 
 def _accepted_float_forms(graph: Graph, node: Node, hardware: Hardware, ops: Ops) -> str:

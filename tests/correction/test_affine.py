@@ -53,10 +53,21 @@ def test_groups_of_transposed_convolutions_share_their_factors(groups: int) -> N
     ).eval()
     data = [images(16, 6, 5, 4, seed=n) for n in range(2)]
     quantizer = hago.quantize(model, "x86_vnni", data, corrections=["affine"], fix_bits={"*.weight": 4})
-    factors = channel_factors(quantizer.plan, data[:1])
-    (transposed,) = (of for edge, of in factors.items() if edge.dst == "0")
-    assert transposed.shape == (12 // groups,)
     assert compare_plan_exactly(quantizer.plan, data[:1]).same
+    plan = hago.quantize(model, "x86_vnni", data, corrections="none", fix_bits={"*.weight": 4}).plan
+    (factors,) = (of for edge, of in channel_factors(plan, data[:1]).items() if edge.dst == "0")
+    node_plan, target = plan.nodes["0"], plan.nodes["0"].operands[1]
+    assert target is not None and factors.shape == (12 // groups,)
+    weight = (node_plan.consts[1] * target.scale).float()
+    with torch.no_grad():
+        wanted, given = (
+            torch.nn.functional.conv_transpose2d(data[0], w, stride=2, groups=groups).double()
+            for w in (model[0].weight, weight)
+        )
+    wanted, given = (y - y.mean((0, 2, 3), keepdim=True) for y in (wanted, given))
+    for i, factor in enumerate(factors):  # output channel i of every group
+        own, other = (y[:, i :: 12 // groups] for y in (wanted, given))
+        assert factor == pytest.approx(float((own * other).sum() / other.square().sum()), rel=1e-5)
 
 
 def test_integers_stay_and_no_channel_of_a_layer_gets_worse() -> None:

@@ -88,7 +88,7 @@ def test_the_engines_own_hardware_comes_first(tmp_path: Path) -> None:
         hago.quantize(randomized(Small()), "arm_dot", DATA).export_onnx(tmp_path / "x.onnx")
 
 
-class Sorted(nn.Module):
+class Repeated(nn.Module):
     """A call that ONNX export does not know, on every chip and in every form."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Sorted(nn.Module):
 @pytest.mark.parametrize("form", FORMS)
 def test_no_other_chip_is_advised_where_none_helps(form: str) -> None:
     for chip in ("x86_vnni", "onnxruntime_cpu"):
-        said = refusal(hago.quantize(Sorted().eval(), chip, [images(8, 6)]).plan, form)
+        said = refusal(hago.quantize(Repeated().eval(), chip, [images(8, 6)]).plan, form)
         assert said is not None and "does not know the call aten.repeat_interleave" in said
         assert "What helps" not in said and "$" not in said
 

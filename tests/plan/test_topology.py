@@ -141,6 +141,11 @@ class Masked(nn.Module):
         return torch.relu(x.unsqueeze(-1)) * mask.unsqueeze(-1).float()
 
 
+class Indices(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return torch.relu(x) * torch.exp(mask)
+
+
 def test_what_only_moves_indices_or_masks_is_not_quantized() -> None:
     chip = load_hardware("tflite")
     chip = replace(chip, ops={**chip.ops, "unsqueeze": [d for d in chip.ops["unsqueeze"] if d.is_integer]})
@@ -148,6 +153,13 @@ def test_what_only_moves_indices_or_masks_is_not_quantized() -> None:
     x, mask = seeded(2, 3), torch.tensor([[1, 0, 1], [0, 1, 1]])
     graph = hago.from_torch(Masked().eval(), (x, mask))
     assert integers(graph, chip) == {"unsqueeze", "relu", "mul"}
+    refusing = replace(
+        chip,
+        other_ops="reject",
+        ops={**chip.ops, **{op: [OpDesc("float32", "float32")] for op in ("to", "relu", "mul")}},
+    )
+    with pytest.raises(UnsupportedOp, match="'exp'.*has no rule for aten.exp"):  # it makes real values of indices
+        analyze(hago.from_torch(Indices().eval(), (x, mask)), refusing)
     for keep_float in ((), ("unsqueeze_1",)):
         assert (
             hago.quantize(Masked().eval(), chip, [(x, mask)], keep_float=keep_float).realize()(x, mask).isfinite().all()

@@ -819,13 +819,7 @@ _MEMORY_ARGUMENTS: Final = frozenset({"memory_format", "device", "pin_memory", "
 
 
 def _convert_call(c: Conversion) -> None:
-    """The converter of `opaque`: convert an ATen call by its target.
-
-    Raises:
-        UnsupportedOp: the table has no such call, or it has keyword arguments that change its values.
-    """
-    if (why := _why_not_called(c.node)) is not None:
-        raise UnsupportedOp(f"node {c.node.name!r}: {why}")
+    """The converter of `opaque`: convert an ATen call by its target."""
     ATEN_CALLS[c.attrs["target"]](AtenCall(c.writer, c.node, c.x, c.out))
 
 
@@ -921,7 +915,7 @@ def write_float_node(w: GraphWriter, node: Node, inputs: Sequence[str], out: str
 
 
 def unsupported_reason(node: Node) -> str | None:
-    """The reason why nodes of this op cannot be exported; None if OPERATORS has the op."""
+    """The reason why a node cannot be exported, as far as is known before it is written; None for none."""
     if node.op == opaque.NAME:
         return _why_not_called(node)
     if node.op in OPERATORS:
