@@ -138,8 +138,8 @@ NEEDED: Final = {
 OTHERS: Final[Mapping[str, str]] = {
     "hago.cli._drop_stdout": SYSTEM,
     "hago.report.page._file": SHIPPED,
-    "hago.runtime.native.build._fingerprint": SHIPPED,
-    "hago.runtime.native.build.build": "the library that it built",
+    "hago.runtime.native.build._manifest": SHIPPED,
+    "hago.runtime.native.build._made": "the library that it built",
     "hago.serialization.json_text._remove_stale": "temporary files of its own",
     "hago.serialization.json_text.replace_file": "the file that it writes",
     "hago.serialization.json_text.sync_folder": "the folder of a file that it wrote",
