@@ -181,7 +181,7 @@ class Cost(Summarized):
         metric_named(metric)
         in_cycles = metric == "latency" and "cycles" in self.figures
         instead = ", so it is known in cycles only: use 'cycles'" if in_cycles else ""
-        measured = "; 'hago hardware measure' finds those of this CPU" if metric == "latency" else ""
+        measured = "; 'hago hardware measure' finds those of this CPU" if metric != "energy" else ""
         raise HagoError(
             f"hardware {self.hardware!r} does not give what {metric!r} needs{instead}. Add to its file "
             f"{_keys_text(self.missing, metric)}, which docs/hardware.md explains{measured}"
