@@ -73,7 +73,8 @@ def hardware(**given: Any) -> Any:
 
 def graph_of(model: nn.Module, argument: str, given: Any) -> Any:
     graph = hago.from_torch(model, (DATA[0][0],))
-    return str(replace(graph, **{argument: given}))
+    made = replace(graph, **{argument: given})
+    return f"{made} {sorted(made.untrained)}"
 
 
 class Attention(nn.Module):
@@ -127,6 +128,7 @@ CASES: dict[str, tuple[str, Callable[[nn.Module, Path, str, Any], Any]]] = {
     "from_torch.made_for": ("WHOLE", lambda m, _, a, v: attention_for(a, v)),
     "Graph.inputs": ("INPUT", lambda m, _, a, v: graph_of(m, a, v)),
     "Graph.outputs": ("fc", lambda m, _, a, v: graph_of(m, a, v)),
+    "Graph.untrained": ("fc.weight", lambda m, _, a, v: graph_of(m, a, v)),
 }
 
 

@@ -104,6 +104,7 @@ class Graph(Summarized):
     def __post_init__(self) -> None:
         for listed in ("inputs", "outputs"):
             object.__setattr__(self, listed, as_strings(getattr(self, listed), listed))
+        object.__setattr__(self, "untrained", frozenset(as_strings(self.untrained, "untrained")))
         verify(self)
         object.__setattr__(self, "nodes", tuple(_with_stated_dtype(n, self.consts) for n in self.nodes))
 

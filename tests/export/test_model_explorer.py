@@ -69,7 +69,10 @@ def statistic(chip: str) -> Any:
 def documents(chip: str) -> dict[str, Any]:
     q = quantizer(chip)
     figures = {**plan_figures(q.plan), **statistic(chip).figures()}
-    made = {"graph": graph_collection(q.plan, "net"), **{n: node_data(n, values) for n, values in figures.items()}}
+    made = {
+        "graph": graph_collection(q.plan, "net", q.strategy.model_hash),
+        **{n: node_data(n, values) for n, values in figures.items()},
+    }
     return json.loads(json.dumps(made, allow_nan=False))
 
 
