@@ -402,7 +402,7 @@ def _scaled(c: Tensor, r: Tensor, rounding: str, adds: bool) -> Tensor:
 def _multiplication_and_shift(source: QParams, target: QParams, r: Tensor, how: Requantize) -> Conversion:
     """Requantization in the form multiplier_shift. A carrier stays in float64 if that holds the products: it is
     faster."""
-    # those of a layer with one output channel have the dimensions of its weight, and values that follow others
+    # the one scale of a layer of one channel has the dimensions of its weight, which values that are reshaped lose
     m, n = (t.reshape(()) if t.numel() == 1 else t for t in how.multiplier(r))
     product = _one_product(source.dtype, m, n, how, target) or _any_product(source.dtype, m, n, how)
 

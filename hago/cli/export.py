@@ -67,12 +67,12 @@ def export_command(args: Namespace, console: Console) -> Outcome:
         raise HagoError(f"--check: export format {form.name!r} has no check, since hago cannot run its files")
     if args.check and args.data is None:
         raise HagoError("--check runs the file on data; give --data")
-    quantizer, batches, path = _quantizer_of_strategy(args) if args.record is not None else _quantizer_of_stored(args)
     if args.record is None and args.data is not None and form.shows_figures:
         raise HagoError(
             "--data: figures compare with the float model, which a stored integer model does not hold; give MODEL and "
             "STRATEGY"
         )
+    quantizer, batches, path = _quantizer_of_strategy(args) if args.record is not None else _quantizer_of_stored(args)
     options = {option.name: getattr(args, option.name, option.default) for option in form.options}
     inspected = None if batches is None or not form.shows_figures else inspect_plan(quantizer.plan, batches)
     figures = {} if inspected is None else inspected.figures()

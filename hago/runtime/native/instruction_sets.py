@@ -92,14 +92,8 @@ def smaller_sets(target: InstructionSet) -> list[InstructionSet]:
     return [each for each in reversed(below) if flags.issuperset(each.flags)]
 
 
-def limited_text(used: InstructionSet, wanted: InstructionSet | None = None) -> str:
-    """That the processor has a larger instruction set than the one that is used; empty where it has none.
-
-    Args:
-        wanted: the set that was asked for; by default the one that is used.
-    """
-    if wanted is not None and wanted != used:
-        return f" (the compiler knows no {wanted.name}, which the processor has; a newer one, such as GCC 11, does)"
+def limited_text(used: InstructionSet) -> str:
+    """That the processor has a larger instruction set than the one that is used; empty where it has none."""
     largest = _largest(_sets_of(used.machine))
     if largest is None or largest == used:
         return ""

@@ -334,12 +334,16 @@ def library(instruction_set: str | None = None) -> Library:
 
 def _origin(built: Built, wanted: InstructionSet | None) -> str:
     """Where a library that was built here comes from, and what it lacks."""
+    used = _named(built.target)
+    if built.target is not None and wanted is not None and built.target != wanted:
+        why = f"the compiler knows no {wanted.name}, which the processor has; a newer one, such as GCC 11, does"
+        used = f"{built.target.name} ({why})"
     threads = "" if built.threads else ", on one thread (the compiler has no OpenMP; g++ has, and clang++ with libomp)"
-    return f"built from source on this machine, for {_named(built.target, wanted)}{threads}"
+    return f"built from source on this machine, for {used}{threads}"
 
 
-def _named(used: InstructionSet | None, wanted: InstructionSet | None = None) -> str:
-    return "this processor" if used is None else f"{used.name}{limited_text(used, wanted)}"
+def _named(used: InstructionSet | None) -> str:
+    return "this processor" if used is None else f"{used.name}{limited_text(used)}"
 
 
 def typed(calls: ctypes.CDLL) -> ctypes.CDLL:
