@@ -14,9 +14,9 @@ from ops.laws import check_dtypes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hago.errors import HagoError, UnsupportedOp
+from hago.errors import HagoError
 from hago.export.onnx.engines import onnxruntime
-from hago.export.onnx.export import make_onnx
+from hago.export.onnx.export import FORMS, make_onnx
 from hago.export.onnx.operators import ATEN_CALLS
 from hago.export.onnx.verification import check_onnx
 from hago.graph.execute import run_real
@@ -110,8 +110,8 @@ def imported_unconverted(fn: Callable[[Tensor], Any]) -> Graph:
     return Importer(program, converts=False).run()
 
 
-def export(graph: Graph) -> Any:
-    return make_onnx(Plan(graph, CHIP, OPS, {}, dict.fromkeys(graph.edges))).model
+def export(graph: Graph, form: str = "qdq") -> Any:
+    return make_onnx(Plan(graph, CHIP, OPS, {}, dict.fromkeys(graph.edges)), form).model
 
 
 @pytest.mark.parametrize("unconverted", [False, True])
@@ -135,22 +135,32 @@ def test_every_call_is_tried() -> None:
     assert known - spelled == UNTRIED
 
 
-@pytest.mark.parametrize(
-    ("fn", "says"),
-    [
-        (lambda x: torch.roll(x, 1), "roll of the flattened"),
-        (lambda x: 2.0**x, "aten.pow.Scalar"),
-        (lambda x: (x > 0).cumsum(1) & (x < 0).cumsum(1), "bits"),
-        (lambda x: x[:, torch.arange(2), (x > 0).cumsum(1)[0, 0, 0, :2]], "indexing"),
-        (lambda x: x.diff(n=2), "difference"),
-        (lambda x: torch.linalg.vector_norm(x, 3, dim=1), "vector norm of order 3"),
-        (lambda x: F.softplus(x, beta=2), "softplus"),
-    ],
-)
-def test_calls_that_onnx_cannot_express_are_refused(fn: Callable[[Tensor], Any], says: str) -> None:
-    with pytest.raises(HagoError, match=says) as caught:
-        export(imported(fn))
-    assert isinstance(caught.value, UnsupportedOp) == (says != "aten.pow.Scalar")  # which is known before it is written
+#: Functions with calls that ONNX cannot express, and what the reason names.
+REFUSED: Final[dict[str, tuple[Callable[[Tensor], Any], str]]] = {
+    "a flat roll": (lambda x: torch.roll(x, 1), "ONNX has no op for a roll of the flattened tensor"),
+    "a number to a power": (lambda x: 2.0**x, "does not know the call aten.pow.Scalar"),
+    "bits": (lambda x: (x > 0).cumsum(1) & (x < 0).cumsum(1), "ONNX has no op for this arithmetic on bits"),
+    "two axes": (lambda x: x[:, torch.arange(2), (x > 0).cumsum(1)[0, 0, 0, :2]], "this indexing"),
+    "a second difference": (lambda x: x.diff(n=2), "this difference"),
+    "a norm": (lambda x: torch.linalg.vector_norm(x, 3, dim=1), "a vector norm of order 3 over axes [1]"),
+    "softplus": (lambda x: F.softplus(x, beta=2), "this softplus"),
+    "a mean": (lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True, divisor_override=2), "a divisor of its own"),
+    "windows": (lambda x: F.adaptive_max_pool2d(x, 3), "no maximum over windows of different sizes"),
+    "a size": (lambda x: (x, x.shape[0]), "is returned and no tensor"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_calls_that_onnx_cannot_express_are_refused_before_anything_is_written(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fn, says = REFUSED[name]
+    monkeypatch.setattr("hago.export.onnx.export.ModelBuilder", None)
+    with pytest.raises(HagoError) as caught:
+        export(imported(fn), form)
+    assert says in str(caught.value) and f"ONNX in {form} form cannot express this strategy" in str(caught.value)
+    assert "What helps" not in str(caught.value)  # no other chip has the call either
 
 
 # ---------------------------------------------------------------- networks

@@ -10,7 +10,7 @@ import pytest
 from hago.errors import UnsupportedOp
 from hago.export.onnx import operators
 from hago.export.onnx.integers import DATA_MOVEMENT, INT32_SUMS
-from hago.export.onnx.operators import OPERATORS, unsupported_reason, write_float_node
+from hago.export.onnx.operators import OPERATORS, unknown_reason, write_float_node
 from hago.export.onnx.qoperator import FUSED, QLINEAR
 from hago.graph.graph import Node
 from hago.ops import OPS
@@ -31,7 +31,7 @@ def misplaced(ops: Mapping[str, Any]) -> list[str]:
 @pytest.mark.parametrize("op", OPS)
 def test_every_op_has_a_row_or_a_reason(op: str) -> None:
     assert not misplaced({op: OPS[op]})
-    reason = unsupported_reason(node_of(op))
+    reason = unknown_reason(node_of(op))
     assert (reason is None) == (op in OPERATORS) and reason != ""
 
 
@@ -46,4 +46,4 @@ def test_an_op_without_a_row_is_noticed_and_refused(monkeypatch: pytest.MonkeyPa
         write_float_node(None, node_of("fft"), [], "n")  # type: ignore[arg-type]
     monkeypatch.setattr(operators, "UNSUPPORTED", {"fft": "ONNX has no complex numbers"})
     assert not misplaced({**OPS, "fft": None})
-    assert unsupported_reason(node_of("fft")) == "ONNX has no complex numbers"
+    assert unknown_reason(node_of("fft")) == "ONNX has no complex numbers"

@@ -14,7 +14,6 @@ from typing import Any, Final
 from torch import Tensor
 
 from hago.arithmetic.types import Edge, QParams, SimQ
-from hago.errors import UnsupportedOp
 from hago.export.onnx.operators import onnx_padding, pad_sizes, write_float_node
 from hago.export.onnx.values import QuantizationWriter, Value, multiplies_groups, quantizes_to
 from hago.export.onnx.writer import GraphWriter
@@ -262,8 +261,7 @@ class ModelBuilder:
         return self.writer.element_type(self.writer.dtype(node.name))
 
     def _shape(self, node: Node) -> list[int | str]:
-        if node.shape is None:
-            raise UnsupportedOp(f"output {node.name!r} is not a tensor; ONNX returns tensors only")
+        assert node.shape is not None, "check_plan refuses outputs that are no tensors"
         if node.op == CONST:
             return list(node.shape)
         if node.shape[:1] in ((), (1,)) or node.op == INPUT:

@@ -262,7 +262,7 @@ def _convert_avg_pool(c: Conversion) -> None:
     input."""
     attrs, divisor = c.attrs, c.attrs.get("divisor_override")
     if divisor and attrs["ceil_mode"]:
-        raise UnsupportedOp(f"node {c.node.name!r}: ONNX has no average with a divisor of its own and ceil_mode")
+        raise UnsupportedOp("ONNX has no average with a divisor of its own and ceil_mode")
     if attrs["ceil_mode"]:
         average = c.step("AveragePool", c.x, count_include_pad=int(attrs["count_include_pad"]), **pooling_window(attrs))
         c.output("Max", [average, c.number(float(np.finfo(np.float32).min))])
@@ -315,7 +315,7 @@ def _average_by_matrices(c: Conversion) -> None:
 def _convert_adaptive_max_pool(c: Conversion) -> None:
     window = _uniform_window(c)
     if window is None:
-        raise UnsupportedOp(f"node {c.node.name!r}: ONNX has no maximum over windows of different sizes")
+        raise UnsupportedOp("ONNX has no maximum over windows of different sizes")
     c.output("MaxPool", c.x, **window)
 
 
@@ -549,7 +549,7 @@ class AtenCall(Conversion):
 
     def refusal(self, description: str) -> UnsupportedOp:
         """The error for a call that ONNX cannot express."""
-        return UnsupportedOp(f"{self.out!r}: {description} has no op in ONNX")
+        return UnsupportedOp(f"ONNX has no op for {description}")
 
 
 CallConverter = Callable[[AtenCall], None]
@@ -909,13 +909,34 @@ def write_float_node(w: GraphWriter, node: Node, inputs: Sequence[str], out: str
     Raises:
         UnsupportedOp: the table has no such op, or ONNX cannot express this node.
     """
-    if (reason := unsupported_reason(node)) is not None:
-        raise UnsupportedOp(f"node {node.name!r}: {reason}")
-    OPERATORS[node.op](Conversion(w, node, inputs, out))
+    try:
+        _convert(Conversion(w, node, inputs, out))
+    except UnsupportedOp as error:
+        raise UnsupportedOp(f"node {node.name!r}: {error}") from None
 
 
-def unsupported_reason(node: Node) -> str | None:
-    """The reason why a node cannot be exported, as far as is known before it is written; None for none."""
+def unsupported_reason(draft: GraphWriter, node: Node) -> str | None:
+    """The reason why ONNX cannot express a node on real values; None where it can. The node is written to see.
+
+    Args:
+        draft: of the node's graph, to be thrown away.
+    """
+    try:
+        _convert(Conversion(draft, node, node.inputs, node.name))
+    except UnsupportedOp as error:
+        return str(error)
+    return None
+
+
+def _convert(c: Conversion) -> None:
+    """Convert a node, or raise UnsupportedOp with the reason."""
+    if (reason := unknown_reason(c.node)) is not None:
+        raise UnsupportedOp(reason)
+    OPERATORS[c.node.op](c)
+
+
+def unknown_reason(node: Node) -> str | None:
+    """The reason why no converter knows a node; None where one does."""
     if node.op == opaque.NAME:
         return _why_not_called(node)
     if node.op in OPERATORS:

@@ -22,6 +22,7 @@ from hago.export.onnx.engines import ENGINES
 from hago.export.onnx.integers import sums_in_int32, sums_in_int64
 from hago.export.onnx.operators import unsupported_reason
 from hago.export.onnx.values import REQUANTIZE_FORMS, ROUNDING_NODES, quantizes_to
+from hago.export.onnx.writer import GraphWriter
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import available_hardware, load_hardware
 from hago.plan import NodePlan, Plan, Resolver, analyze, build_space
@@ -162,13 +163,17 @@ class _OwnRanges:
 # ---------------------------------------------------------------- the rules
 def _refusals(plan: Plan, form: str) -> Iterator[Refusal]:
     """The nodes and edges that ONNX cannot express in this form, each with the reason."""
+    draft = GraphWriter(plan.graph, plan.ops)
     for node in plan.graph:
         if node.op in (INPUT, CONST):
             continue
-        if (why := unsupported_reason(node)) is not None:
+        if (why := unsupported_reason(draft, node)) is not None:
             yield Refusal(node.name, why)
         if node.name in plan.nodes:
             yield from _node_refusals(plan, node, plan.nodes[node.name], form)
+    for name in plan.graph.outputs:
+        if plan.graph[name].shape is None:
+            yield Refusal(name, "is returned and no tensor; ONNX returns tensors only")
     for edge, simq in plan.edges.items():
         if simq is not None and (edge.dst == OUTPUT or edge.slot not in _constant_slots(plan, edge)):
             yield from _simq_refusals(plan, simq, form, str(edge), on_edge=True)
