@@ -262,7 +262,7 @@ def quantize(
     chosen = named_effort(effort)
     prepared = prepare(model, hardware, dataset, options)
     evaluator = sqnr_evaluator(prepared)
-    corrected = correct(prepared, chosen.corrections_of(corrections), evaluator=evaluator)
+    corrected = correct(prepared, chosen.corrections_of(corrections), evaluator=evaluator, keeps_bits=True)
     quantizer = quantize_in_one_shot(corrected, evaluator, chosen)
     warn_of_narrow_biases(quantizer.plan)
     return quantizer

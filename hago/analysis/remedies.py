@@ -693,7 +693,9 @@ class _Trials:
         )
         prepared = prepare(self.plan.graph.uncorrected, self.plan.hardware, self.batches, options)
         effort = named_effort(merged.effort)
-        return quantize_in_one_shot(correct(prepared, of_seconds(merged.corrections or ())), effort=effort).strategy
+        return quantize_in_one_shot(
+            correct(prepared, of_seconds(merged.corrections or ()), keeps_bits=True), effort=effort
+        ).strategy
 
     def _resolver(self, prepared: Prepared, changed: Collection[str], estimator: str | None) -> Resolver:
         """A Resolver with the strategy's thresholds where they still hold; with estimated ones only for another

@@ -549,7 +549,7 @@ def quantize_command(args: Namespace, console: Console) -> Outcome:
         effort = named_effort(args.effort)
         names = effort.corrections_of(options.corrections)
         steps(f"correcting the model{effort.announced(names, evaluator.forward_seconds, searches=False)}")
-        prepared = correct(prepared, names, evaluator=evaluator)
+        prepared = correct(prepared, names, evaluator=evaluator, keeps_bits=True)
         steps("choosing the widest bits that do not overflow")
         made = quantize_and_measure(prepared, evaluator, effort, steps)
         warn_of_narrow_biases(made.quantizer.plan)

@@ -12,8 +12,9 @@ from typing import Any, Literal
 from hago.errors import LogError
 
 #: Why a pass was not kept: the outputs are no closer to the float model's; they are, but that may be chance; other
-#: corrections gain more; accumulators overflow; it found nothing to change.
-WhyNot = Literal["no gain", "not sure", "another gains more", "overflow", "nothing to change"]
+#: corrections gain more; accumulators overflow; it found nothing to change; the outputs are as close as they need be
+#: without it.
+WhyNot = Literal["no gain", "not sure", "another gains more", "overflow", "nothing to change", "close already"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,9 @@ from hago.study import Header
 
 #: How many times as many samples and windows a further turn sees.
 MORE_A_TURN: Final = 4
+#: SQNR in dB from which on the graph is left as it is: it has nothing to gain, and the room that unseen values need to
+#: lose, which equalized channels use up.
+CLOSE_DECIBELS: Final = 60.0
 #: The names of corrections.
 CORRECTIONS: Final = (
     *("rotation", "splitting", "equalization", "absorption"),
@@ -122,16 +125,21 @@ def correct(
     given: str | Sequence[str] | None = None,
     found: Corrections | None = None,
     evaluator: Evaluator | None = None,
+    *,
+    keeps_bits: bool = False,
 ) -> Prepared:
     """The model with the corrections of its graph that help it, calibrated anew; as it is if none do.
 
     Models with ranges of the user's, or with weights on DoReFa-Net's levels, are left as they are: both hold for the
-    values as they are. So are programs that fix the size of a batch.
+    values as they are. So are programs that fix the size of a batch, and models whose outputs are within
+    CLOSE_DECIBELS of the float model's where the bits stay.
 
     Args:
         given: the names of the corrections that may be made, now and once bits are chosen; see `wanted_corrections`.
         found: what was found before, which is applied.
         evaluator: of the model, which measures; by default one of its own.
+        keeps_bits: whether the widest bits that do not overflow are taken, rather than fewer bits for the sake of a
+            cost.
 
     Raises:
         HagoError: there is no such correction.
@@ -148,8 +156,9 @@ def correct(
     best, passes = prepared, list[CorrectionPass]()
     if candidates or rotated:
         measuring = (evaluator or sqnr_evaluator(prepared)).judging_by(OBJECTIVES[SQNR])
-        best, passes = _best_of_graph(prepared, candidates, measuring)
-        best, more = _best_of_graph(best, rotated, measuring)
+        enough = CLOSE_DECIBELS if keeps_bits else math.inf
+        best, passes = _best_of_graph(prepared, candidates, measuring, enough)
+        best, more = _best_of_graph(best, rotated, measuring, enough)
         if best.corrections.rotations:
             passes = [replace(p, why_not="another gains more") if p.kept else p for p in passes]
         passes += more
@@ -163,10 +172,14 @@ def correct(
 
 
 def _best_of_graph(
-    prepared: Prepared, candidates: Sequence[tuple[tuple[str, ...], Prepared]], evaluator: Evaluator
+    prepared: Prepared, candidates: Sequence[tuple[tuple[str, ...], Prepared]], evaluator: Evaluator, enough: float
 ) -> tuple[Prepared, list[CorrectionPass]]:
     """The best of the candidates that are surely better than the model as it is, or that model; and what each gained
-    beside the one before it. Where there are enough samples, those that gave the gradients do not judge."""
+    beside the one before it. Where there are enough samples, those that gave the gradients do not judge.
+
+    Args:
+        enough: the SQNR in dB of a model that stays as it is.
+    """
     _, judging = gradient_samples(evaluator.batches.samples)
     tried = [prepared, *(candidate for _, candidate in candidates)]
     points = [first_point_if_any(of, evaluator) for of in tried]
@@ -177,7 +190,8 @@ def _best_of_graph(
         plain, new = measured[0], measured[index]
         return new is not None and (plain is None or _is_surely_better(new, plain, evaluator, judging, len(candidates)))
 
-    sure = [index for index in range(1, len(tried)) if is_sure(index)]
+    is_close = values[0] >= enough
+    sure = [index for index in range(1, len(tried)) if not is_close and is_sure(index)]
     best = max((0, *sure), key=lambda index: values[index])
     passes = [
         pass_record(
@@ -186,7 +200,7 @@ def _best_of_graph(
             values[index],
             len(judging),
             kept=index <= best,
-            if_better="another gains more" if index in sure else "not sure",
+            if_better="close already" if is_close else "another gains more" if index in sure else "not sure",
         )
         for index, (names, _) in enumerate(candidates, 1)
     ]

@@ -347,7 +347,7 @@ def run_search(
             seed=options.seed,
             known=known_scores(options.run.reuse, prepared, goal),
         )
-        calibrated = _corrected(prepared, quantization, scorer.evaluator, effort, logged, steps)
+        calibrated = _corrected(prepared, quantization, scorer.evaluator, effort, logged, steps, keeps_bits=not costs)
         choices = calibrated.space.size
         prepared = prune_redundant_choices(calibrated, costs, logged)
         prepared = replace(prepared, merges_groups=merges_groups(logged))
@@ -420,6 +420,8 @@ def _corrected(
     effort: Effort,
     logged: Header | None,
     steps: JobProgress,
+    *,
+    keeps_bits: bool,
 ) -> Prepared:
     """The model with the corrections of its graph: those that help, or those of the log that is continued."""
     if logged is None:
@@ -427,7 +429,7 @@ def _corrected(
     else:
         names, found = logged_corrections(logged)
     steps(f"correcting the model{effort.announced(names, evaluator.forward_seconds, searches=True)}")
-    corrected = correct(prepared, names, found, evaluator)
+    corrected = correct(prepared, names, found, evaluator, keeps_bits=keeps_bits)
     return corrected if logged is None else replace(corrected, passes=logged_passes(logged))
 
 

@@ -67,6 +67,40 @@ def test_every_correction_helps_and_all_together_help_most(chip: str, tmp_path: 
     check_stored(together, model, chip, DATA, tmp_path)
 
 
+class UnevenPerceptron(nn.Module):
+    """Float layers, between which values are stored in 16 bits on `int16_accumulator`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)
+        sizes = torch.exp2(torch.arange(16) % 8 - 4.0)
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                parameter.copy_(images(*parameter.shape, seed=number))
+            self.first.weight.mul_(sizes[:, None])
+            self.first.bias.mul_(sizes)
+            self.last.weight.div_(sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.act(self.first(x)))
+        return result
+
+
+def test_a_graph_with_nothing_to_gain_keeps_the_room_that_unseen_values_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = UnevenPerceptron().eval(), [images(64, 8, seed=n) for n in range(4)]
+
+    def why_not_equalized(budget_cost: str | None = None) -> str:
+        strategy, _ = hago.search_quantize_strategy(
+            model, "int16_accumulator", data, budget="1 trials", budget_cost=budget_cost
+        )
+        return {name: each["why_not"] for each in strategy.made_by["passes"] for name in each["names"]}["equalization"]
+
+    assert why_not_equalized() == "close already"
+    assert why_not_equalized("size <= 100 %") == ""  # fewer bits may be taken
+    monkeypatch.setattr(correcting, "CLOSE_DECIBELS", math.inf)
+    assert why_not_equalized() == ""
+
+
 @pytest.mark.parametrize("chip", ["x86_vnni", "vta"])
 def test_an_estimator_that_the_user_names_gives_the_thresholds(chip: str) -> None:
     model = Uneven().eval()
