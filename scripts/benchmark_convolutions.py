@@ -26,6 +26,7 @@ from hago.runtime.native import library as native
 from hago.runtime.native.calls import conv_call
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.requantize import AS_IS
+from hago.runtime.native.timing import direct_products
 from hago.runtime.native.weights import WINOGRAD, Geometry, Products, pack, products_of, sums_fit_winograd
 
 SUMS: Final = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
@@ -68,7 +69,7 @@ def main() -> int:
 
 def ways(calls: native.ctypes.CDLL, weight: Tensor, geometry: Geometry) -> dict[str, Products]:
     """The products that are exact for weights, by name; that which hago takes is marked."""
-    adds, taken = calls.hago_adds_bytes(0), products_of(calls, weight, geometry, 255)
+    adds, taken = calls.hago_adds_bytes(0), products_of(calls, weight, geometry, 255, direct_products)
     found = {"direct": Products(words=adds == native.NEVER, most=255 if adds == native.IF_PAIRS_FIT else 0)}
     if 0 < calls.hago_winograd_channels() <= geometry.channels:
         found |= {f"F({n})": Products(words=True, winograd=n) for n in WINOGRAD if sums_fit_winograd(weight, n)}

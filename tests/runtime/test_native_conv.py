@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hago.runtime.native import library as native
-from hago.runtime.native import self_test
+from hago.runtime.native import self_test, timing
 from hago.runtime.native.requantize import StorageFormat
 from hago.runtime.native.self_test import check_squares, packed_sums
 from hago.runtime.native.weights import (
@@ -195,11 +198,12 @@ def test_the_side_of_squares_is_that_of_the_fewest_products() -> None:
     """It is the larger one where int32 holds the sums and the transformed weights are not too many."""
     generator = torch.Generator().manual_seed(0)
 
-    def side(adds: int, least: int, channels: int, out: int, *, weight: int | None = None, size: Any = None) -> int:
+    def side(adds: int, least: int, channels: int, out: int, *, weight: int | None = None, **sizes: Any) -> int:
         calls = SimpleNamespace(hago_winograd_channels=lambda: least, hago_adds_bytes=lambda by_channel: adds)
         w = torch.randint(-9, 9, (out, channels, 3, 3), generator=generator)
         w = w if weight is None else torch.full_like(w, weight)
-        return products_of(calls, w, Geometry(channels, out, 1, (3, 3), (1, 1), (1, 1), (1, 1), size), 255).winograd
+        geometry = Geometry(channels, out, 1, (3, 3), (1, 1), (1, 1), (1, 1), sizes.get("size"))
+        return products_of(calls, w, geometry, 255, sizes.get("direct")).winograd
 
     for adds in (native.NEVER, native.IF_PAIRS_FIT):
         assert [side(adds, 16, *channels) for channels in ((16, 8), (256, 256), (512, 512), (14, 64))] == [4, 4, 2, 0]
@@ -212,6 +216,45 @@ def test_the_side_of_squares_is_that_of_the_fewest_products() -> None:
     wide = [side(native.EXACTLY, 64, *channels) for channels in ((64, 64), (64, 32), (32, 64), (512, 512))]
     assert wide == [4, 0, 0, 0] and side(native.EXACTLY, 64, 128, 64, weight=127) == 0
     assert [side(native.EXACTLY, 64, 64, 64, size=(n, n)) for n in (2, 3, 5, 6, 7)] == [0, 4, 0, 4, 4]
+    # as the processor was timed; others are not asked
+    asked = []
+
+    def slow_at_many_channels(calls: Any, channels: int) -> float:
+        asked.append(channels)
+        return 2.0 if channels > 100 else 4.0
+
+    ways = [side(native.EXACTLY, 64, n, 2 * n, direct=slow_at_many_channels) for n in (32, 64, 128)]
+    assert ways == [0, 4, 0] and asked == [64, 128]
+    assert side(native.NEVER, 16, 128, 256, direct=slow_at_many_channels) == 4 and asked == [64, 128]
+
+
+def test_of_runs_that_take_turns_the_least_times_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, runs = [0.0], list[str]()
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def run(name: str, seconds: list[float]) -> None:
+        runs.append(name)
+        clock[0] += seconds.pop()
+
+    durations = [[5.0, 3.0, 9.0, 4.0, 6.0], [7.0, 8.0, 2.0, 8.0, 7.0]]
+    assert timing.least_seconds(*(partial(run, name, of) for name, of in zip("ab", durations, strict=True))) == [3, 2]
+    assert runs == list("ab" * timing.ROUNDS)
+
+
+def test_the_direct_kernel_is_timed_once_for_as_many_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, calls = list[tuple[int, ...]](), library_for("").calls
+
+    def measured(*runs: Callable[[], Tensor]) -> list[float]:
+        direct, fours = (run() for run in runs)
+        assert torch.equal(direct, fours)
+        shapes.append(tuple(direct.shape))
+        return [3.0, 2.0]
+
+    monkeypatch.setattr(timing, "least_seconds", measured)
+    timing._direct_products.cache_clear()
+    assert [timing.direct_products(calls, n) for n in (64, 127, 128, 512)] == [36 / 16 * 3 / 2] * 4
+    assert shapes == [(1, 64, 56, 56), (1, 128, 28, 28), (1, 256, 16, 16)]
+    timing._direct_products.cache_clear()
 
 
 def test_images_of_several_sizes_share_weights() -> None:

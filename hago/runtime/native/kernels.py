@@ -65,6 +65,7 @@ from hago.runtime.native.requantize import (
     tflite_sum_requantizations,
 )
 from hago.runtime.native.self_test import ExactKernels
+from hago.runtime.native.timing import direct_products
 from hago.runtime.native.weights import Geometry, KernelConstantCache, conv_geometry, tiles_pay
 from hago.runtime.reference import compute_float, compute_integer, move_stored, store
 
@@ -286,7 +287,7 @@ def _emit_conv(state: LoweringState, node: Node) -> Call | str:
     most = None if words else _largest_byte(node_plan.operands[0])
     tiles = state.kernels.tiles.exact and tiles_pay(g)
     packed = state.constant_cache.packed(
-        calls, node_plan.consts[1], g, most, tiles=tiles, transposed=node.op == "matmul"
+        calls, node_plan.consts[1], g, most, tiles=tiles, transposed=node.op == "matmul", direct=direct_products
     )
     pooled = state.epilogues.pooled(epilogue) if node.op == "conv2d" and not g.pointwise else None
     if pooled is not None:

@@ -53,7 +53,8 @@ WINOGRAD: Final = {
 }
 #: By the side, what sums are multiplied by until the kernel divides them; of 576, modulo 2**32, it takes 9 out before.
 _MULTIPLIED: Final = {2: 4, 4: 64}
-#: The time of the nine products of a window, as a number of products of words, by how bytes are multiplied.
+#: The time of the nine products of a window, as a number of products of words, by how bytes are multiplied; where they
+#: are multiplied exactly, by the count of instructions, for who does not time it.
 _DIRECT: Final = {native.NEVER: 9.0, native.IF_PAIRS_FIT: 7.0, native.EXACTLY: 4.5}
 #: The most weights of a layer that are transformed for squares of 4 by 4 pixels, to 8 times their bytes, that come from
 #: memory in every pass of a network whose weights leave the cache; those of F(2 x 2, 3 x 3) take 3.6 times.
@@ -62,6 +63,8 @@ MOST_IN_FOURS: Final = 2**20
 AT_PIXELS, IN_ROWS, IN_PATCH = range(3)
 
 Derived = TypeVar("Derived")
+#: (library, channels) to the time of the nine products of a window, as a number of products of words.
+DirectProducts = Callable[[Any, int], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,19 +217,28 @@ class KernelConstantCache:
         return self._requantizations.get_or_make(key, lambda: requantization_of(simq, how, channels, largest))
 
     def packed(
-        self, calls: Any, weight: Tensor, geometry: Geometry, most: int | None, *, tiles: bool, transposed: bool
+        self,
+        calls: Any,
+        weight: Tensor,
+        geometry: Geometry,
+        most: int | None,
+        *,
+        tiles: bool,
+        transposed: bool,
+        direct: DirectProducts | None = None,
     ) -> Packed:
         """`pack_for` of centered weights of shape (out, in / groups, h, w), or (in, out) if `transposed`.
 
         Args:
             calls, most, tiles: of `pack_for`.
+            direct: of `products_of`.
         """
 
         def rows(weight: Tensor) -> Tensor:
             return (weight.t() if transposed else weight).reshape(geometry.out_channels, -1, *geometry.kernel)
 
         found = (calls, geometry, most, transposed)
-        how = self.derive(weight, found, lambda w: products_of(calls, rows(w), geometry, most))
+        how = self.derive(weight, found, lambda w: products_of(calls, rows(w), geometry, most, direct))
         # other activations may read the same weights, and images of other sizes
         key = (replace(geometry, sample=None), how.words, how.most, how.winograd, tiles, transposed)
         packed = self.derive(weight, key, lambda w: pack(calls, rows(w), geometry, how, tiles))
@@ -251,16 +263,20 @@ class Products:
     winograd: int = 0
 
 
-def products_of(calls: Any, weight: Tensor, geometry: Geometry, most: int | None) -> Products:
+def products_of(
+    calls: Any, weight: Tensor, geometry: Geometry, most: int | None, direct: DirectProducts | None = None
+) -> Products:
     """How a library multiplies by weights of shape (out, in / groups, h, w).
 
     Args:
         calls: the library.
         most: the largest byte of the activations and their padding, as it is read; None for activations of 16 bits.
+        direct: `timing.direct_products`, which is asked where bytes are multiplied exactly; by default the count of
+            instructions tells.
     """
     if most is None:
         return Products(words=True)
-    if side := _winograd_side(calls, weight, geometry):
+    if side := _winograd_side(calls, weight, geometry, direct):
         return Products(words=True, winograd=side)
     adds = calls.hago_adds_bytes(geometry.by_channel)
     if adds != native.IF_PAIRS_FIT:
@@ -269,23 +285,29 @@ def products_of(calls: Any, weight: Tensor, geometry: Geometry, most: int | None
     return Products(words=False, fits=fits, most=0 if fits else most)
 
 
-def _winograd_side(calls: Any, weight: Tensor, geometry: Geometry) -> int:
+def _winograd_side(calls: Any, weight: Tensor, geometry: Geometry, direct: DirectProducts | None) -> int:
     """The side of the squares for which a library computes a convolution by Winograd's algorithm: that which takes the
     fewest products of words. 0 where the direct kernel takes as few, or weights or channels do not fit.
 
     Where bytes are multiplied exactly, the fewer products of F(2 x 2, 3 x 3) gain nothing, and those of F(4 x 4, 3 x 3)
-    only if enough channels share the transforms.
+    only if enough channels share the transforms, and the processor is quick at these.
     """
     least, adds = calls.hago_winograd_channels(), calls.hago_adds_bytes(0)
     exactly = adds == native.EXACTLY
     shared = min(geometry.channels, geometry.out_channels) if exactly else geometry.channels
     if not geometry.fits_winograd or not 0 < least <= shared // geometry.groups:
         return 0
+    sides = [
+        side
+        for side in ((4,) if exactly else (2, 4))
+        if sums_fit_winograd(weight, side) and (side == 2 or weight.numel() <= MOST_IN_FOURS)
+    ]
+    if not sides:
+        return 0
     height, width = geometry.sample or (4, 4)
-    products = {0: _DIRECT[adds] * height * width}
-    for side in (4,) if exactly else (2, 4):
-        if sums_fit_winograd(weight, side) and (side == 2 or weight.numel() <= MOST_IN_FOURS):
-            products[side] = (side + 2) ** 2 * -(-height // side) * -(-width // side)
+    window = direct(calls, shared // geometry.groups) if exactly and direct is not None else _DIRECT[adds]
+    products = {0: window * height * width}
+    products |= {n: (n + 2) ** 2 * -(-height // n) * -(-width // n) for n in sides}
     return min(products, key=products.__getitem__)  # of equal ones the smaller squares
 
 

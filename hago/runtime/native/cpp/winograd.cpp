@@ -256,10 +256,10 @@ void by_squares(const Job& j, int first, int count, int64_t begin, int64_t end, 
 
 }  // namespace
 
-// The fewest channels of a group for which transforms pay, and no fewer than they compute at once; 0 if products of bytes
-// are faster in any case. VNNI multiplies half as many words as bytes at once; four times fewer products, and transforms
-// that 64 channels share, then take less time, by the count of instructions. Dot products of NEON multiply a quarter as
-// many words.
+// The fewest channels of a group for which transforms may pay, and no fewer than they compute at once; 0 if products of
+// bytes are faster in any case. VNNI multiplies half as many words as bytes at once; four times fewer products, and
+// transforms that 64 channels share, take less time on some processors, see timing.py. Dot products of NEON multiply a
+// quarter as many words.
 static_assert(WORDS <= 64);
 extern "C" int hago_winograd_channels() {
 #if defined(HAGO_TILES) || defined(__aarch64__)
