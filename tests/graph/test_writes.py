@@ -45,12 +45,20 @@ MAKING: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda x, y: F.silu(x),
     lambda x, y: torch.cat([x, y], 1)[:, :4] * 1.5,
     lambda x, y: F.layer_norm(x, SHAPE[2:]),
+    lambda x, y: x - y,
+    lambda x, y: (x / 2).contiguous(),
 )
 #: Of another shape, they are brought back by what reads them.
 VIEWS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: x[:, 1:3],
     lambda x: x.permute(0, 2, 1),
     lambda x: torch.flatten(x, 1),
+    lambda x: x.transpose(1, 2),
+    lambda x: x.view(x.shape[0], 24),
+    lambda x: x.reshape(x.shape[0], 6, 4),
+    lambda x: x.unsqueeze(1),
+    lambda x: x[:, 1],
+    lambda x: x.expand(-1, 4, 6),
 )
 
 

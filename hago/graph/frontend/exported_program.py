@@ -55,7 +55,46 @@ _AS_THEY_ARE: Final = frozenset(
 #: Tracing again leaves these as they are, too, but leaves out what nobody reads and gives its names to others. Earlier
 #: versions traced programs with these calls again, and such with calls that write. So that names stay the same, they
 #: are read as they are only where all results are read.
-_IF_ALL_IS_READ: Final = frozenset({"aten.layer_norm.default", "aten.permute.default"})
+_IF_ALL_IS_READ: Final = frozenset(
+    f"aten.{name}"
+    for name in (
+        # norms and products
+        "layer_norm.default", "group_norm.default", "instance_norm.default", "matmul.default", "mm.default",
+        "bmm.default", "scaled_dot_product_attention.default", "softmax.int", "log_softmax.int", "embedding.default",
+        "conv1d.padding", "conv3d.default", "conv3d.padding", "conv_transpose1d.default", "conv_transpose2d.input",
+        # arithmetic
+        "sub.Tensor", "rsub.Scalar", "div.Tensor", "neg.default", "abs.default", "sqrt.default", "rsqrt.default",
+        "reciprocal.default", "exp.default", "log.default", "erf.default", "sin.default", "cos.default",
+        "floor.default", "ceil.default", "round.default", "sign.default", "pow.Tensor_Scalar", "pow.Tensor_Tensor",
+        "maximum.default", "minimum.default", "clamp.default", "clamp_min.default", "clamp_max.default",
+        "elu.default", "prelu.default", "softplus.default", "mish.default",
+        # reductions and resizing
+        "sum.default", "sum.dim_IntList", "cumsum.default", "linalg_vector_norm.default", "argmax.default",
+        "topk.default", "max_pool1d.default", "avg_pool1d.default", "adaptive_avg_pool1d.default",
+        "adaptive_max_pool2d.default", "upsample_nearest2d.vec", "upsample_bilinear2d.vec",
+        # moves
+        "permute.default", "transpose.int", "view.default", "reshape.default", "contiguous.default", "expand.default",
+        "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "select.int", "index_select.default",
+        "index.Tensor", "gather.default", "stack.default", "repeat.default", "flip.default", "pixel_shuffle.default",
+        "unbind.int", "split_with_sizes.default", "to.dtype",
+        # conditions, masks and new tensors
+        "eq.Scalar", "eq.Tensor", "ne.Scalar", "ne.Tensor", "lt.Scalar", "lt.Tensor", "le.Scalar", "le.Tensor",
+        "gt.Scalar", "gt.Tensor", "ge.Scalar", "ge.Tensor", "logical_and.default", "logical_or.default",
+        "logical_not.default", "bitwise_not.default", "__and__.Tensor", "__or__.Tensor", "masked_fill.Scalar",
+        "where.self", "where.Scalar", "where.ScalarSelf", "where.ScalarOther", "tril.default",
+        "arange.default", "arange.start", "arange.start_step", "zeros.default", "ones.default", "full.default",
+        "new_zeros.default", "new_ones.default", "new_full.default", "type_as.default",
+    )
+)  # fmt: skip
+#: Those of them, and of the others, that tracing again gives as other calls, which are read as the same.
+_CHANGED: Final = frozenset(
+    f"aten.{name}"
+    for name in ("batch_norm.default", "flatten.using_ints", "reshape.default", "contiguous.default", "to.dtype")
+)
+#: The end of a slice that has none.
+_TO_THE_END: Final = 2**63 - 1
+#: Calls of Python on sizes and several results, likewise.
+_OF_PYTHON: Final = (operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv)
 
 
 def reads_as_it_is(program: ExportedProgram, known: Collection[str]) -> bool:
@@ -67,20 +106,51 @@ def reads_as_it_is(program: ExportedProgram, known: Collection[str]) -> bool:
     calls = [n for n in program.graph.nodes if n.op not in ("placeholder", "output")]
     names = [without_writing(call, str(call.target)) for call in calls]
     pairs = list(zip(calls, names, strict=True))
-    if not all(name in known and _reads_as_it_is(call, name) for call, name in pairs):
-        return False
-    if all(name == str(call.target) and name not in _IF_ALL_IS_READ for call, name in pairs):
+    if all(name == str(call.target) and name in known and _stays(call, name) for call, name in pairs):
         return True
-    return all(call.users or is_check(call) for call in calls)
+    if not all(call.users or is_check(call) for call in calls):
+        return False
+    # calls that are not known are not known either once they are traced again, but for those that are given as others
+    return all(
+        (_stays(call, name) or _stays_if_all_is_read(call, name))
+        and (name in known or (name == str(call.target) and name not in _CHANGED))
+        and not _passes_the_end(call)
+        for call, name in pairs
+        if not is_check(call)
+    )
 
 
-def _reads_as_it_is(fx: FxNode, name: str) -> bool:
+def _stays(fx: FxNode, name: str) -> bool:
+    """Whether tracing again leaves a call as it is, or gives another that is read as the same."""
     if name == "aten.batch_norm.default":
         return not dict(named_arguments(fx))["training"]
     if name == "aten.flatten.using_ints":
         value, whole = fx.meta["val"], dict(named_arguments(fx))["self"].meta["val"]
         return value.ndim < whole.ndim and len(open_axes_of(value)) <= 1
-    return name in _AS_THEY_ARE or name in _IF_ALL_IS_READ
+    return name in _AS_THEY_ARE
+
+
+def _passes_the_end(fx: FxNode) -> bool:
+    """Whether a call is a slice that may end behind the last entry of its axis. Tracing again may leave it out."""
+    if str(fx.target) != "aten.slice.Tensor":
+        return False
+    named = dict(named_arguments(fx))
+    value, end = named["self"].meta["val"], named["end"]
+    fixed = named["dim"] % value.ndim not in open_axes_of(value)
+    return isinstance(end, int) and end < _TO_THE_END and not (fixed and end <= value.shape[named["dim"]])
+
+
+def _stays_if_all_is_read(fx: FxNode, name: str) -> bool:
+    """The same of calls of which names depend on what nobody reads."""
+    if fx.target in _OF_PYTHON or name == "aten.sym_size.int":
+        return True
+    if name == "aten.reshape.default":
+        return len(open_axes_of(fx.meta["val"])) <= 1
+    if name == "aten.to.dtype":
+        # one to the dtype that it has is left out
+        value = dict(named_arguments(fx))["self"].meta["val"]
+        return len(fx.args) == 2 and not fx.kwargs and value.dtype != fx.args[1]
+    return name in _IF_ALL_IS_READ
 
 
 def is_check(fx: FxNode) -> bool:

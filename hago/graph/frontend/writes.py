@@ -34,7 +34,14 @@ _MAKING: Final = frozenset(
     )
 )  # fmt: skip
 #: Calls that may give a view of what they read.
-_VIEWS: Final = frozenset({"aten.flatten.using_ints", "aten.slice.Tensor", "aten.permute.default"})
+_VIEWS: Final = frozenset(
+    f"aten.{name}"
+    for name in (
+        "flatten.using_ints", "slice.Tensor", "permute.default", "transpose.int", "view.default", "reshape.default",
+        "contiguous.default", "expand.default", "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims",
+        "select.int", "unbind.int", "split_with_sizes.default", "to.dtype",
+    )
+)  # fmt: skip
 
 
 def without_writing(fx: FxNode, name: str) -> str:
