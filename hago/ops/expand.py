@@ -12,7 +12,7 @@ def _compute(attrs: Attrs, x: Tensor) -> Tensor:
 
 RULE = OpRule(
     name="expand",
-    aten=("aten.expand.default",),
+    aten=("aten.expand.default", "aten.expand_as.default"),
     parse=arguments(("self",), ("size",)),
     compute=_compute,
     integer=IntegerForm(slots=("follow",)),

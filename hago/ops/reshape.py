@@ -20,7 +20,10 @@ def _compute(attrs: Attrs, x: Tensor) -> Tensor:
 
 RULE = OpRule(
     name="reshape",
-    aten=("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.flatten.using_ints"),
+    aten=(
+        *("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default"),
+        *("aten.flatten.using_ints", "aten.reshape_as.default"),
+    ),
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(slots=("follow",)),

@@ -11,9 +11,9 @@ from hago.ops._shared import axis_of, has_ref, plain
 
 def _part(call: Call, size: int) -> tuple[int, int]:
     """Where the asked-for part of a split starts and stops."""
-    if call.target == "aten.split.Tensor":
-        start = call.item * call["split_size"]
-        return start, min(start + call["split_size"], size)
+    if call.target != "aten.split_with_sizes.default":
+        each = call["split_size"] if call.target == "aten.split.Tensor" else -(-size // call["chunks"])
+        return call.item * each, min((call.item + 1) * each, size)
     sizes = plain(call["split_sizes"])
     return sum(sizes[: call.item]), sum(sizes[: call.item + 1])
 
@@ -41,7 +41,7 @@ def _compute(attrs: Attrs, x: Tensor) -> Tensor:
 
 RULE = OpRule(
     name="slice",
-    aten=("aten.slice.Tensor", "aten.split.Tensor", "aten.split_with_sizes.default"),
+    aten=("aten.slice.Tensor", "aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default"),
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(slots=("follow",)),

@@ -156,9 +156,8 @@ def correct(
     best, passes = prepared, list[CorrectionPass]()
     if candidates or rotated:
         measuring = (evaluator or sqnr_evaluator(prepared)).judging_by(OBJECTIVES[SQNR])
-        enough = CLOSE_DECIBELS if keeps_bits else math.inf
-        best, passes = _best_of_graph(prepared, candidates, measuring, enough)
-        best, more = _best_of_graph(best, rotated, measuring, enough)
+        best, passes = _best_of_graph(prepared, candidates, measuring, keeps_bits)
+        best, more = _best_of_graph(best, rotated, measuring, keeps_bits)
         if best.corrections.rotations:
             passes = [replace(p, why_not="another gains more") if p.kept else p for p in passes]
         passes += more
@@ -172,13 +171,13 @@ def correct(
 
 
 def _best_of_graph(
-    prepared: Prepared, candidates: Sequence[tuple[tuple[str, ...], Prepared]], evaluator: Evaluator, enough: float
+    prepared: Prepared, candidates: Sequence[tuple[tuple[str, ...], Prepared]], evaluator: Evaluator, keeps_bits: bool
 ) -> tuple[Prepared, list[CorrectionPass]]:
     """The best of the candidates that are surely better than the model as it is, or that model; and what each gained
     beside the one before it. Where there are enough samples, those that gave the gradients do not judge.
 
     Args:
-        enough: the SQNR in dB of a model that stays as it is.
+        keeps_bits: of `correct`; a model that is close enough then stays as it is.
     """
     _, judging = gradient_samples(evaluator.batches.samples)
     tried = [prepared, *(candidate for _, candidate in candidates)]
@@ -190,7 +189,7 @@ def _best_of_graph(
         plain, new = measured[0], measured[index]
         return new is not None and (plain is None or _is_surely_better(new, plain, evaluator, judging, len(candidates)))
 
-    is_close = values[0] >= enough
+    is_close = keeps_bits and values[0] >= CLOSE_DECIBELS
     sure = [index for index in range(1, len(tried)) if not is_close and is_sure(index)]
     best = max((0, *sure), key=lambda index: values[index])
     passes = [

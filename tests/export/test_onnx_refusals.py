@@ -11,6 +11,7 @@ import pytest
 import torch
 from networks import Small, images, randomized
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import hago
 from hago.errors import HagoError
@@ -105,6 +106,24 @@ def test_no_other_chip_is_advised_where_none_helps(form: str) -> None:
         said = refusal(hago.quantize(Repeated().eval(), chip, [images(8, 6)]).plan, form)
         assert said is not None and "does not know the call aten.repeat_interleave" in said
         assert "What helps" not in said and "$" not in said
+
+
+class Averaged(nn.Module):
+    """An average that ONNX's operator cannot express; sums of windows can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.avg_pool2d(self.first(x), 3, 2, ceil_mode=True, divisor_override=2))
+
+
+def test_integer_nodes_have_operators_of_their_own_in_the_form_qoperator() -> None:
+    plan = hago.quantize(Averaged().eval(), "x86_vnni", DATA, corrections="none").plan
+    assert refusal(plan, "qoperator") is None
+    said = refusal(plan, "qdq")
+    assert said is not None and "a divisor of its own" in said and "take the form qoperator" in said
 
 
 def test_reasons_are_grouped() -> None:

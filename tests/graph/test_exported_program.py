@@ -20,7 +20,7 @@ from hago.errors import DataError, GraphError
 from hago.graph.execute import flatten_inputs, nest_outputs, run_real
 from hago.graph.frontend import exported_program as exported
 from hago.graph.frontend import exported_program as importer
-from hago.graph.frontend import from_torch
+from hago.graph.frontend import from_torch, tracing
 from hago.graph.graph import CONST, INPUT, Graph
 from hago.ops import OPS, parsers
 
@@ -92,6 +92,10 @@ def indices(x: Tensor) -> Tensor:
     return (x[:, 0, :4] > 0).to(torch.int64).cumsum(1) - 1
 
 
+def as_another(x: Tensor, other: Tensor) -> Tensor:
+    return x.permute(0, 3, 1, 2).reshape_as(other) + x[:, :1].expand_as(other) * other
+
+
 #: Functions of (n, 4, 6, 6) values, with the calls that are read as they are where all results are read.
 FURTHER: tuple[Callable[[Tensor], Any], ...] = (
     lambda x: F.layer_norm(x, (6,)),
@@ -119,12 +123,14 @@ FURTHER: tuple[Callable[[Tensor], Any], ...] = (
     lambda x: F.interpolate(x, scale_factor=2),
     lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
     lambda x: (x.permute(0, 2, 3, 1), x.transpose(1, 2).contiguous(), x.view(x.shape[0], 24, 6), x.expand(-1, 4, 6, 6)),
-    lambda x: x.transpose(1, 2).reshape(x.shape[0], 24, 6),
+    lambda x: (x.transpose(1, 2).reshape(x.shape[0], 24, 6), as_another(x, x * 3)),
+    lambda x: (torch.div(x, 2, rounding_mode="floor"), 2.0**x),
+    lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
     lambda x: (x.unsqueeze(1).squeeze(1), x[:, :1].squeeze(1), x.unsqueeze(2).unsqueeze(1).squeeze((1, 3)), x[:, 1]),
     lambda x: torch.ones(1, 2, 1).squeeze() + x[..., :2],
     lambda x: (x.index_select(1, indices(x)[0, 0]), x[:, indices(x)[0, 0]], x[:, 0, :4].gather(1, indices(x))),
     lambda x: (torch.stack([x, -x], 1), x.repeat(1, 2, 1, 1), x.flip(1), F.pixel_shuffle(x, 2)),
-    lambda x: (*x.unbind(1), *x.split([1, 3], 1)),
+    lambda x: (*x.unbind(1), *x.split([1, 3], 1), *x.chunk(4, -1), *x.chunk(3, 1)),
     lambda x: (x == 0, x == x.abs(), x != 0, x != x.abs(), x < 0, x < x.abs(), x <= 0, x <= x.abs()),
     lambda x: (x > 0, x > -x, x >= 0, x >= -x, ~(x > 0), (x > 0) & (x > 1), (x > 0) | (x < -1)),
     lambda x: (torch.logical_and(x > 0, x > 1), torch.logical_or(x > 0, x < -1), torch.logical_not(x > 0)),
@@ -143,6 +149,37 @@ class Further(nn.Module):
         return pytree.tree_leaves([fn(x) for fn in FURTHER])
 
 
+class InModules(nn.Module):
+    """The same, each in a module of its own, whose path is the name of its only call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(Fn(fn) for fn in FURTHER)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return pytree.tree_leaves([each(x) for each in self.each])
+
+
+class Reshaped(nn.Module):
+    """Modules of one call that gives another shape, to values that it copies and to others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.first, self.last = nn.Flatten(), nn.Linear(4, 4), nn.Linear(24, 3)
+        self.rows, self.like = Fn(lambda x: x.reshape(x.shape[0], 24)), Fn(lambda x: x.reshape(x.shape[0], 3, 2, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = self.first(x.transpose(1, 2))  # (n, 6, 4)
+        turned = x.transpose(1, 2)
+        return (
+            self.last(self.flat(turned)),
+            self.last(self.flat(x)),
+            self.rows(turned),
+            self.like(x),
+            self.like(x[:, :, :1].expand(-1, -1, 4)),
+        )
+
+
 def check_traced_again(program: Any, monkeypatch: pytest.MonkeyPatch) -> Graph:
     """Compare a program as it is read with what it is read as once it is traced again."""
     read = from_torch(program)
@@ -159,33 +196,56 @@ def test_what_is_read_as_it_is_reads_as_it_does_traced_again(monkeypatch: pytest
     program = torch.export.export(model, inputs, dynamic_shapes=[{0: Dim.AUTO}, {0: Dim.AUTO}])
     calls = {str(n.target) for n in program.graph.nodes if n.op == "call_function"}
     by_arguments = {"aten.batch_norm.default", "aten.flatten.using_ints"}
-    assert calls == exported._AS_THEY_ARE | by_arguments | {"aten.layer_norm.default", "aten.permute.default"}
-    assert exported.reads_as_it_is(program, calls)
+    assert calls == tracing._AS_THEY_ARE | by_arguments | {"aten.layer_norm.default", "aten.permute.default"}
+    assert tracing.reads_as_it_is(program, calls)
     assert {"conv", "flat", "linear"} <= set(names(check_traced_again(program, monkeypatch)))
 
 
-def test_more_is_read_as_it_is_where_all_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = torch.export.export(Further(), (images(2, 4, 6, 6),), dynamic_shapes=[{0: Dim.AUTO}])
+@pytest.mark.parametrize("model", [Further(), InModules()], ids=lambda m: type(m).__name__)
+def test_more_is_read_as_it_is_where_all_is_read(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = torch.export.export(model, (images(2, 4, 6, 6),), dynamic_shapes=[{0: Dim.AUTO}])
     calls = {n.target for n in program.graph.nodes if n.op == "call_function"}
-    assert exported._IF_ALL_IS_READ - {str(call) for call in calls} == set()
-    assert calls >= {*exported._OF_PYTHON}
-    assert exported.reads_as_it_is(program, parsers(OPS).keys() | exported._IDENTITIES)
+    assert (tracing._IF_ALL_IS_READ | tracing._BY_ARGUMENTS) - {str(call) for call in calls} == set()
+    assert calls >= {*tracing._OF_PYTHON}
+    assert tracing.reads_as_it_is(program, parsers(OPS).keys() | exported._IDENTITIES)
     check_traced_again(program, monkeypatch)
+
+
+def test_a_reshape_that_copies_has_one_name_however_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = torch.export.export(Reshaped(), (images(2, 4, 6),), dynamic_shapes=[{0: Dim.AUTO}])
+    assert tracing.reads_as_it_is(program, parsers(OPS).keys())
+    found = names(check_traced_again(program, monkeypatch))
+    assert {"flat.reshape", "rows.reshape"} <= set(found)
+
+
+def test_a_batch_that_the_model_asks_for_is_fixed() -> None:
+    def asks(x: Tensor) -> Tensor:
+        x = x.transpose(1, 2).softmax(-1).reshape(x.shape[0], -1)
+        return x * 2 if x.shape[0] == 2 else x * 3
+
+    program = torch.export.export(Fn(asks), (images(2, 4, 6),), dynamic_shapes=[{0: Dim.AUTO}])
+    assert not tracing.reads_as_it_is(program, parsers(OPS).keys())
+    with pytest.raises(hago.HagoError, match=r"shape '\[2, 24\]' is invalid"):
+        hago.quantize(program, "x86_vnni", [images(3, 4, 6)])
 
 
 @pytest.mark.parametrize(
     "fn",
     [
         lambda x: F.relu_(x * 2),
-        lambda x: x.chunk(2, 1)[1],
+        lambda x: x.chunk(2, 1)[1],  # nobody reads the other part
+        lambda x: x.chunk(2)[0] + x.chunk(2)[1],  # of a number of samples that is open
         lambda x: torch.flatten(x, 1),  # which is flat
+        lambda x: x.exp().to(torch.float32),
+        lambda x: x[:, :1].expand_as(torch.exp(x)),  # of which only the sizes are read
+        lambda x: x[:, 1:9].exp(),  # behind the last entry
         lambda x: F.batch_norm(x, None, None, training=True),
     ],
 )
 def test_what_is_not_is_traced_again(fn: Callable[[Tensor], Tensor]) -> None:
     program = torch.export.export(Fn(fn), (images(2, 4),), dynamic_shapes=[{0: Dim.AUTO}])
     calls = {str(n.target) for n in program.graph.nodes}
-    assert not exported.reads_as_it_is(program, calls)
+    assert not tracing.reads_as_it_is(program, calls)
 
 
 def test_a_rule_that_reads_traced_calls_alone_is_given_them() -> None:

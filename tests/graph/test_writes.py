@@ -59,6 +59,7 @@ VIEWS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: x.unsqueeze(1),
     lambda x: x[:, 1],
     lambda x: x.expand(-1, 4, 6),
+    lambda x: x.view(x.shape[0], 4, 2, 3).transpose(1, 2),
 )
 
 
@@ -84,6 +85,7 @@ class Program(nn.Module):
             else:
                 views.append(rng.choice(VIEWS)(own))
         read = [view * 2 for view in views if rng.random() < 0.7]
+        read += [view.transpose(1, 2) * 3 for view in views if view.ndim > 2 and rng.random() < 0.3]
         return (*read, rng.choice(values) * 1, values[-1])
 
 
@@ -178,6 +180,21 @@ def of_a_view(x: Tensor) -> Tensor:
     return y
 
 
+def in_parts(x: Tensor) -> Tensor:
+    first, last = F.relu_(x * 2).split([2, 2], 1)
+    return last * torch.sigmoid(first)
+
+
+def in_parts_of_a_view(x: Tensor) -> Tensor:
+    first, last = F.relu_(x * 2).view(x.shape[0], 2, 2, 6).permute(1, 0, 2, 3).unbind(0)
+    return last * torch.sigmoid(first)
+
+
+def viewed_twice(x: Tensor) -> Tensor:
+    x = F.relu_(x * 2).view(x.shape[0], 4, 2, 3).transpose(1, 2)
+    return x.matmul(x.transpose(-1, -2))
+
+
 def beside_what_nobody_reads(x: Tensor) -> Tensor:
     x + 1
     return F.relu_(x * 2)
@@ -186,6 +203,9 @@ def beside_what_nobody_reads(x: Tensor) -> Tensor:
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "viewed before": viewed_before,
     "of a view": of_a_view,
+    "in parts": in_parts,
+    "in parts of a view": in_parts_of_a_view,
+    "viewed twice": viewed_twice,
     "of whole numbers": lambda x: (x * 2).add_((x > 0).to(torch.int64)),
     "alpha": lambda x: (x * 2).add_(x, alpha=2),
     "beside what nobody reads": beside_what_nobody_reads,

@@ -20,7 +20,7 @@ from hago.arithmetic.types import INT32, Edge, SimQ
 from hago.errors import HagoError
 from hago.export.onnx.engines import ENGINES
 from hago.export.onnx.integers import sums_in_int32, sums_in_int64
-from hago.export.onnx.operators import unsupported_reason
+from hago.export.onnx.operators import unknown_reason, unsupported_reason
 from hago.export.onnx.values import REQUANTIZE_FORMS, ROUNDING_NODES, quantizes_to
 from hago.export.onnx.writer import GraphWriter
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
@@ -167,7 +167,9 @@ def _refusals(plan: Plan, form: str) -> Iterator[Refusal]:
     for node in plan.graph:
         if node.op in (INPUT, CONST):
             continue
-        if (why := unsupported_reason(draft, node)) is not None:
+        # in the form qoperator, integer nodes have operators of their own
+        is_float = form == "qdq" or node.name not in plan.nodes
+        if (why := unsupported_reason(draft, node) if is_float else unknown_reason(node)) is not None:
             yield Refusal(node.name, why)
         if node.name in plan.nodes:
             yield from _node_refusals(plan, node, plan.nodes[node.name], form)

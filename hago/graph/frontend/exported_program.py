@@ -29,133 +29,17 @@ from hago.data import as_tensor
 from hago.errors import GraphError, as_strings
 from hago.garbage_collection import garbage_collection_paused
 from hago.graph.execute import autocast_off
-from hago.graph.frontend.composites import Decompositions, any_short, decompositions
-from hago.graph.frontend.export_failure import first_line, quiet_on_failure, why_not_exported
+from hago.graph.frontend.calls import copies_to_reshape, dtype_of, first_of, is_check, named_arguments, open_axes_of
+from hago.graph.frontend.composites import any_short, decompositions
+from hago.graph.frontend.export_failure import quiet_on_failure, why_not_exported
 from hago.graph.frontend.input_diagnosis import check_runs
+from hago.graph.frontend.tracing import expands_as, reads_as_it_is, traced_again
 from hago.graph.frontend.writes import is_idle_dropout, without_writing
 from hago.graph.graph import CONST, INPUT, Graph, Node
 from hago.graph.nesting import write_tree
 from hago.graph.passes import PassOptions, apply_before_folding, apply_from_folding, import_versions
 from hago.ops import OPS, Call, OpRule, Ops, Parsed, Ref, has_ref, opaque, parsers
 from hago.serialization.tensor_file import dtype_name
-
-#: Calls that check something and compute nothing.
-_CHECKS: Final = ("_assert", "sym_constrain", "_guards_fn")
-#: Calls that tracing again leaves as they are, among those of which most networks of convolutions are made.
-_AS_THEY_ARE: Final = frozenset(
-    f"aten.{name}"
-    for name in (
-        "conv1d.default", "conv2d.default", "conv2d.padding", "linear.default", "add.Tensor", "mul.Tensor",
-        "relu.default", "relu6.default", "hardtanh.default", "leaky_relu.default", "sigmoid.default", "tanh.default",
-        "hardswish.default", "hardsigmoid.default", "silu.default", "gelu.default", "max_pool2d.default",
-        "avg_pool2d.default", "adaptive_avg_pool2d.default", "mean.dim", "cat.default", "pad.default",
-        "slice.Tensor", "dropout.default",
-    )
-)  # fmt: skip
-#: Tracing again leaves these as they are, too, but leaves out what nobody reads and gives its names to others. Earlier
-#: versions traced programs with these calls again, and such with calls that write. So that names stay the same, they
-#: are read as they are only where all results are read.
-_IF_ALL_IS_READ: Final = frozenset(
-    f"aten.{name}"
-    for name in (
-        # norms and products
-        "layer_norm.default", "group_norm.default", "instance_norm.default", "matmul.default", "mm.default",
-        "bmm.default", "scaled_dot_product_attention.default", "softmax.int", "log_softmax.int", "embedding.default",
-        "conv1d.padding", "conv3d.default", "conv3d.padding", "conv_transpose1d.default", "conv_transpose2d.input",
-        # arithmetic
-        "sub.Tensor", "rsub.Scalar", "div.Tensor", "neg.default", "abs.default", "sqrt.default", "rsqrt.default",
-        "reciprocal.default", "exp.default", "log.default", "erf.default", "sin.default", "cos.default",
-        "floor.default", "ceil.default", "round.default", "sign.default", "pow.Tensor_Scalar", "pow.Tensor_Tensor",
-        "maximum.default", "minimum.default", "clamp.default", "clamp_min.default", "clamp_max.default",
-        "elu.default", "prelu.default", "softplus.default", "mish.default",
-        # reductions and resizing
-        "sum.default", "sum.dim_IntList", "cumsum.default", "linalg_vector_norm.default", "argmax.default",
-        "topk.default", "max_pool1d.default", "avg_pool1d.default", "adaptive_avg_pool1d.default",
-        "adaptive_max_pool2d.default", "upsample_nearest2d.vec", "upsample_bilinear2d.vec",
-        # moves
-        "permute.default", "transpose.int", "view.default", "reshape.default", "contiguous.default", "expand.default",
-        "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "select.int", "index_select.default",
-        "index.Tensor", "gather.default", "stack.default", "repeat.default", "flip.default", "pixel_shuffle.default",
-        "unbind.int", "split_with_sizes.default", "to.dtype",
-        # conditions, masks and new tensors
-        "eq.Scalar", "eq.Tensor", "ne.Scalar", "ne.Tensor", "lt.Scalar", "lt.Tensor", "le.Scalar", "le.Tensor",
-        "gt.Scalar", "gt.Tensor", "ge.Scalar", "ge.Tensor", "logical_and.default", "logical_or.default",
-        "logical_not.default", "bitwise_not.default", "__and__.Tensor", "__or__.Tensor", "masked_fill.Scalar",
-        "where.self", "where.Scalar", "where.ScalarSelf", "where.ScalarOther", "tril.default",
-        "arange.default", "arange.start", "arange.start_step", "zeros.default", "ones.default", "full.default",
-        "new_zeros.default", "new_ones.default", "new_full.default", "type_as.default",
-    )
-)  # fmt: skip
-#: Those of them, and of the others, that tracing again gives as other calls, which are read as the same.
-_CHANGED: Final = frozenset(
-    f"aten.{name}"
-    for name in ("batch_norm.default", "flatten.using_ints", "reshape.default", "contiguous.default", "to.dtype")
-)
-#: The end of a slice that has none.
-_TO_THE_END: Final = 2**63 - 1
-#: Calls of Python on sizes and several results, likewise.
-_OF_PYTHON: Final = (operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv)
-
-
-def reads_as_it_is(program: ExportedProgram, known: Collection[str]) -> bool:
-    """Whether no call need be traced again before it is read, which takes longer than the export itself.
-
-    Args:
-        known: the calls that can be read.
-    """
-    calls = [n for n in program.graph.nodes if n.op not in ("placeholder", "output")]
-    names = [without_writing(call, str(call.target)) for call in calls]
-    pairs = list(zip(calls, names, strict=True))
-    if all(name == str(call.target) and name in known and _stays(call, name) for call, name in pairs):
-        return True
-    if not all(call.users or is_check(call) for call in calls):
-        return False
-    # calls that are not known are not known either once they are traced again, but for those that are given as others
-    return all(
-        (_stays(call, name) or _stays_if_all_is_read(call, name))
-        and (name in known or (name == str(call.target) and name not in _CHANGED))
-        and not _passes_the_end(call)
-        for call, name in pairs
-        if not is_check(call)
-    )
-
-
-def _stays(fx: FxNode, name: str) -> bool:
-    """Whether tracing again leaves a call as it is, or gives another that is read as the same."""
-    if name == "aten.batch_norm.default":
-        return not dict(named_arguments(fx))["training"]
-    if name == "aten.flatten.using_ints":
-        value, whole = fx.meta["val"], dict(named_arguments(fx))["self"].meta["val"]
-        return value.ndim < whole.ndim and len(open_axes_of(value)) <= 1
-    return name in _AS_THEY_ARE
-
-
-def _passes_the_end(fx: FxNode) -> bool:
-    """Whether a call is a slice that may end behind the last entry of its axis. Tracing again may leave it out."""
-    if str(fx.target) != "aten.slice.Tensor":
-        return False
-    named = dict(named_arguments(fx))
-    value, end = named["self"].meta["val"], named["end"]
-    fixed = named["dim"] % value.ndim not in open_axes_of(value)
-    return isinstance(end, int) and end < _TO_THE_END and not (fixed and end <= value.shape[named["dim"]])
-
-
-def _stays_if_all_is_read(fx: FxNode, name: str) -> bool:
-    """The same of calls of which names depend on what nobody reads."""
-    if fx.target in _OF_PYTHON or name == "aten.sym_size.int":
-        return True
-    if name == "aten.reshape.default":
-        return len(open_axes_of(fx.meta["val"])) <= 1
-    if name == "aten.to.dtype":
-        # one to the dtype that it has is left out
-        value = dict(named_arguments(fx))["self"].meta["val"]
-        return len(fx.args) == 2 and not fx.kwargs and value.dtype != fx.args[1]
-    return name in _IF_ALL_IS_READ
-
-
-def is_check(fx: FxNode) -> bool:
-    """Whether a call checks something and computes nothing."""
-    return any(c in str(fx.target) for c in _CHECKS)
 
 
 def is_reading(fx: FxNode) -> bool:
@@ -183,37 +67,9 @@ def identity(tensor: Tensor) -> tuple[Any, ...]:
     return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
-def named_arguments(fx: FxNode) -> list[tuple[str, Any]]:
-    """The arguments of a call by the names of its schema, defaults filled in."""
-    schema = getattr(fx.target, "_schema", None)
-    if schema is None:
-        return [(str(i), a) for i, a in enumerate(fx.args)]
-    named = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    named |= {a.name: v for a, v in zip(schema.arguments, fx.args, strict=False)}
-    return list((named | dict(fx.kwargs)).items())
-
-
-def first_of(value: Any) -> Any:
-    """The first of several results; one result as it is."""
-    return value[0] if isinstance(value, (tuple, list)) and value else value
-
-
-def dtype_of(value: Any) -> torch.dtype | None:
-    """The dtype of a value, or of the first of several; None where that is no tensor."""
-    first = first_of(value)
-    return first.dtype if isinstance(first, Tensor) else None
-
-
 def shape_of(value: Any) -> tuple[int, ...] | None:
     """The shape at batch 1: every size that export left open is read with its symbols at 1."""
     return tuple(_size(s) for s in value.shape) if isinstance(value, Tensor) else None
-
-
-def open_axes_of(value: Any) -> tuple[int, ...]:
-    """The axes whose size depends on the batch."""
-    if not isinstance(value, Tensor):
-        return ()
-    return tuple(axis for axis, size in enumerate(value.shape) if not isinstance(size, int))
 
 
 def _size(size: Any) -> int:
@@ -265,7 +121,11 @@ _SIZES: Final = {
     "aten._unsafe_view.default": "size",
     "aten.reshape.default": "shape",
     "aten.flatten.using_ints": "size",
+    "aten.reshape_as.default": "shape",
 }
+
+#: Calls that repeat axes of size 1.
+_EXPANSIONS: Final = ("aten.expand.default", "aten.expand_as.default")
 
 #: Calls that make a tensor of nothing but numbers; random ones are none of them.
 _FILLED: Final = frozenset(
@@ -299,8 +159,9 @@ class Importer:
         self.parsers = parsers(ops)
         known = self.parsers.keys() | _IDENTITIES
         decomposed: set[str] = set()
-        if not reads_as_it_is(program, known) or (converts and any_short(program)):
-            program = _traced_again(program, decompositions(decomposed) if converts else {})
+        short = any_short(program) if converts else expands_as(program)
+        if short or not reads_as_it_is(program, known):
+            program = traced_again(program, decompositions(decomposed) if converts else {})
         self.program = program
         self.converted = bool(decomposed)
         self.nodes: list[Node] = []
@@ -447,7 +308,9 @@ class Importer:
         result = first_of(fx.meta.get("val"))
         if target in _SIZES and len(open_axes_of(result)) <= 1:
             read[_SIZES[target]] = [s if isinstance(s, int) else -1 for s in result.shape]
-        if self.converts and target == "aten.expand.default" and has_ref(read["size"]):
+        if target == "aten.expand_as.default":
+            read["size"] = [s if isinstance(s, int) else read["other"] for s in result.shape]
+        if self.converts and target in _EXPANSIONS and has_ref(read["size"]):
             read["size"] = self._kept_sizes(read["self"], read["size"])
         return Call(target, read, self.shapes, shape_of(result), open_axes=self.open_axes)
 
@@ -553,7 +416,8 @@ class Importer:
         counts: dict[str, int] = {}
         for fx in self.program.graph.nodes:
             if fx.op == "call_function" and not (is_check(fx) or is_reading(fx) or is_idle_dropout(fx)):
-                counts[module_path(fx)] = counts.get(module_path(fx), 0) + 1
+                # traced again, one that copies is two calls
+                counts[module_path(fx)] = counts.get(module_path(fx), 0) + 1 + copies_to_reshape(fx)
         return counts
 
     def _name(self, fx: FxNode, op: str) -> str:
@@ -580,17 +444,6 @@ class Importer:
         self.shapes[node.name], self.dtypes[node.name], self.open_axes[node.name] = node.shape, dtype, open_axes
         self.nodes.append(node)
         return Ref(node.name)
-
-
-def _traced_again(program: ExportedProgram, table: Decompositions) -> ExportedProgram:
-    """The same without calls that write to what they are given, and with what some calls are short for."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            traced: ExportedProgram = program.run_decompositions(dict(table))
-            return traced
-        except Exception as error:
-            raise GraphError(f"run_decompositions failed: {first_line(error)}") from error
 
 
 def _reachable(nodes: Sequence[Node], outputs: Sequence[str], inputs: Sequence[str]) -> set[str]:

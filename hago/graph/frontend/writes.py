@@ -39,9 +39,13 @@ _VIEWS: Final = frozenset(
     for name in (
         "flatten.using_ints", "slice.Tensor", "permute.default", "transpose.int", "view.default", "reshape.default",
         "contiguous.default", "expand.default", "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims",
-        "select.int", "unbind.int", "split_with_sizes.default", "to.dtype",
+        "select.int", "to.dtype", "expand_as.default", "reshape_as.default",
     )
 )  # fmt: skip
+#: Calls that give several views, each of which is made where it is read once a program is traced again.
+_SEVERAL: Final = frozenset(
+    f"aten.{name}" for name in ("unbind.int", "split.Tensor", "split_with_sizes.default", "chunk.default")
+)
 
 
 def without_writing(fx: FxNode, name: str) -> str:
@@ -62,7 +66,10 @@ def _is_alone(fx: FxNode) -> bool:
     operand = fx.args[0]
     if not isinstance(operand, FxNode) or "alpha" in fx.kwargs or not _keeps_dtype(fx):
         return False
-    if not all(_stays(reader) for reader in _readers(fx) if str(reader.target) in _VIEWS):
+    readers = list(_readers(fx))
+    if any(str(reader.target) in _SEVERAL for reader in readers):
+        return False
+    if not all(_stays_in_place(reader) for reader in readers if str(reader.target) in _VIEWS):
         return False
     others = [user for user in operand.users if user is not fx]
     return _makes(operand) and all(user < fx and _makes(user) for user in others)
@@ -77,13 +84,14 @@ def _readers(fx: FxNode) -> Iterator[FxNode]:
             yield user
 
 
-def _stays(view: FxNode) -> bool:
+def _stays_in_place(view: FxNode) -> bool:
     """Whether tracing again leaves a view of what was written to in its place, and so its name: it is made where it is
-    read."""
+    read, and a view of it is all that reads it, or no view of it reads it."""
     reader, stack = view.next, "nn_module_stack"
     if reader not in view.users or reader.meta.get(stack) != view.meta.get(stack):
         return False
-    return str(reader.target) not in _VIEWS or _stays(reader)
+    views = [user for user in view.users if str(user.target) in _VIEWS | _SEVERAL]
+    return not views or (len(view.users) == 1 and str(reader.target) in _VIEWS and _stays_in_place(reader))
 
 
 def _makes(fx: FxNode) -> bool:

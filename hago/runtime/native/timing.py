@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -17,6 +18,8 @@ from hago.runtime.native.weights import Geometry, Products, pack
 TIMED: Final = {64: 56, 128: 28, 256: 16}
 #: How often each kernel is timed; the least time counts.
 ROUNDS: Final = 5
+#: Threads would slow down what others time.
+_ONE_AT_A_TIME: Final = threading.Lock()
 
 
 def direct_products(calls: Any, channels: int) -> float:
@@ -27,7 +30,8 @@ def direct_products(calls: Any, channels: int) -> float:
         calls: the library; of the products of bytes, those that are exact for all weights are timed, else of words.
         channels: of the convolution, 64 or more.
     """
-    return _direct_products(calls, max(timed for timed in TIMED if timed <= channels))
+    with _ONE_AT_A_TIME:
+        return _direct_products(calls, max(timed for timed in TIMED if timed <= channels))
 
 
 @functools.cache
