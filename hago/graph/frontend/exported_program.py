@@ -1,11 +1,10 @@
 """From an nn.Module or ExportedProgram to a Graph: `from_torch` exports the model and imports its calls.
 
 torch's own graph is not kept: it holds in-place ops, its node names change between versions, and its full decomposition
-turns `linear` into two calls. So `run_decompositions({})` makes it functional, unless it is made of calls that stay as
-they are, or that write where nobody reads afterwards (`hago.graph.frontend.writes`). Names come from module paths, and
-every call is read once, by the rule of its op. Calls that no rule reads become opaque nodes. Whole numbers and
-conditions that take part in real arithmetic are converted first, as torch promotes them, so that a rule computes on
-real values alone.
+turns `linear` into two calls. So `run_decompositions({})` makes it functional where that changes what is read
+(`hago.graph.frontend.tracing`). Names come from module paths, and every call is read once, by the rule of its op. Calls
+that no rule reads become opaque nodes. Whole numbers and conditions that take part in real arithmetic are converted
+first, as torch promotes them, so that a rule computes on real values alone.
 """
 
 from __future__ import annotations
