@@ -8,6 +8,7 @@ gives the Graph, with its names, that the traced one gives.
 from __future__ import annotations
 
 import operator
+import sys
 import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -74,8 +75,6 @@ _BY_ARGUMENTS: Final = frozenset(
         "reshape.default", "reshape_as.default", "contiguous.default", "expand_as.default", "chunk.default", "to.dtype",
     )
 )  # fmt: skip
-#: The end of a slice that has none.
-_TO_THE_END: Final = 2**63 - 1
 #: Calls of Python on sizes and several results, likewise.
 _OF_PYTHON: Final = (operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv)
 
@@ -120,7 +119,7 @@ def _passes_the_end(fx: FxNode) -> bool:
     named = dict(named_arguments(fx))
     value, end = named["self"].meta["val"], named["end"]
     fixed = named["dim"] % value.ndim not in open_axes_of(value)
-    return isinstance(end, int) and end < _TO_THE_END and not (fixed and end <= value.shape[named["dim"]])
+    return isinstance(end, int) and end != sys.maxsize and not (fixed and end <= value.shape[named["dim"]])
 
 
 def _stays_if_all_is_read(fx: FxNode, name: str, known: Collection[str]) -> bool:

@@ -53,8 +53,8 @@ WINOGRAD: Final = {
 }
 #: By the side, what sums are multiplied by until the kernel divides them; of 576, modulo 2**32, it takes 9 out before.
 _MULTIPLIED: Final = {2: 4, 4: 64}
-#: The time of the nine products of a window, as a number of products of words, by how bytes are multiplied; where they
-#: are multiplied exactly, by the count of instructions, for who does not time it.
+#: The time of the nine products of a window, as a number of products of words, by how bytes are multiplied. Where
+#: they are multiplied exactly, it is the count of instructions, and stands in for the time that is not measured.
 _DIRECT: Final = {native.NEVER: 9.0, native.IF_PAIRS_FIT: 7.0, native.EXACTLY: 4.5}
 #: The most weights of a layer that are transformed for squares of 4 by 4 pixels, to 8 times their bytes, that come from
 #: memory in every pass of a network whose weights leave the cache; those of F(2 x 2, 3 x 3) take 3.6 times.
